@@ -1,0 +1,43 @@
+# Everything a person or CI runs here. `make demo` and `make test` work on a bare machine with Python 3.11 or newer.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test check format bench golden clean
+
+setup: $(STAMP)
+
+# torch comes first and by its pinned version, so that no other package can ask for a larger build of it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) -e '.[report,data,dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/flatscope demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layout.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+golden: setup
+	$(BIN)/python tests/golden.py
+
+bench: setup
+	$(PIP) -e '.[bench]'
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

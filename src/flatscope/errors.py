@@ -1,0 +1,61 @@
+"""Every error a user can cause, in one sentence form: what was expected, what came, where, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FlatscopeError(Exception):
+    """Base of all errors that flatscope raises on purpose.
+
+    Args:
+        expected: what should have been there.
+        got: what was there instead (value, shape or type).
+        where: the place: an argument, a layer, a file.
+        fix: what the user can do about it.
+    """
+
+    def __init__(self, expected: str, got: str = "", where: str = "", fix: str = "") -> None:
+        self.expected, self.got, self.where, self.fix = expected, got, where, fix
+        super().__init__(expected, got, where, fix)  # the arguments, so that the error survives pickling
+
+    def __str__(self) -> str:
+        """One sentence, parts left out where nothing was said."""
+        text = f"{self.where}: " if self.where else ""
+        text += f"expected {self.expected}, got {self.got}" if self.got else self.expected
+        text = text.rstrip(".") + "."
+        return f"{text} {self.fix.rstrip('.')}." if self.fix else text
+
+
+class InputError(FlatscopeError, ValueError):
+    """The model, the data, an option or a file is not what is needed."""
+
+
+class NotApplicable(FlatscopeError):
+    """A measure or bound has no value here; its row says why and the table goes on."""
+
+
+class DataFileError(InputError):
+    """A data file is missing, truncated, damaged or not of its format."""
+
+
+class WeightsError(InputError):
+    """A weight file or state dict does not fit the model or may not be read safely."""
+
+
+class UnknownNameError(InputError, KeyError):
+    """A name that is not in a list of known ones; the nearest are offered."""
+
+    @classmethod
+    def among(cls, name: str, known: Iterable[str], kind: str) -> UnknownNameError:
+        """Error for an unknown `name` of the given `kind`, with the nearest known ones."""
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=4, cutoff=0.4)
+        near += [other for other in names if name and name in other and other not in near][:3]
+        fix = "Did you mean " + ", ".join(near) + "?" if near else "Known: " + ", ".join(names)
+        return cls(f"a known {kind}", repr(name), where=kind, fix=fix)
+
+
+class NumericalWarning(UserWarning):
+    """A number was computed but did not reach the accuracy asked for."""
