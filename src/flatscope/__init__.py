@@ -1,0 +1,20 @@
+"""How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
+
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.measuring import bounds, measure
+from flatscope.problem import Problem
+from flatscope.table import Table
+from flatscope.version import VERSION as __version__
+
+__all__ = [
+    "Context",
+    "FlatscopeError",
+    "InputError",
+    "NumericalWarning",
+    "Problem",
+    "Table",
+    "__version__",
+    "bounds",
+    "measure",
+]

@@ -1,0 +1,5 @@
+"""All bounds. Importing a family declares it; a new family is one line here."""
+
+from flatscope.bounds import classical
+
+__all__ = ["classical"]

@@ -1,0 +1,156 @@
+"""Context: one point in weight space, and the passes over the data that measures share.
+
+Every sweep is computed at most once per context: the first measure that asks pays, the others read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from flatscope.errors import InputError, NotApplicable
+from flatscope.layers import Network, find_layers
+from flatscope.params import Params
+from flatscope.problem import Problem
+from flatscope.samples import Batch, Inputs
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-sample results of one forward pass, float64, on the CPU, in the order of the data."""
+
+    losses: Tensor
+    margins: Tensor | None
+
+    @property
+    def loss(self) -> float:
+        """Mean loss."""
+        return float(self.losses.mean())
+
+    @property
+    def error(self) -> float:
+        """Fraction of samples whose label does not have the strictly largest output."""
+        if self.margins is None:
+            raise NotApplicable("class labels", "a regression problem", where="error")
+        return float((self.margins <= 0).double().mean())
+
+
+class Context:
+    """A problem at given weights, with its sweeps.
+
+    Args:
+        problem: model, data, loss.
+        params: the point; the problem's own weights by default.
+        seed: every random stream of a measure derives from it and from the stream's name alone.
+    """
+
+    def __init__(self, problem: Problem, params: Params | None = None, *, seed: int = 0) -> None:
+        self.problem, self.seed = problem, seed
+        self.params: Params = problem.params if params is None else params
+        self.passes: Counter[str] = Counter()
+        self._cache: dict[Hashable, Any] = {}
+
+    @property
+    def trainable(self) -> Params:
+        """The parameters that derivatives and perturbations move."""
+        return {name: self.params[name] for name in self.problem.trainable}
+
+    @property
+    def network(self) -> Network:
+        """The layers of the network, in forward order."""
+        return self.sweep(_find_layers)
+
+    def at(self, params: Params) -> Context:
+        """Another point on the same data: same problem, same seed, nothing computed yet."""
+        unknown = set(params) - set(self.params)
+        if unknown:
+            raise InputError("parameters of this network", ", ".join(sorted(unknown)), where="Context.at")
+        return Context(self.problem, {**self.params, **params}, seed=self.seed)
+
+    def sweep(self, function: Callable[..., T], **options: Any) -> T:
+        """`function(self, **options)`, computed once per context and options."""
+        key = (f"{function.__module__}.{function.__qualname__}", tuple(sorted(options.items())))
+        if key not in self._cache:
+            self._cache[key] = function(self, **options)
+        result: T = self._cache[key]
+        return result
+
+    def generator(self, stream: str) -> torch.Generator:
+        """A CPU generator for one random stream: the same numbers whatever else is measured, on any device."""
+        digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+    def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
+        """One pass over the samples on the device."""
+        return self.problem.batches(part, size)
+
+    def forward(self, inputs: Inputs, params: Params | None = None) -> Tensor:
+        """Outputs at this point, or at other weights."""
+        return self.problem.forward(inputs, self.params if params is None else params)
+
+    def count(self, kind: str, samples: int) -> None:
+        """Charge `samples` evaluations of a kind (forward, backward, curvature), in units of passes over train."""
+        self.passes[kind] += samples / self.problem.n_train  # type: ignore[assignment]
+
+    @contextmanager
+    def charged(self) -> Iterator[Counter[str]]:
+        """Collect the passes that are made inside the block."""
+        before, spent = Counter(self.passes), Counter[str]()
+        try:
+            yield spent
+        finally:
+            spent.update({kind: self.passes[kind] - before[kind] for kind in self.passes})
+
+    def scores(self, part: str = "train") -> Scores:
+        """Loss and margin of every sample."""
+        return self.sweep(_scores, part=part)
+
+    def gradient(self) -> Params:
+        """Gradient of the mean training loss with respect to the trainable parameters, float64."""
+        return self.sweep(_gradient)
+
+
+def _find_layers(ctx: Context) -> Network:
+    return find_layers(ctx.problem)
+
+
+def _scores(ctx: Context, part: str) -> Scores:
+    losses, margins = [], []
+    with torch.no_grad():
+        for inputs, targets in ctx.batches(part):
+            outputs = ctx.forward(inputs)
+            ctx.count("forward", len(targets))
+            losses.append(ctx.problem.loss(outputs, targets).double().cpu())
+            if ctx.problem.classification:
+                margins.append(sample_margins(outputs, targets).double().cpu())
+    return Scores(torch.cat(losses), torch.cat(margins) if margins else None)
+
+
+def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Output of the label minus the largest other output, per sample: (n, C), (n,) -> (n,)."""
+    own = outputs.gather(1, targets[:, None]).squeeze(1)  # (n,)
+    others = outputs.scatter(1, targets[:, None], -torch.inf).amax(1)  # (n,)
+    return own - others
+
+
+def _gradient(ctx: Context) -> Params:
+    names = ctx.problem.trainable
+    total = {name: torch.zeros_like(ctx.params[name], dtype=torch.float64) for name in names}
+    for inputs, targets in ctx.batches():
+        leaves = {name: ctx.params[name].detach().requires_grad_() for name in names}
+        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        ctx.count("forward", len(targets))
+        ctx.count("backward", len(targets))
+        for name, gradient in zip(names, gradients, strict=True):
+            total[name] += gradient
+    return {name: value / ctx.problem.n_train for name, value in total.items()}

@@ -1,0 +1,5 @@
+"""All measures. Importing a family declares it; a new family is one line here."""
+
+from flatscope.measures import margins, norms, weight_flatness
+
+__all__ = ["margins", "norms", "weight_flatness"]

@@ -1,0 +1,210 @@
+"""`measure` and `bounds`: run declared functions on a problem and lay their results out as a table."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import flatscope.bounds
+import flatscope.measures  # noqa: F401  declares every measure
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError, NotApplicable
+from flatscope.guards import precise_math, untouched_randomness
+from flatscope.problem import Problem
+from flatscope.progress import progress
+from flatscope.registry import Declaration, Result, Value, select
+from flatscope.table import Table, options_text
+from flatscope.version import VERSION
+
+Options = Mapping[str, Mapping[str, Any]]
+
+
+def measure(
+    problem: Problem,
+    names: str | Iterable[str] | None = None,
+    seed: int = 0,
+    options: Options | None = None,
+    *,
+    context: Context | None = None,
+) -> Table:
+    """Measure a trained network.
+
+    Args:
+        problem: model, data, loss.
+        names: names or globs of measures; None: every one that is not "long"; "all": every one.
+        seed: of all random streams.
+        options: {measure: {option: value}}; defaults are the papers' values.
+        context: share the sweeps of an earlier call (its seed is used).
+
+    Returns:
+        A table with a row per number. A measure that has no value here gives one row with NaN and the reason.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> fs.measure(problem, "parameter_count")["parameter_count"]
+        8.0
+    """
+    return _run(problem, "measure", names, seed, options or {}, context, {})
+
+
+def bounds(
+    problem: Problem,
+    names: str | Iterable[str] | None = None,
+    seed: int = 0,
+    options: Options | None = None,
+    *,
+    delta: float = 0.05,
+    context: Context | None = None,
+) -> Table:
+    """Evaluate generalization bounds; each row says whether it is vacuous and what it assumes.
+
+    Args:
+        problem: model, data, loss.
+        names: names or globs of bounds; None or "all" for every one.
+        seed: of all random streams.
+        options: {bound: {option: value}}.
+        delta: the bound holds with probability at least 1 - delta.
+        context: share the sweeps of an earlier call.
+    """
+    return _run(problem, "bound", names, seed, options or {}, context, {"delta": delta})
+
+
+def _run(
+    problem: Problem,
+    kind: str,
+    names: str | Iterable[str] | None,
+    seed: int,
+    options: Options,
+    context: Context | None,
+    common: dict[str, Any],
+) -> Table:
+    chosen = select(names, kind)
+    for name in options:
+        select(name, kind)
+    per_measure = [(entry, entry.checked_options(options.get(entry.name, {}))) for entry in chosen]
+    rows: list[dict[str, Any]] = []
+    with untouched_randomness(problem.generators), precise_math():
+        ctx = context or Context(problem, seed=seed)
+        begun = time.perf_counter()
+        with progress("Measuring", total=len(chosen)) as advance:
+            for entry, given in per_measure:
+                rows.extend(_rows(ctx, entry, given, common))
+                advance(1, note=entry.name)
+    meta = {
+        "version": VERSION,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_text(problem.device),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "seed": ctx.seed,
+        "loss": problem.loss.name,
+        "n_train": problem.n_train,
+        "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
+        "seconds": round(time.perf_counter() - begun, 4),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return Table(rows, meta)
+
+
+def device_text(device: torch.device) -> str:
+    """The device in words: its name for a GPU, the thread count for a CPU."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.get_num_threads()} threads)"
+
+
+def _rows(
+    ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    begun = time.perf_counter()
+    with ctx.charged() as spent:
+        try:
+            _refuse_missing(ctx, entry)
+            result: Result = entry.function(ctx, **common, **given)
+        except NotApplicable as problem:
+            result = Value(math.nan, exact=False, reason=str(problem))
+        except FlatscopeError as problem:
+            problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
+            raise
+    shown = {name: value for name, value in given.items() if value != entry.options[name]}
+    fixed = {
+        "measure": entry.name,
+        "folded": entry.on_folded and _has_batchnorm(ctx),
+        "passes": float(sum(spent.values())),
+        "seconds": time.perf_counter() - begun,
+        "seed": ctx.seed,
+        "dtype": str(ctx.problem.dtype).removeprefix("torch."),
+        "version": VERSION,
+    }
+    if entry.kind == "bound":
+        fixed |= {"assumptions": "; ".join(entry.assumptions), "confidence": 1 - common["delta"]}
+    for layer, value in _values(result):
+        for row in _exploded(value, entry):
+            if entry.kind == "bound":
+                row["vacuous"] = not row["value"] < 1
+            yield fixed | row | {"layer": layer, "options": options_text({**shown, **value.options})}
+
+
+def _refuse_missing(ctx: Context, entry: Declaration) -> None:
+    """What a measure declares to need and this problem does not have."""
+    problem = ctx.problem
+    if "test" in entry.needs and problem.test is None:
+        raise NotApplicable("needs test data; pass test=(x, y)")
+    if "initial" in entry.needs and problem.initial is None:
+        raise NotApplicable("needs the weights before training; pass initial=")
+    if "classes" in entry.needs and not problem.classification:
+        raise NotApplicable("needs class labels and at least two outputs")
+    if entry.on_folded and _has_batchnorm(ctx):
+        raise NotApplicable("needs a network without BatchNorm (fold it into its layers first)")
+    if "chain" in entry.needs and not ctx.network.chain:
+        raise NotApplicable("a product over layers has no meaning on a branching network")
+
+
+def _has_batchnorm(ctx: Context) -> bool:
+    return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in ctx.problem.model.modules())
+
+
+def _values(result: Result) -> Iterator[tuple[str, Value]]:
+    """(layer name or "", Value) for whatever shorthand a measure returned."""
+    if isinstance(result, dict):
+        for layer, value in result.items():
+            yield layer, value if isinstance(value, Value) else Value(value)
+    elif isinstance(result, list):
+        for value in result:
+            yield "", value
+    else:
+        yield "", result if isinstance(result, Value) else Value(result)
+
+
+def _exploded(value: Value, entry: Declaration) -> Iterator[dict[str, Any]]:
+    """One row, or one per unit or sample."""
+    base = {
+        "unit": None,
+        "sample": None,
+        "stderr": float(value.stderr),
+        "exact": entry.exact if value.exact is None else value.exact,
+        "reason": value.reason,
+    }
+    many = isinstance(value.value, Tensor) and value.value.ndim == 1 and entry.per in ("unit", "sample")
+    columns = {name: _as_array(getattr(value, name)) for name in ("value", "data_stderr", "low", "high")}
+    length = len(columns["value"]) if many else 1
+    for index in range(length):
+        place = {entry.per: index} if many else {}
+        yield base | place | {name: float(array[index % len(array)]) for name, array in columns.items()}
+
+
+def _as_array(value: float | Tensor | None) -> np.ndarray[Any, Any]:
+    if value is None:
+        return np.array([math.nan])
+    if isinstance(value, Tensor):
+        return value.detach().double().cpu().reshape(-1).numpy()
+    return np.array([float(value)])

@@ -1,0 +1,59 @@
+"""Weights as a dictionary of named tensors, and the little algebra that sweeps need on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+
+
+def named_parameters(model: nn.Module) -> Params:
+    """Detached copies of all parameters by name; a tensor shared by two modules appears once."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def trainable_names(model: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that may move; all of them if the whole network is frozen."""
+    names = [name for name, value in model.named_parameters() if value.is_floating_point()]
+    free = [name for name, value in model.named_parameters() if value.requires_grad and name in names]
+    return tuple(free or names)
+
+
+def non_finite_name(params: Params) -> str:
+    """Name of the first tensor with a NaN or an infinity, or an empty string."""
+    for name, value in params.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            return name
+    return ""
+
+
+def count(tensors: Iterable[Tensor]) -> int:
+    """Number of scalars."""
+    return sum(value.numel() for value in tensors)
+
+
+def norm(params: Params) -> float:
+    """Euclidean norm of all entries, summed in float64."""
+    return float(sum(float(value.double().square().sum()) for value in params.values()) ** 0.5)
+
+
+def dot(left: Params, right: Params) -> float:
+    """Inner product of two points, summed in float64."""
+    return float(sum(float((left[name].double() * right[name].double()).sum()) for name in left))
+
+
+def flatten(params: Params) -> Tensor:
+    """One vector (p,) of all entries, in the dictionary's order."""
+    return torch.cat([value.reshape(-1) for value in params.values()])
+
+
+def unflatten(vector: Tensor, like: Params) -> Params:
+    """The inverse of `flatten`, with the names and shapes of `like`."""
+    result, start = {}, 0
+    for name, value in like.items():
+        result[name] = vector[start : start + value.numel()].reshape(value.shape)
+        start += value.numel()
+    return result

@@ -1,0 +1,258 @@
+"""How a measure or a bound is declared, and the one list of all of them.
+
+A measure is a plain function of a context. The decorator above it says what it is; the listing, the
+documentation and the contract tests read that declaration, so nothing is typed twice.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from flatscope.errors import InputError, UnknownNameError
+
+SYMMETRIES = ("layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling", "output_scaling")
+LEVELS = ("network", "layer", "unit", "sample")
+DIRECTIONS = ("lower", "higher", "none")
+NEEDS = ("test", "initial", "classes", "chain")
+COSTS = ("light", "sweep", "long")
+PAPERS: Mapping[str, str] = MappingProxyType(
+    {
+        "yi2019": "Yi et al. 2019",
+        "petzka2019": "Petzka et al. 2019",
+        "neyshabur2017": "Neyshabur et al. 2017",
+        "zhang2017": "Zhang et al. 2017",
+        "flatscope": "beyond the papers",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a measure returns when a bare number does not say enough.
+
+    `value` is a float, or a 1-D tensor for one value per unit or sample (then `low`, `high` and
+    `data_stderr` may be tensors as well).
+
+    Attributes:
+        stderr: standard error of the estimator; 0 where the value is exact.
+        data_stderr: standard error that comes from the samples being a draw; None where not known.
+        low: lower end of an interval, or a certified lower bound.
+        high: upper end.
+        exact: None takes the declaration's word.
+        options: what distinguishes this row (one alpha of several).
+        reason: a remark, or why there is no value.
+    """
+
+    value: float | Tensor
+    stderr: float = 0.0
+    data_stderr: float | Tensor | None = None
+    low: float | Tensor | None = None
+    high: float | Tensor | None = None
+    exact: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+Result = float | Tensor | Value | dict[str, "float | Tensor | Value"] | list[Value]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Everything that is known about a measure or bound before it is computed."""
+
+    name: str
+    function: Callable[..., Any]
+    kind: str
+    symbol: str
+    paper: str
+    equation: str
+    per: str = "network"
+    direction: str = "none"
+    invariant_under: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    cost: str = "light"
+    passes: Mapping[str, float] | None = None
+    exact: bool = True
+    on_folded: bool = False
+    conventions: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    @property
+    def family(self) -> str:
+        """The file it lives in, as words."""
+        return self.function.__module__.rpartition(".")[2].replace("_", " ")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword options and their defaults, read from the signature."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    @property
+    def source(self) -> str:
+        """Where it is written."""
+        return f"{self.function.__module__}:{self.function.__code__.co_firstlineno}"
+
+    def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options, after refusing names the function does not know."""
+        for name in given:
+            if name not in self.options:
+                raise UnknownNameError.among(name, self.options, f"option of {self.name}")
+        return dict(given)
+
+
+_REGISTRY: dict[str, Declaration] = {}
+
+
+def measure(
+    *,
+    symbol: str,
+    paper: str,
+    equation: str,
+    per: str = "network",
+    direction: str = "none",
+    invariant_under: Iterable[str] = (),
+    needs: Iterable[str] = (),
+    cost: str = "light",
+    passes: Mapping[str, float] | None = None,
+    exact: bool = True,
+    on_folded: bool = False,
+    conventions: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a measure: a function of (ctx, *, options) giving a Result.
+
+    Args:
+        symbol: LaTeX.
+        paper: key of the paper; "flatscope" for what is ours.
+        equation: equation, definition or table in that paper.
+        per: "network", "layer", "unit" or "sample".
+        direction: "lower" if lower values are expected to go with better generalization, "higher", or "none".
+        invariant_under: symmetries of the function that leave the value unchanged.
+        needs: "test" data, "initial" weights, "classes" (class labels), a "chain" of layers.
+        cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
+        passes: the most passes over the data, by kind, with default options; None if it depends on the data.
+        exact: whether the value has no estimator error.
+        on_folded: whether BatchNorm is folded into the layers first.
+        conventions: what the paper leaves open and how it is read here.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _add(
+            Declaration(
+                name=function.__name__,
+                function=function,
+                kind="measure",
+                symbol=symbol,
+                paper=paper,
+                equation=equation,
+                per=per,
+                direction=direction,
+                invariant_under=frozenset(invariant_under),
+                needs=frozenset(needs),
+                cost=cost,
+                passes=None if passes is None else MappingProxyType(dict(passes)),
+                exact=exact,
+                on_folded=on_folded,
+                conventions=conventions,
+            )
+        )
+
+    return register
+
+
+def bound(
+    *,
+    symbol: str,
+    paper: str,
+    equation: str,
+    assumptions: Iterable[str],
+    needs: Iterable[str] = (),
+    cost: str = "light",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a bound: a function of (ctx, *, delta, options) giving a Value; assumptions are listed beside it."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _add(
+            Declaration(
+                name=function.__name__,
+                function=function,
+                kind="bound",
+                symbol=symbol,
+                paper=paper,
+                equation=equation,
+                needs=frozenset(needs),
+                cost=cost,
+                assumptions=tuple(assumptions),
+            )
+        )
+
+    return register
+
+
+def _add(declaration: Declaration) -> Callable[..., Any]:
+    _check(declaration)
+    known = _REGISTRY.get(declaration.name)
+    if known is not None and known.source != declaration.source:
+        raise InputError(
+            "a name that is not taken",
+            f"{declaration.name}, declared at {known.source}",
+            where=declaration.source,
+            fix="Rename the new function",
+        )
+    _REGISTRY[declaration.name] = declaration
+    return declaration.function
+
+
+def _check(declaration: Declaration) -> None:
+    """A declaration uses only words that the rest of the package knows."""
+    vocabulary = (
+        ("per", {declaration.per}, LEVELS),
+        ("direction", {declaration.direction}, DIRECTIONS),
+        ("invariant_under", declaration.invariant_under, SYMMETRIES),
+        ("needs", declaration.needs, NEEDS),
+        ("cost", {declaration.cost}, COSTS),
+        ("paper", {declaration.paper}, PAPERS),
+    )
+    for name, used, known in vocabulary:
+        for word in used:
+            if word not in known:
+                raise UnknownNameError.among(word, known, f"{name} of {declaration.name}")
+    if not declaration.summary:
+        raise InputError(
+            "a docstring", "none", where=declaration.source, fix="Say in one line what is measured"
+        )
+
+
+def declarations(kind: str = "measure") -> dict[str, Declaration]:
+    """All measures (or bounds) by name, in the order in which they were declared."""
+    return {name: entry for name, entry in _REGISTRY.items() if entry.kind == kind}
+
+
+def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Declaration]:
+    """Declarations for names and globs; None: all but the long ones; "all": every one."""
+    known = declarations(kind)
+    if names is None:
+        return [entry for entry in known.values() if entry.cost != "long"]
+    if names == "all":
+        return list(known.values())
+    chosen: dict[str, Declaration] = {}
+    for pattern in [names] if isinstance(names, str) else names:
+        if not isinstance(pattern, str):
+            raise InputError(f"names of {kind}s", type(pattern).__name__, where="names")
+        matches = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            raise UnknownNameError.among(pattern, known, kind)
+        chosen.update({name: known[name] for name in matches})
+    return list(chosen.values())

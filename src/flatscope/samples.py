@@ -1,0 +1,232 @@
+"""What a user may give as data, made into one thing: a finite set of samples that can be read again and again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from flatscope.errors import InputError
+from flatscope.guards import untouched_randomness
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Batch = tuple[Inputs, Tensor]
+
+PROBED_SAMPLES = 2_000
+READ_SIZE = 256
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+class Samples:
+    """A finite, re-readable set of (inputs, target) samples.
+
+    Args:
+        read: called for each pass; gives the batches, in any order but always of the same samples.
+        generators: random generators that a pass moves on (shuffling loaders); put back after measuring.
+        where: how error messages call this set.
+        n: number of samples; counted by one pass when not known.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Iterable[Any]],
+        generators: tuple[torch.Generator, ...] = (),
+        where: str = "train",
+        n: int | None = None,
+    ) -> None:
+        self._read, self.generators, self.where = read, generators, where
+        self.n = sum(len(targets) for _, targets in self.batches()) if n is None else n
+        if self.n == 0:
+            raise InputError("at least one sample", "none", where=where, fix="Pass data that is not empty")
+
+    def batches(self, size: int | None = None) -> Iterator[Batch]:
+        """One pass over all samples in batches of at most `size` (the source's own batches when None)."""
+        for raw in self._read():
+            inputs, targets = split_batch(raw, self.where)
+            for start in range(0, len(targets), size or max(len(targets), 1)):
+                stop = start + (size or len(targets))
+                yield cut(inputs, start, stop), targets[start:stop]
+
+
+def parts_of(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The tensors that make up a batch of inputs."""
+    if isinstance(inputs, dict):
+        return tuple(inputs.values())
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def cut(inputs: Inputs, start: int, stop: int) -> Inputs:
+    """Samples `start` to `stop` of a batch of inputs."""
+    if isinstance(inputs, dict):
+        return {name: value[start:stop] for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(value[start:stop] for value in inputs)
+    return inputs[start:stop]
+
+
+def moved(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """Inputs on the device; floating-point ones in `dtype`, token ids and masks as they are."""
+
+    def one(value: Tensor) -> Tensor:
+        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+    if isinstance(inputs, dict):
+        return {name: one(value) for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(one(value) for value in inputs)
+    return one(inputs)
+
+
+def shape_text(inputs: Inputs) -> str:
+    """Shapes of a batch of inputs, for messages."""
+    if isinstance(inputs, dict):
+        return ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+    return ", ".join(str(tuple(value.shape)) for value in parts_of(inputs))
+
+
+def as_samples(source: Any, where: str) -> Samples:
+    """Samples from (x, y) tensors or arrays, a `Dataset`, a `DataLoader`, or a re-readable iterable of batches."""
+    if isinstance(source, Samples):
+        return source
+    if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[1], Tensor | np.ndarray):
+        return _from_arrays(source[0], source[1], where)
+    if isinstance(source, Dataset):
+        source = DataLoader(source, batch_size=READ_SIZE)
+    if isinstance(source, DataLoader):
+        return _from_loader(source, where)
+    if isinstance(source, Iterator):
+        raise InputError(
+            "data that can be read more than once",
+            f"{type(source).__name__}, which is used up by one pass",
+            where=where,
+            fix="Pass tensors, a Dataset, a DataLoader or a list of batches",
+        )
+    if isinstance(source, Iterable) and not isinstance(source, str | Tensor | np.ndarray | Mapping):
+        samples = Samples(lambda: source, where=where)
+        _refuse_if_changing(samples)
+        return samples
+    raise InputError(
+        "(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where
+    )
+
+
+def split_batch(raw: Any, where: str) -> Batch:
+    """(inputs, targets) of a batch that is a pair, a longer tuple (last = targets) or a mapping with labels."""
+    if isinstance(raw, Mapping):
+        label = next((key for key in LABEL_KEYS if key in raw), None)
+        if label is None:
+            raise InputError(
+                f"a batch with one of {', '.join(LABEL_KEYS)}", f"keys {', '.join(raw)}", where=where
+            )
+        return {name: _tensor(value, where) for name, value in raw.items() if name != label}, _tensor(
+            raw[label], where
+        )
+    if isinstance(raw, tuple | list) and len(raw) >= 2:
+        if len(raw) == 2 and isinstance(raw[0], Mapping):
+            return {name: _tensor(value, where) for name, value in raw[0].items()}, _tensor(raw[1], where)
+        parts = tuple(_tensor(part, where) for part in raw)
+        return (parts[0] if len(parts) == 2 else parts[:-1]), parts[-1]
+    raise InputError("batches of (inputs, targets) or a mapping with labels", type(raw).__name__, where=where)
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor):
+        raise InputError("tensors or arrays", type(value).__name__, where=where)
+    return value
+
+
+def _from_arrays(x: Any, y: Any, where: str) -> Samples:
+    inputs, targets = split_batch((x, y) if not isinstance(x, tuple) else (*x, y), where)
+    for part in parts_of(inputs):
+        if part.ndim == 0 or targets.ndim == 0 or len(part) != len(targets):
+            raise InputError(
+                f"as many inputs as targets ({len(targets) if targets.ndim else 'one per sample'})",
+                f"inputs of shape {tuple(part.shape)}",
+                where=where,
+            )
+    return Samples(lambda: [(inputs, targets)], where=where)
+
+
+def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
+    """A loader may shuffle; its samples may not change from pass to pass."""
+    owners = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    found = {
+        id(owner.generator): owner.generator
+        for owner in owners
+        if getattr(owner, "generator", None) is not None
+    }
+    generators: tuple[torch.Generator, ...] = tuple(found.values())
+    with untouched_randomness(generators):
+        if isinstance(loader.dataset, IterableDataset):
+            samples = Samples(lambda: loader, generators, where)
+            _refuse_if_changing(samples)
+            return samples
+        index_sampler: Any = (
+            loader.batch_sampler or loader.sampler
+        )  # batch_sampler is None when batching is off
+        indices = _sorted_indices(index_sampler)
+        if indices != _sorted_indices(index_sampler):
+            raise InputError(
+                "a loader that gives the same samples on every pass",
+                "a sampler that picks other samples each time (drop_last with shuffle, or sampling with replacement)",
+                where=where,
+                fix="Use drop_last=False and a sampler without replacement",
+            )
+        if indices:
+            _refuse_if_changing(Samples(lambda: _by_index(loader, indices[:PROBED_SAMPLES]), where=where))
+        batched = loader.batch_sampler is not None  # without batching the length of what comes is not known
+        return Samples(lambda: loader, generators, where, n=len(indices) if batched else None)
+
+
+def _by_index(loader: DataLoader[Any], indices: list[Any]) -> list[Any]:
+    """These samples, asked for by index: the same twice over unless the data set transforms them at random."""
+    if loader.batch_sampler is None:
+        return [loader.collate_fn(loader.dataset[i]) for i in indices]
+    groups = (indices[start : start + READ_SIZE] for start in range(0, len(indices), READ_SIZE))
+    return [loader.collate_fn([loader.dataset[i] for i in group]) for group in groups]
+
+
+def _sorted_indices(sampler: Iterable[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for entry in sampler:
+        flat.extend(entry if isinstance(entry, list | tuple) else [entry])
+    return sorted(flat, key=str)
+
+
+def _refuse_if_changing(samples: Samples) -> None:
+    """Compare an order-free checksum of two passes; at most 2,000 samples unless shuffling forces all of them."""
+    first, second = (_fingerprints(samples, PROBED_SAMPLES) for _ in range(2))
+    if first != second and samples.n > PROBED_SAMPLES:
+        first, second = (_fingerprints(samples, samples.n) for _ in range(2))
+    if first != second:
+        raise InputError(
+            "samples that are the same on every pass",
+            "samples that differ between two passes (augmentation?)",
+            where=samples.where,
+            fix="Measure on the data without random transforms; shuffling is fine",
+        )
+
+
+def _fingerprints(samples: Samples, most: int) -> list[bytes]:
+    """Sorted hashes of the first `most` samples of one pass."""
+    found: list[bytes] = []
+    for inputs, targets in samples.batches():
+        columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
+        found.extend(
+            hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)
+        )
+        if len(found) >= most:
+            break
+    return sorted(found[:most])
+
+
+def _rows_of_bytes(part: Tensor) -> list[bytes]:
+    flat = part.detach().cpu().contiguous().reshape(len(part), -1)
+    return [row.numpy().tobytes() for row in flat.view(torch.uint8)] if flat.shape[1] else [b""] * len(part)

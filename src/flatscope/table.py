@@ -1,0 +1,294 @@
+"""Table: one row per measured number, with its error, its cost and how it was obtained."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import whole_file
+
+COLUMNS: dict[str, str] = {
+    "measure": "str",
+    "options": "str",
+    "layer": "str",
+    "unit": "Int64",
+    "sample": "Int64",
+    "value": "float64",
+    "stderr": "float64",
+    "data_stderr": "float64",
+    "low": "float64",
+    "high": "float64",
+    "exact": "bool",
+    "folded": "bool",
+    "reason": "str",
+    "passes": "float64",
+    "seconds": "float64",
+    "seed": "int64",
+    "dtype": "str",
+    "version": "str",
+}
+BOUND_COLUMNS: dict[str, str] = {"vacuous": "bool", "assumptions": "str", "confidence": "float64"}
+_FORMAT_KEY = b"flatscope"
+
+
+class Table:
+    """Measured numbers in long form; see `to_frame` for the columns.
+
+    Args:
+        rows: dictionaries with the columns' names, or a frame that has them.
+        meta: provenance: versions, device, time, command. Kept by every file format.
+    """
+
+    def __init__(
+        self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None
+    ) -> None:
+        frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+        types = dict(COLUMNS)
+        if "vacuous" in frame.columns:
+            types |= BOUND_COLUMNS
+        missing = [name for name in types if name not in frame.columns]
+        if missing and len(frame):
+            raise InputError(
+                f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where="table"
+            )
+        self._frame = frame.reindex(columns=list(types)).astype(types).reset_index(drop=True)
+        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal rows (NaN equals NaN) and equal provenance."""
+        return isinstance(other, Table) and self._frame.equals(other._frame) and self.meta == other.meta
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __contains__(self, name: object) -> bool:
+        return name in set(self._frame["measure"])
+
+    def __getitem__(self, name: str) -> float:
+        """The one network-wide value of that measure, whatever its options; NaN if it had none."""
+        return float(self._network_row(name)["value"])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the measures, in the order in which they were computed."""
+        return list(dict.fromkeys(self._frame["measure"]))
+
+    def layer(self, name: str) -> dict[str, float]:
+        """Value by layer, in forward order."""
+        rows = self._rows(name)
+        rows = rows[(rows["layer"] != "") & rows["unit"].isna() & rows["sample"].isna()]
+        if rows.empty:
+            raise self._none(name, "value per layer", "layer")
+        return dict(zip(rows["layer"], rows["value"].astype(float), strict=True))
+
+    def units(self, name: str, layer: str) -> Tensor:
+        """Values of the units of one layer, 1-D, float64."""
+        rows = self._rows(name)
+        rows = rows[rows["unit"].notna()]
+        if rows.empty:
+            raise self._none(name, "value per unit", "units")
+        layers = list(dict.fromkeys(rows["layer"]))
+        if layer not in layers:
+            raise UnknownNameError.among(layer, layers, f"layer of {name}")
+        rows = rows[rows["layer"] == layer].sort_values("unit")
+        return torch.tensor(rows["value"].to_numpy(dtype="float64"))
+
+    def samples(self, name: str) -> Tensor:
+        """Values of the samples in the order of the data, 1-D, float64."""
+        rows = self._rows(name)
+        rows = rows[rows["sample"].notna()].sort_values("sample")
+        if rows.empty:
+            raise self._none(name, "value per sample", "samples")
+        return torch.tensor(rows["value"].to_numpy(dtype="float64"))
+
+    def stderr(self, name: str, layer: str | None = None) -> float:
+        """Standard error of the estimator; 0.0 where the value is exact."""
+        if layer is None:
+            return float(self._network_row(name)["stderr"])
+        rows = self._rows(name)
+        rows = rows[(rows["layer"] == layer) & rows["unit"].isna()]
+        if rows.empty:
+            raise self._none(name, f"value for layer {layer}", "stderr")
+        return float(rows["stderr"].iloc[0])
+
+    def reason(self, name: str) -> str:
+        """Why a measure has no value, or a remark on it; empty when there is nothing to say."""
+        return str(self._rows(name)["reason"].iloc[0])
+
+    def to_frame(self) -> pd.DataFrame:
+        """A copy as a pandas frame, one row per number."""
+        return self._frame.copy()
+
+    def to_markdown(self) -> str:
+        """The numbers for people, as a Markdown table; one line per layer, units and samples summarised."""
+        lines = self.lines()
+        header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
+        body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+        return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *body])
+
+    def to_html(self) -> str:
+        """The numbers for people, as an HTML table."""
+        header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
+        return pd.DataFrame(self.lines(), columns=header).to_html(index=False, border=0, classes="flatscope")
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return pd.DataFrame(
+            self.lines(), columns=["measure", "layer", "value", "± s.e.", "exact", "remark"]
+        ).to_string(index=False, max_colwidth=48)
+
+    def lines(self) -> list[list[str]]:
+        """What people read: measure with options, layer, value, standard error, exact or not, remark."""
+        result = []
+        frame = self._frame.assign(many=self._frame["unit"].notna() | self._frame["sample"].notna())
+        for (name, options, layer, many), rows in frame.groupby(
+            ["measure", "options", "layer", "many"], sort=False
+        ):
+            row = rows.iloc[0]
+            shown = f"{name}{_bracketed(str(options))}"
+            if many:
+                of = "units" if rows["unit"].notna().all() else "samples"
+                value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
+            else:
+                value = number(float(row["value"]))
+            stderr = number(float(row["stderr"])) if row["stderr"] > 0 else ""
+            exact = "exact" if row["exact"] else "estimate"
+            result.append(
+                [shown, str(layer), value, stderr, "" if value == "n/a" else exact, str(row["reason"])]
+            )
+        return result
+
+    def to_json(self) -> str:
+        """Rows and provenance as JSON; numbers that JSON cannot hold are written as strings."""
+        records = [
+            {name: _jsonable(value) for name, value in zip(self._frame.columns, row, strict=True)}
+            for row in self._frame.itertuples(index=False, name=None)
+        ]
+        return json.dumps({"flatscope_table": 1, "meta": self.meta, "rows": records}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Table:
+        """The table that `to_json` wrote."""
+        try:
+            content = json.loads(text)
+            rows, meta = content["rows"], content["meta"]
+        except (ValueError, KeyError, TypeError) as problem:
+            raise InputError("a flatscope table as JSON", str(problem), where="table file") from problem
+        floats = {name for name, kind in (COLUMNS | BOUND_COLUMNS).items() if kind == "float64"}
+        rows = [{k: float(v) if k in floats else v for k, v in row.items()} for row in rows]
+        return cls(pd.DataFrame(rows, columns=list(rows[0]) if rows else list(COLUMNS)), meta)
+
+    def to_parquet(self) -> bytes:
+        """Rows and provenance as a Parquet file."""
+        arrow = pa.Table.from_pandas(self._frame, preserve_index=False)
+        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(self.meta).encode()}
+        buffer = io.BytesIO()
+        pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_parquet(cls, content: bytes) -> Table:
+        """The table that `to_parquet` wrote."""
+        try:
+            arrow = pq.read_table(io.BytesIO(content))
+            meta = json.loads(arrow.schema.metadata[_FORMAT_KEY])
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
+            raise InputError("a flatscope table as Parquet", str(problem), where="table file") from problem
+        return cls(arrow.to_pandas(), meta)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write .parquet, .json, .md, .csv or .html, whole or not at all."""
+        writers = {
+            ".parquet": self.to_parquet,
+            ".json": lambda: self.to_json().encode(),
+            ".md": lambda: (self.to_markdown() + "\n").encode(),
+            ".csv": lambda: self._frame.to_csv(index=False).encode(),
+            ".html": lambda: self.to_html().encode(),
+        }
+        suffix = Path(path).suffix.lower()
+        if suffix not in writers:
+            raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
+        content = writers[suffix]()
+        with whole_file(path) as temporary:
+            temporary.write_bytes(content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Table:
+        """Read a table written as .parquet or .json."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".parquet", ".json"):
+            raise InputError("a .parquet or .json table", str(path), where="load")
+        try:
+            content = Path(path).read_bytes()
+        except OSError as problem:
+            raise InputError("a table file that can be read", str(problem), where="load") from problem
+        return cls.from_parquet(content) if suffix == ".parquet" else cls.from_json(content.decode())
+
+    def _rows(self, name: str) -> pd.DataFrame:
+        rows = self._frame[self._frame["measure"] == name]
+        if rows.empty:
+            raise UnknownNameError.among(name, self.names, "measure in this table")
+        return rows
+
+    def _network_row(self, name: str) -> pd.Series[Any]:
+        rows = self._rows(name)
+        rows = rows[(rows["layer"] == "") & rows["unit"].isna() & rows["sample"].isna()]
+        if rows.empty:
+            raise self._none(name, "network-wide value", "table")
+        if len(rows) > 1:
+            raise InputError(
+                f"one value of {name}",
+                f"{len(rows)} ({'; '.join(rows['options'])})",
+                where="table",
+                fix="Read them from to_frame()",
+            )
+        return rows.iloc[0]
+
+    def _none(self, name: str, what: str, where: str) -> InputError:
+        reason = self.reason(name)
+        fix = reason or "Use table[name], .layer(name), .units(name, layer) or .samples(name)"
+        return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
+
+
+def number(value: float) -> str:
+    """A number for people: four significant digits, n/a for NaN."""
+    if math.isnan(value):
+        return "n/a"
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as canonical JSON; empty when there are none."""
+    return json.dumps(dict(options), sort_keys=True, default=str) if options else ""
+
+
+def _bracketed(options: str) -> str:
+    if not options:
+        return ""
+    return "[" + ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) + "]"
+
+
+def _jsonable(value: Any) -> Any:
+    if value is pd.NA:
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
