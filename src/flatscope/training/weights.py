@@ -1,0 +1,186 @@
+"""Weight files: safetensors or torch state dicts, written whole or not at all, read without running anything."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import InputError, WeightsError
+
+WEIGHTS_FILE = "weights.safetensors"
+MODEL_PREFIX = "model."  # of the network's own tensors in a checkpoint, where momentum and others lie beside them
+STATE_KEY = "flatscope_training_state"  # header entry that tells a checkpoint from a plain weight file
+
+
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
+    """Write parameters and buffers to `path`: safetensors, or a torch state dict if the name ends in .pt or .pth.
+
+    The file appears under its name only once it is complete. Tensors that share memory are written once per
+    name.
+    """
+    path = Path(path)
+    tensors = plain_tensors(model.state_dict(), where=f"save_weights, {path}")
+    if path.suffix in (".pt", ".pth"):
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        write_atomically(path, buffer.getvalue())
+    else:
+        write_atomically(path, safetensors.torch.save(tensors))
+    return path
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Fill `model` in place from a weight file and return it; the file must fit it name by name.
+
+    Takes what `save_weights` writes, any state dict of tensors (also inside {"state_dict": ...} or with the
+    "module." that DataParallel puts in front), and the folder or file of a training checkpoint.
+
+    Raises:
+        WeightsError: the file is missing, damaged or would have to run code, or names or shapes differ from
+            the model's; the model is then unchanged.
+    """
+    fit_weights(model, read_weights(path), where=str(path))
+    return model
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Tensors of a weight file by name, on the CPU. Nothing in the file is run, whatever it contains."""
+    path = Path(path)
+    if (path / WEIGHTS_FILE).is_file():
+        path = path / WEIGHTS_FILE
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise WeightsError(
+            "a readable weight file", error.strerror or str(error), where=str(path), fix="Check the path"
+        ) from None
+    # By content, not by suffix: an eight-byte length and an opening brace begin every safetensors file.
+    if head[8:9] == b"{" or not head.startswith((b"PK", b"\x80")):
+        return _read_safetensors(path)
+    return _read_state_dict(path)
+
+
+def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy `tensors` into `model` if names and shapes agree; otherwise name what does not and change nothing."""
+    own = model.state_dict()
+    twins = _shared_names(own)
+    absent = [name for name in own if name not in tensors and not (twins[name] & tensors.keys())]
+    extra = sorted(name for name in tensors if name not in own)
+    shapes = [
+        f"{name} {tuple(tensors[name].shape)} for {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    found = [("missing ", absent), ("not in the model ", extra), ("of another shape ", shapes)]
+    if problems := "; ".join(label + _listed(names) for label, names in found if names):
+        raise WeightsError(
+            "the weights of this model", problems, where=where, fix="Take the weights of the same architecture"
+        )
+    for name in own:
+        for twin in twins[name] & tensors.keys():
+            if name in tensors and not torch.equal(tensors[name], tensors[twin]):
+                raise WeightsError(
+                    f"equal values for {name} and {twin}, which the model shares", "different ones", where=where
+                )
+    model.load_state_dict(dict(tensors), strict=False)
+
+
+def plain_tensors(state: Mapping[str, object], where: str) -> dict[str, Tensor]:
+    """Copies on the CPU that share no memory, as files need them."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise WeightsError("only tensors in the state dict", f"{name}: {type(value).__name__}", where=where)
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write under a temporary name, flush to the disk, rename: a kill at any moment leaves the old file or the new."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        if os.name == "posix":  # the rename itself lies in the folder, which needs its own flush
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        raise InputError(
+            "a place to write to", error.strerror or str(error), where=str(path), fix="Free space or choose another"
+        ) from None
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            if STATE_KEY in (file.metadata() or {}):
+                names = [name for name in names if name.startswith(MODEL_PREFIX)]
+                return {name.removeprefix(MODEL_PREFIX): file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(name) for name in names}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(
+            "a whole safetensors file or torch state dict",
+            f"one that cannot be read ({error})",
+            where=str(path),
+            fix="Save it again with flatscope's save_weights or torch.save(model.state_dict(), path)",
+        ) from None
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    try:
+        # an open file, since torch.load guesses the format from the suffix of a path
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols; the error below says what matters
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise WeightsError(
+            "a state dict of plain tensors",
+            "a pickle that is damaged or wants to run code of its own; nothing in it was run",
+            where=str(path),
+            fix="Whole models are refused too: save torch.save(model.state_dict(), path) or safetensors",
+        ) from None
+    except Exception as error:  # damaged archives fail in many ways, all of them the file's fault
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(
+            "a whole state dict", f"one that cannot be read ({reason})", where=str(path), fix="Save it again"
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise WeightsError("a state dict of tensors by name", type(content).__name__, where=str(path))
+    tensors = plain_tensors(content, where=str(path))
+    if all(name.startswith("module.") for name in tensors):
+        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
+    return tensors
+
+
+def _shared_names(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """For each entry the names of the others that are the same memory (tied weights)."""
+    places: dict[object, set[str]] = {}
+    keys = {name: (t.device, t.data_ptr(), t.shape, t.stride()) for name, t in state.items() if t.numel()}
+    for name, key in keys.items():
+        places.setdefault(key, set()).add(name)
+    return {name: places[keys[name]] - {name} if name in keys else set() for name in state}
+
+
+def _listed(names: Iterable[str], limit: int = 5) -> str:
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
