@@ -1,0 +1,331 @@
+"""Settings of a training run and its state on disk: what a resume must find equal, and all it needs to go on.
+
+A checkpoint folder holds `weights.safetensors` (network, momentum and starting weights, with epoch, settings and
+history in its header), which a kill at any moment leaves whole, and `state.json`, a readable copy of that header.
+Only the first is read again, so the two cannot disagree.
+
+Whoever trains in another way (many networks stacked, another machine) and asks `learning_rate` and `epoch_order`
+takes the very same steps as `train`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.training.weights import (
+    MODEL_PREFIX,
+    STATE_KEY,
+    WEIGHTS_FILE,
+    fit_weights,
+    plain_tensors,
+    write_atomically,
+)
+
+LOSSES = ("cross_entropy", "mse")
+AUGMENTATIONS = ("none", "crop-flip")
+_STREAMS = ("order", "dropout", "augmentation")
+STATE_FILE = "state.json"
+_MOMENTUM, _INITIAL = "momentum.", "initial."
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of one training run with plain SGD (the update rule of `torch.optim.SGD`, no Nesterov).
+
+    Attributes:
+        lr: learning rate of the first epoch.
+        momentum: as in torch: v ← momentum·v + gradient, w ← w − lr·v.
+        weight_decay: added to the gradient of every parameter, biases included; not part of any reported
+            loss.
+        batch_size: samples per step; the last batch of an epoch may be smaller.
+        epochs: passes over the training data at most.
+        lr_steps: pairs (epoch, factor): from that epoch on (counted from 0) the rate is multiplied by the
+            factor.
+        lr_decay: factor on the rate after every epoch.
+        loss: "cross_entropy", or "mse": squared error summed over outputs, against one-hot vectors if the
+            targets are classes. Both are averaged over samples.
+        seed: decides sample order, dropout and augmentation; epoch e depends on (seed, e) only.
+        stop_loss: stop once the loss is below this.
+        stop_zero_error: stop once no training sample is misclassified.
+        stop_gradient_norm: stop once the gradient of the loss is shorter than this.
+        evaluate_every: epochs between evaluations; stop rules are looked at then, on the whole training set
+            in eval mode without augmentation. The last epoch is always evaluated.
+        augmentation: "none", or "crop-flip": shift by up to 4 pixels (zeros come in) and mirror half of the
+            images.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 64
+    epochs: int = 10
+    lr_steps: tuple[tuple[int, float], ...] = ()
+    lr_decay: float = 1.0
+    loss: str = "cross_entropy"
+    seed: int = 0
+    stop_loss: float | None = None
+    stop_zero_error: bool = False
+    stop_gradient_norm: float | None = None
+    evaluate_every: int = 1
+    augmentation: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, before any time is spent on training."""
+        for name in ("lr", "lr_decay"):
+            _number(name, getattr(self, name), above=0)
+        for name in ("momentum", "weight_decay"):
+            _number(name, getattr(self, name), least=0)
+        for name in ("batch_size", "epochs", "evaluate_every"):
+            _number(name, getattr(self, name), least=1, whole=True)
+        _number("seed", self.seed, least=0, whole=True)
+        for name in ("stop_loss", "stop_gradient_norm"):
+            if getattr(self, name) is not None:
+                _number(name, getattr(self, name), above=0)
+        if not isinstance(self.stop_zero_error, bool):
+            raise InputError("true or false", repr(self.stop_zero_error), where="TrainConfig, stop_zero_error")
+        if self.loss not in LOSSES:
+            raise UnknownNameError.among(str(self.loss), LOSSES, "loss to train on")
+        if self.augmentation not in AUGMENTATIONS:
+            raise UnknownNameError.among(str(self.augmentation), AUGMENTATIONS, "augmentation")
+        object.__setattr__(self, "lr_steps", _steps(self.lr_steps))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        values = dataclasses.asdict(self)
+        values["lr_steps"] = [list(step) for step in self.lr_steps]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The config that `to_dict` described; missing keys take their defaults, unknown ones are refused.
+
+        Example:
+            >>> TrainConfig.from_dict({"lr": 0.1, "lr_steps": [[80, 0.1]]}).lr_steps
+            ((80, 0.1),)
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError.among(str(name), known, "training setting")
+        return cls(**values)
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """Rate used during `epoch`, counted from 0.
+
+    Example:
+        >>> config = TrainConfig(lr=1.0, lr_steps=((2, 0.5),))
+        >>> [learning_rate(config, epoch) for epoch in range(4)]
+        [1.0, 1.0, 0.5, 0.5]
+    """
+    steps = math.prod(factor for start, factor in config.lr_steps if epoch >= start)
+    return config.lr * config.lr_decay**epoch * steps
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> Tensor:
+    """Order in which the `n` samples are visited in `epoch` (from 0): a permutation that only (n, seed, epoch) decide.
+
+    Batches are consecutive slices of it; the last one may be short.
+    """
+    generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "order"))
+    return torch.randperm(n, generator=generator)
+
+
+def stream_seed(seed: int, epoch: int, stream: str) -> int:
+    """Seed of one epoch's "order", "dropout" or "augmentation" draws: three streams that do not meet."""
+    mixed = np.random.SeedSequence((seed, epoch, _STREAMS.index(stream))).generate_state(1, np.uint64)
+    return int(mixed[0]) >> 1  # 63 bits: generators of every backend take them
+
+
+@dataclass
+class TrainingState:
+    """Where a run stands after a finished epoch.
+
+    Attributes:
+        epoch: how many epochs are finished.
+        rows: the history so far.
+        seconds: time spent so far, earlier sessions included.
+        stopped_by: the rule that ended the run; None while it may go on.
+    """
+
+    epoch: int = 0
+    rows: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    stopped_by: str | None = None
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder and try it out, so that a run does not fail on its first checkpoint."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            "a folder that can be written to",
+            error.strerror or str(error),
+            where=f"checkpoint folder {folder}",
+            fix="Choose another folder or change its permissions",
+        ) from None
+
+
+def write_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    initial: Mapping[str, Tensor],
+    state: TrainingState,
+    config: Mapping[str, Any],
+    data: str,
+) -> None:
+    """Replace the folder's checkpoint by this one.
+
+    Args:
+        folder: of the checkpoint; must exist.
+        model: as it is after `state.epoch` epochs.
+        optimizer: SGD over parameters of the model; its momentum is kept.
+        initial: starting weights, for the distance travelled.
+        state: where the run stands.
+        config: its settings, compared on resume.
+        data: fingerprint of the training data, compared on resume.
+    """
+    groups: dict[str, Mapping[str, object]] = {
+        MODEL_PREFIX: model.state_dict(),
+        _MOMENTUM: _momentum(model, optimizer),
+        _INITIAL: initial,
+    }
+    where = f"checkpoint folder {folder}"
+    tensors = {
+        prefix + name: tensor
+        for prefix, group in groups.items()
+        for name, tensor in plain_tensors(group, where).items()
+    }
+    saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
+    text = json.dumps(_without_nan(saved), indent=1, allow_nan=False)
+    write_atomically(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
+    write_atomically(folder / STATE_FILE, text.encode())
+
+
+def resume(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], data: str
+) -> tuple[TrainingState, dict[str, Tensor]] | None:
+    """Bring model and momentum back to the folder's checkpoint; None if the folder has none.
+
+    Returns:
+        The state of the run, and the weights it started from.
+
+    Raises:
+        WeightsError: the file is damaged, not a checkpoint, or of another network.
+        InputError: the settings (named) or the training data differ. Only `epochs` may be raised: no earlier
+            epoch depends on it.
+    """
+    path = folder / WEIGHTS_FILE
+    if not path.exists():
+        return None
+    tensors, saved = _read(path)
+    fix = "Take the same settings and data, or another folder"
+    differing = [key for key in sorted({*config, *saved["config"]}) if config.get(key) != saved["config"].get(key)]
+    state = TrainingState(**saved["state"])
+    if differing == ["epochs"] and config["epochs"] > saved["config"]["epochs"]:
+        state.stopped_by = None if state.stopped_by == "epochs" else state.stopped_by
+    elif differing:
+        pairs = [f"{key} {saved['config'].get(key)!r} there, {config.get(key)!r} here" for key in differing]
+        raise InputError("the settings of the checkpoint", "; ".join(pairs), where=f"resume from {folder}", fix=fix)
+    if saved["data"] != data:
+        raise InputError("the training data of the checkpoint", "others", where=f"resume from {folder}", fix=fix)
+
+    fit_weights(model, _group(tensors, MODEL_PREFIX), where=str(path))
+    parameters = dict(model.named_parameters())
+    for name, buffer in _group(tensors, _MOMENTUM).items():
+        optimizer.state[parameters[name]]["momentum_buffer"] = buffer.to(parameters[name].device, copy=True)
+    initial = {name: t.to(parameters[name].device) for name, t in _group(tensors, _INITIAL).items()}
+    return state, initial
+
+
+def fingerprint(x: Tensor, y: Tensor) -> str:
+    """Short digest of the training data: shapes, all targets, and about 256 of the inputs."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (x[:: max(1, len(x) // 256)], y):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{len(x)}-{digest.hexdigest()}"
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a checkpoint; rows get their non-finite numbers back."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            saved = json.loads((file.metadata() or {})[STATE_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        rows = saved["state"]["rows"]
+        saved["state"]["rows"] = [{key: float(value) for key, value in row.items()} for row in rows]
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        reason = "no training state in it" if isinstance(error, KeyError) else str(error)
+        raise WeightsError(
+            "a whole training checkpoint",
+            f"a file that is not one ({reason})",
+            where=str(path),
+            fix="Choose another checkpoint folder, or remove the file to start over",
+        ) from None
+    return tensors, saved
+
+
+def _momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Momentum buffers by parameter name; there are none before the first step or without momentum."""
+    buffers = {
+        name: optimizer.state[p].get("momentum_buffer") for name, p in model.named_parameters() if p in optimizer.state
+    }
+    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
+
+
+def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _without_nan(value: Any) -> Any:
+    """Non-finite numbers as text, since JSON has none; float() reads them back."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(
+    name: str, value: object, *, least: float | None = None, above: float | None = None, whole: bool = False
+) -> None:
+    """Refuse anything but a finite number in range; True and False are not numbers here."""
+    kind = "a whole number" if whole else "a finite number"
+    limit = f" of at least {least}" if least is not None else f" above {above}"
+    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if good and isinstance(value, int | float):
+        good = math.isfinite(value) and (least is None or value >= least) and (above is None or value > above)
+    if not good:
+        raise InputError(kind + limit, repr(value), where=f"TrainConfig, {name}")
+
+
+def _steps(value: Any) -> tuple[tuple[int, float], ...]:
+    """`lr_steps` as tuples, whatever sequences JSON or the user gave."""
+    try:
+        steps = tuple((epoch, factor) for epoch, factor in value)
+    except (TypeError, ValueError):
+        raise InputError("pairs (epoch, factor)", repr(value), where="TrainConfig, lr_steps") from None
+    for epoch, factor in steps:
+        _number("epoch in lr_steps", epoch, least=0, whole=True)
+        _number("factor in lr_steps", factor, above=0)
+    return steps
