@@ -1,0 +1,351 @@
+"""Data by name: digits (embedded), MNIST, Fashion-MNIST, CIFAR-10, a user's npz file, or a user's function.
+
+`load` is the one way in. It draws subsets by seed, crops, scales images to [0, 1] and standardises them. Random
+numbers come from numpy's `RandomState`, whose stream is frozen: the same seed gives the same samples on every
+machine and version.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flatscope.errors import DataFileError, InputError, UnknownNameError
+from flatscope.training.download import fetch
+from flatscope.training.formats import read_npz
+from flatscope.training.known_files import SETS
+from flatscope.training.public_sets import EMBEDDED, Listing, available, data_root, locate, read_part, verify
+
+__all__ = ["Data", "Listing", "available", "data_root", "fetch", "load", "random_stream", "sample_order", "verify"]
+
+Array = npt.NDArray[Any]
+Pair = tuple[Array, Array]
+
+DIGITS_TEST_SIZE = 360
+MOMENT_CHUNK = 1024  # samples at a time: the float64 copies stay at 25 MB for CIFAR-10
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Data:
+    """Training and test samples, ready for a model, and where they come from.
+
+    Images are float32 (n, channels, height, width); labels int64 (n,). `test` is None where there is none.
+    `mean` and `std` are per channel, of the training samples in `train`, on the [0, 1] scale; None where nothing
+    was standardised.
+    """
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor] | None
+    classes: tuple[str, ...]  # empty for regression targets
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    seed: int = 0
+    notes: str = ""
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; 0 for regression."""
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.train[0].shape[1:])
+
+    def __repr__(self) -> str:
+        n_test = len(self.test[1]) if self.test else 0
+        shape = "x".join(str(extent) for extent in self.input_shape)
+        return f"Data({self.name!r}, {len(self.train[1])} train, {n_test} test, {shape}, {self.n_classes} classes)"
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """Samples as their source gives them; dividing by `scale` brings bytes to [0, 1]."""
+
+    name: str
+    train: Pair
+    test: Pair | None
+    classes: tuple[str, ...]
+    scale: float
+    notes: str
+    ready: Data | None = None  # the user's own `Data`: not to be scaled again
+
+
+def load(
+    name: str | Path,
+    root: str | Path | None = None,
+    *,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    seed: int = 0,
+    balanced: bool = True,
+    standardize: bool = True,
+    flatten: bool = False,
+    crop: int | None = None,
+    download: bool = False,
+) -> Data:
+    """Samples of a data set as tensors, the same for the same arguments everywhere.
+
+    Args:
+        name: `digits`, `mnist`, `fashion-mnist`, `cifar10`; a path to an npz with `x_train, y_train` and optionally
+            `x_test, y_test, classes`; or `module:factory` / `file.py:factory`, a function without arguments that
+            returns a `Data`, `((x, y), (x_test, y_test))` or `(x, y)`.
+        root: folder of the public sets; else `$FLATSCOPE_DATA`, else the user's cache folder.
+        train_size: how many training samples to draw; None takes all, in their original order. Of one seed, a
+            larger draw begins with the smaller.
+        test_size: the same for the test samples; 0 leaves them out (and unread).
+        seed: of the draws, and of the split of `digits`.
+        balanced: draw equally from the classes, as far as they last; else at random.
+        standardize: per channel, to mean 0 and variance 1 over the training samples drawn. A user's `Data` is left
+            as it is, and so are integers other than bytes (token numbers).
+        flatten: one vector per sample.
+        crop: side of the centre square to keep (zhang2017 uses 28 of CIFAR-10's 32).
+        download: fetch a public set that is not there.
+    """
+    raw = _raw_samples(str(name), root, seed, download, with_test=test_size != 0)
+
+    def select(samples: Pair, size: int | None, part: str) -> Pair:
+        x, y = _draw(samples, size, seed, balanced, f"{part}_size of {raw.name}")
+        return _centre(x, crop, raw.name), y
+
+    train, test = select(raw.train, train_size, "train"), None
+    if raw.test is not None and test_size != 0:
+        test = select(raw.test, test_size, "test")
+    elif test_size:
+        raise InputError(f"{test_size} test samples", "a data set without any", f"test_size of {raw.name}")
+
+    if raw.ready is not None:
+        moments, mean, std = None, raw.ready.mean, raw.ready.std
+    else:
+        moments = channel_moments(train[0]) if standardize and _is_measured(train[0]) else None
+        mean, std = (tuple((moment / raw.scale).tolist()) for moment in moments) if moments else (None, None)
+    tensors = [_to_tensors(part, raw, moments, flatten) for part in (train, test) if part]
+    return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes)
+
+
+def random_stream(seed: int, purpose: str) -> np.random.RandomState:
+    """Random numbers for one purpose: two purposes of one seed have nothing to do with each other."""
+    if isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise InputError("an integer from 0 to 4294967295", repr(seed), where="seed")
+    return np.random.RandomState([seed, *purpose.encode()])
+
+
+def sample_order(y: Array, seed: int, *, balanced: bool = True) -> npt.NDArray[np.int64]:
+    """A random order of all samples; its first k are the draw of k, so that draws of one seed are nested.
+
+    Balanced: round after round, one sample of every class that still has some, in random order.
+    """
+    keys = random_stream(seed, "draw").random_sample(len(y))
+    if not balanced:
+        return np.argsort(keys, kind="stable")
+    return np.lexsort((keys, _rank_in_class(y, keys)))
+
+
+def channel_moments(x: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and standard deviation of each channel (dimension 1), in float64; a constant channel gets 1."""
+    axes = (0, *range(2, x.ndim))
+    count = x.size // x.shape[1]
+    shape = (1, -1, *(1 for _ in axes[1:]))
+    chunks = [x[start : start + MOMENT_CHUNK] for start in range(0, len(x), MOMENT_CHUNK)]
+    mean = np.sum([chunk.sum(axes, dtype=np.float64) for chunk in chunks], axis=0) / count
+    centred = (chunk - mean.reshape(shape) for chunk in chunks)
+    std = np.sqrt(np.sum([np.square(chunk).sum(axes) for chunk in centred], axis=0) / count)
+    # Below the resolution of float32 a channel is constant: what is left is rounding, not to be blown up to 1.
+    return mean, np.where(std <= 1e-7 * np.abs(mean), 1.0, std)
+
+
+def _rank_in_class(y: Array, keys: Array) -> npt.NDArray[np.int64]:
+    """Position of each sample among those of its class, in the order of the keys."""
+    order = np.lexsort((keys, y))
+    _, starts, counts = np.unique(y[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(y), np.int64)
+    ranks[order] = np.arange(len(y)) - np.repeat(starts, counts)
+    return ranks
+
+
+def _draw(samples: Pair, size: int | None, seed: int, balanced: bool, where: str) -> Pair:
+    x, y = samples
+    if size is None:
+        return samples
+    if isinstance(size, bool) or not 1 <= size <= len(y):
+        fix = "Leave it out to take all of them"
+        raise InputError(f"a number of samples from 1 to {len(y)}", repr(size), where, fix)
+    chosen = sample_order(y, seed, balanced=balanced and y.dtype.kind in "iu")[:size]
+    return x[chosen], y[chosen]
+
+
+def _centre(x: Array, side: int | None, name: str) -> Array:
+    if side is None:
+        return x
+    if x.ndim != 4 or not 1 <= side <= min(x.shape[2:]):
+        shape = " x ".join(str(extent) for extent in x.shape[1:])
+        raise InputError("a side that fits into the images (channels, h, w)", f"{side} for {shape}", f"crop of {name}")
+    top, left = ((extent - side) // 2 for extent in x.shape[2:])
+    return x[:, :, top : top + side, left : left + side]
+
+
+def _is_measured(x: Array) -> bool:
+    """Bytes and floats are measurements; other integers are names of things, such as tokens."""
+    return bool(x.dtype == np.uint8 or x.dtype.kind in "bf")
+
+
+def _to_tensors(samples: Pair, raw: _Raw, moments: tuple[Array, Array] | None, flatten: bool) -> tuple[Tensor, Tensor]:
+    """New tensors; standardised in place, since all of CIFAR-10 takes 614 MB as float32."""
+    x, y = samples
+    if raw.ready is None:
+        y = y.astype(np.int64 if y.dtype.kind in "iu" else np.float32)
+    if raw.ready is not None or not _is_measured(x):
+        values = np.array(x, dtype=None if raw.ready else np.int64, order="C")
+    else:
+        values = x.astype(np.float32)
+        values /= np.float32(raw.scale)
+    if moments:
+        mean, std = ((moment / raw.scale).astype(np.float32) for moment in moments)
+        shape = (1, -1, *(1 for _ in x.shape[2:]))
+        values -= mean.reshape(shape)
+        values /= std.reshape(shape)
+    values = values.reshape(len(values), -1) if flatten else values
+    return torch.from_numpy(values), torch.from_numpy(np.array(y))
+
+
+def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> _Raw:
+    if name == EMBEDDED:
+        return _digits(seed)
+    if name in SETS:
+        return _public(name, root, download, with_test)
+    if name.endswith(".npz"):
+        return _from_npz(Path(name).expanduser())
+    if ":" in name:
+        return _from_factory(name)
+    if Path(name).exists():
+        raise InputError("an npz file or file.py:factory", "neither", where=name)
+    raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
+
+
+def _digits(seed: int) -> _Raw:
+    from sklearn.datasets import load_digits  # scikit-learn takes a second to import
+
+    images, labels = load_digits(return_X_y=True)
+    x = images.astype(np.uint8).reshape(-1, 1, 8, 8)
+    y = labels.astype(np.int64)
+    # Ranks as fractions of the class: the first 360 hold every class in proportion, to within one sample.
+    keys = random_stream(seed, "split").random_sample(len(y))
+    fraction = (_rank_in_class(y, keys) + 0.5) / np.bincount(y)[y]
+    order = np.lexsort((keys, fraction))
+    test, train = np.sort(order[:DIGITS_TEST_SIZE]), np.sort(order[DIGITS_TEST_SIZE:])
+    notes = f"scikit-learn's load_digits, stratified split of seed {seed}"
+    return _Raw(EMBEDDED, (x[train], y[train]), (x[test], y[test]), tuple("0123456789"), 16.0, notes)
+
+
+def _public(name: str, root: str | Path | None, download: bool, with_test: bool) -> _Raw:
+    public = SETS[name]
+    if download and len(locate(public, data_root(root))) < len(public.files):
+        fetch(name, root)
+    train = read_part(name, "train", root)
+    test = read_part(name, "test", root) if with_test else None
+    return _Raw(name, train, test, public.classes, 255.0, f"{public.title}, published files, checksums verified")
+
+
+def _from_npz(path: Path) -> _Raw:
+    arrays = read_npz(path)
+    train = (arrays["x_train"], arrays["y_train"])
+    test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+    names = tuple(str(name) for name in arrays["classes"]) if "classes" in arrays else None
+    try:
+        return _checked(path.stem, train, test, names, str(path))
+    except InputError as error:
+        raise DataFileError(error.expected, error.got, error.where, error.fix) from error
+
+
+def _from_factory(spec: str) -> _Raw:
+    target, _, name = spec.rpartition(":")
+    module = _module(target)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownNameError.among(name, functions, f"function in {target}")
+    made = factory()
+    if isinstance(made, Data):
+        train, test = _as_arrays(made.train), _as_arrays(made.test) if made.test else None
+        return _Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, ready=made)
+    wanted = "a Data, ((x, y), (x_test, y_test)) or (x, y)"
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise InputError(wanted, type(made).__name__, where=spec)
+    pairs = [made] if not isinstance(made[0], tuple | list) else list(made)
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise InputError(wanted, "parts that are not pairs", where=spec)
+    train, *test_parts = (_as_arrays(pair) for pair in pairs)
+    return _checked(name, train, test_parts[0] if test_parts else None, None, spec)
+
+
+def _as_arrays(pair: Any) -> Pair:
+    x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
+    return x, y
+
+
+def _module(target: str) -> ModuleType:
+    if not target.endswith(".py"):
+        try:
+            return importlib.import_module(target)
+        except ImportError as error:
+            fix = "A file is named with its ending: path/to/file.py:factory"
+            raise InputError("a module that can be imported", str(error), target, fix) from error
+    path = Path(target).expanduser()
+    spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InputError("a python file", "no such file", where=target)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> _Raw:
+    """A user's arrays, once everything that can be wrong with them has been looked at."""
+    train = _checked_pair(*train, f"{where}, training part")
+    test = _checked_pair(*test, f"{where}, test part") if test else None
+    if test and _kind(test) != _kind(train):
+        raise InputError(f"test samples like the training samples, {_kind(train)}", _kind(test), where)
+    if train[1].dtype.kind == "f":
+        classes = ()
+    else:
+        top = max(int(part[1].max()) for part in (train, test) if part)
+        classes = classes or tuple(str(label) for label in range(top + 1))
+        if top >= len(classes):
+            raise InputError(f"labels below {len(classes)}, the number of class names", str(top), where)
+    return _Raw(name, train, test, classes, 255.0 if train[0].dtype == np.uint8 else 1.0, where)
+
+
+def _kind(samples: Pair) -> str:
+    return f"{samples[0].dtype} of shape {samples[0].shape[1:]} with {samples[1].dtype} targets"
+
+
+def _checked_pair(x: Array, y: Array, where: str) -> Pair:
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or len(x) == 0:
+        raise InputError("samples as numbers (n, ...), n at least 1", f"{x.dtype} of shape {x.shape}", where)
+    if y.dtype.kind not in "biuf" or y.ndim == 0 or len(y) != len(x):
+        raise InputError(f"{len(x)} targets as numbers", f"{y.dtype} of shape {y.shape}", where)
+    for values, what in ((x, "samples"), (y, "targets")):
+        if not np.isfinite(values).all():
+            raise InputError(f"finite {what}", f"{np.size(values) - np.isfinite(values).sum()} that are not", where)
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] > 4 and x.shape[3] <= 4:
+        fix = "Put the channels first: np.moveaxis(x, -1, 1)"
+        raise InputError("images (n, channels, height, width)", str(x.shape), where, fix)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[:, None]  # grey images (n, 1, h, w)
+    if y.dtype.kind == "f":
+        return x, y
+    if y.size != len(y) or y.min() < 0:
+        raise InputError("labels (n,) from 0 up", f"{y.dtype} {y.shape} with minimum {y.min()}", where)
+    return x, y.reshape(-1).astype(np.int64)
