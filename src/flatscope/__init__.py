@@ -5,7 +5,7 @@ from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.table import Table
-from flatscope.version import VERSION as __version__
+from flatscope.version import __version__
 
 __all__ = [
     "Context",

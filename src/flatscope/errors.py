@@ -24,15 +24,14 @@ class FlatscopeError(Exception):
         """One sentence, parts left out where nothing was said."""
         text = f"{self.where}: " if self.where else ""
         text += f"expected {self.expected}, got {self.got}" if self.got else self.expected
-        text = text.rstrip(".") + "."
-        return f"{text} {self.fix.rstrip('.')}." if self.fix else text
+        return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in (text, self.fix) if part)
 
 
 class InputError(FlatscopeError, ValueError):
     """The model, the data, an option or a file is not what is needed."""
 
 
-class NotApplicable(FlatscopeError):
+class NotApplicable(FlatscopeError):  # noqa: N818  a refusal in a table, not a fault
     """A measure or bound has no value here; its row says why and the table goes on."""
 
 

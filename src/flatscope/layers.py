@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -68,7 +69,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a weight: what the layer received and what it gave (of the whole attention, if opaque)."""
+    """One use of a weight: what the layer received, and where in the autograd graph its output stands.
+
+    The output is kept as a graph edge and not as a tensor: an in-place activation would overwrite the tensor.
+    `kind` may also be "batchnorm" (weight and bias are its scale and shift). An opaque call (attention) is known
+    by name only: what flows inside it was not seen.
+    """
 
     layer: str
     weight: str
@@ -76,7 +82,8 @@ class Call:
     kind: str
     settings: dict[str, Any]
     input: Tensor
-    output: Tensor
+    output_shape: tuple[int, ...]
+    edge: GradientEdge | None
     opaque: bool = False
 
 
@@ -107,6 +114,11 @@ class LayerRecorder(TorchFunctionMode):
         self._names, self._isolate = names, isolate
         self._modules = dict(model.named_modules())
 
+    @property
+    def layer_calls(self) -> list[Call]:
+        """The calls of weight matrices, without BatchNorm's."""
+        return [call for call in self.calls if call.kind != "batchnorm"]
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -118,6 +130,8 @@ class LayerRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.multi_head_attention_forward:
             return self._attention(func, args, kwargs)
+        if func is functional.batch_norm:
+            return self._batchnorm(func, args, kwargs)
         kind = "dense" if func in DENSE else "conv" if func in CONVOLUTIONS else "transposed"
         if func not in DENSE + CONVOLUTIONS + TRANSPOSED:
             return func(*args, **kwargs)
@@ -128,11 +142,33 @@ class LayerRecorder(TorchFunctionMode):
         if self._isolate:
             given["input"] = given["input"].view_as(given["input"])
         output = func(**given)
-        bias = self._names.get(id(given.get("bias")))
         settings = {key: value for key, value in given.items() if key not in ("input", "weight", "bias")}
-        self.calls.append(
-            Call(self._layer_name(weight), weight, bias, kind, settings, given["input"], output)
-        )
+        self._record(weight, given.get("bias"), kind, settings, given["input"], output)
+        return output
+
+    def _record(
+        self,
+        weight: str,
+        bias: Tensor | None,
+        kind: str,
+        settings: dict[str, Any],
+        given: Tensor,
+        output: Tensor,
+        opaque: bool = False,
+    ) -> None:
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        bias_name = self._names.get(id(bias))
+        layer, shape = self._layer_name(weight), tuple(output.shape)
+        self.calls.append(Call(layer, weight, bias_name, kind, settings, given, shape, edge, opaque))
+
+    def _batchnorm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A BatchNorm is not a layer, but its scale and shift are parameters with curvature of their own."""
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        output = func(*args, **kwargs)
+        scale = self._names.get(id(given.get("weight")))
+        if scale is not None:
+            settings = {name: given.get(name) for name in ("running_mean", "running_var", "eps")}
+            self._record(scale, given.get("bias"), "batchnorm", settings, given["input"], output)
         return output
 
     def _attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,11 +178,7 @@ class LayerRecorder(TorchFunctionMode):
         for weight, bias in _ATTENTION_PROJECTIONS:
             if id(given.get(weight)) in self._names:
                 name = self._names[id(given[weight])]
-                bias_name = self._names.get(id(given.get(bias)))
-                call = Call(
-                    self._layer_name(name), name, bias_name, "dense", {}, given["query"], results[0], True
-                )
-                self.calls.append(call)
+                self._record(name, given.get(bias), "dense", {}, given["query"], results[0], opaque=True)
         return results
 
     def _layer_name(self, weight: str) -> str:
@@ -185,20 +217,17 @@ def recorded(problem: Problem, params: Params, isolate: bool = False) -> Iterato
 
 def find_layers(problem: Problem) -> Network:
     """The network's layers in forward order; every weight once, with the number of its uses."""
-    params = {
-        name: value.detach().requires_grad_(value.is_floating_point())
-        for name, value in problem.params.items()
-    }
+    params = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in problem.params.items()}
     inputs = problem.example()
     with torch.enable_grad(), recorded(problem, params) as recorder:
         outputs = problem.forward(inputs, params)
     layers: dict[str, Layer] = {}
-    for call in recorder.calls:
+    for call in recorder.layer_calls:
         uses = layers[call.weight].uses + 1 if call.weight in layers else 1
         layers.setdefault(call.weight, _layer(call))
         if uses > 1:
             layers[call.weight] = Layer(**{**vars(layers[call.weight]), "uses": uses})
-    return Network(tuple(layers.values()), _is_chain(outputs, recorder.calls))
+    return Network(tuple(layers.values()), _is_chain(outputs, recorder.layer_calls))
 
 
 def _layer(call: Call) -> Layer:
@@ -209,14 +238,14 @@ def _layer(call: Call) -> Layer:
         call.kind,
         1,
         tuple(call.input.shape[1:]),
-        tuple(call.output.shape[1:]),
+        call.output_shape[1:],
         call.settings,
     )
 
 
 def _is_chain(outputs: Tensor, calls: list[Call]) -> bool:
     """Whether no operation joins two tensors that both come from layers: no skips, branches or attention."""
-    layer_nodes = {call.output.grad_fn for call in calls}
+    layer_nodes = {call.edge.node for call in calls if call.edge is not None}
     after_layer: dict[Any, bool] = {None: False}
     order: list[Any] = []
     stack = [(outputs.grad_fn, False)]

@@ -22,7 +22,7 @@ from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, select
 from flatscope.table import Table, options_text
-from flatscope.version import VERSION
+from flatscope.version import __version__
 
 Options = Mapping[str, Mapping[str, Any]]
 
@@ -100,7 +100,7 @@ def _run(
                 rows.extend(_rows(ctx, entry, given, common))
                 advance(1, note=entry.name)
     meta = {
-        "version": VERSION,
+        "version": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": device_text(problem.device),
@@ -122,9 +122,7 @@ def device_text(device: torch.device) -> str:
     return f"{device} ({torch.get_num_threads()} threads)"
 
 
-def _rows(
-    ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
+def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begun = time.perf_counter()
     with ctx.charged() as spent:
         try:
@@ -143,7 +141,7 @@ def _rows(
         "seconds": time.perf_counter() - begun,
         "seed": ctx.seed,
         "dtype": str(ctx.problem.dtype).removeprefix("torch."),
-        "version": VERSION,
+        "version": __version__,
     }
     if entry.kind == "bound":
         fixed |= {"assumptions": "; ".join(entry.assumptions), "confidence": 1 - common["delta"]}

@@ -63,9 +63,7 @@ class Problem:
             raise InputError("a batch size of at least 1", str(batch_size), where="batch_size")
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
-            raise InputError(
-                "a model with parameters", "none", where="model", fix="There is nothing to measure"
-            )
+            raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
         _refuse_active_layers(model)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
@@ -111,9 +109,9 @@ class Problem:
         for inputs, targets in self.part(part).batches(size or self.batch_size):
             yield moved(inputs, self.device, self.dtype), self._moved_targets(targets)
 
-    def forward(self, inputs: Inputs, params: Params | None = None) -> Tensor:
+    def forward(self, inputs: Inputs, params: Params | None = None, buffers: Params | None = None) -> Tensor:
         """Outputs of the network at `params` (its own by default); the module itself is not changed."""
-        state = {**(self.params if params is None else params), **self.buffers}
+        state = {**(self.params if params is None else params), **(self.buffers if buffers is None else buffers)}
         if isinstance(inputs, dict):
             raw = functional_call(self.model, state, (), inputs)
         else:
@@ -128,9 +126,7 @@ class Problem:
     def _moved_targets(self, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
             return targets.to(self.device, self.dtype)
-        return (
-            targets.to(self.device) if targets.dtype == torch.bool else targets.to(self.device, torch.int64)
-        )
+        return targets.to(self.device) if targets.dtype == torch.bool else targets.to(self.device, torch.int64)
 
     def _check_outputs(self) -> tuple[int, bool]:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
@@ -177,9 +173,7 @@ class Problem:
                 )
             for value in (*parts, targets):
                 if value.is_floating_point() and not torch.isfinite(value).all():
-                    raise InputError(
-                        "finite data", "NaN or infinity", where=samples.where, fix="Clean the data first"
-                    )
+                    raise InputError("finite data", "NaN or infinity", where=samples.where, fix="Clean the data first")
             if self.loss.name == "cross_entropy" and targets.is_floating_point():
                 raise InputError("class numbers (integers)", f"{targets.dtype} targets", where=samples.where)
             in_classes = self.classification and self.loss.name in ("cross_entropy", "mse")
@@ -208,9 +202,7 @@ class Problem:
         for name, value in self.params.items():
             if name not in given or given[name].shape != value.shape:
                 found = tuple(given[name].shape) if name in given else "nothing"
-                raise InputError(
-                    f"a tensor of shape {tuple(value.shape)}", f"{found}", where=f"initial, {name}"
-                )
+                raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{found}", where=f"initial, {name}")
         return {name: given[name].detach().to(self.device, self.dtype) for name in self.params}
 
 
@@ -249,9 +241,7 @@ def _refuse_active_layers(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise InputError(
-                "dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()"
-            )
+            raise InputError("dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()")
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             if module.training:
                 raise InputError(

@@ -230,9 +230,7 @@ def _check(declaration: Declaration) -> None:
             if word not in known:
                 raise UnknownNameError.among(word, known, f"{name} of {declaration.name}")
     if not declaration.summary:
-        raise InputError(
-            "a docstring", "none", where=declaration.source, fix="Say in one line what is measured"
-        )
+        raise InputError("a docstring", "none", where=declaration.source, fix="Say in one line what is measured")
 
 
 def declarations(kind: str = "measure") -> dict[str, Declaration]:

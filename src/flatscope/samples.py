@@ -110,9 +110,7 @@ def as_samples(source: Any, where: str) -> Samples:
         samples = Samples(lambda: source, where=where)
         _refuse_if_changing(samples)
         return samples
-    raise InputError(
-        "(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where
-    )
+    raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where)
 
 
 def split_batch(raw: Any, where: str) -> Batch:
@@ -120,12 +118,8 @@ def split_batch(raw: Any, where: str) -> Batch:
     if isinstance(raw, Mapping):
         label = next((key for key in LABEL_KEYS if key in raw), None)
         if label is None:
-            raise InputError(
-                f"a batch with one of {', '.join(LABEL_KEYS)}", f"keys {', '.join(raw)}", where=where
-            )
-        return {name: _tensor(value, where) for name, value in raw.items() if name != label}, _tensor(
-            raw[label], where
-        )
+            raise InputError(f"a batch with one of {', '.join(LABEL_KEYS)}", f"keys {', '.join(raw)}", where=where)
+        return {name: _tensor(value, where) for name, value in raw.items() if name != label}, _tensor(raw[label], where)
     if isinstance(raw, tuple | list) and len(raw) >= 2:
         if len(raw) == 2 and isinstance(raw[0], Mapping):
             return {name: _tensor(value, where) for name, value in raw[0].items()}, _tensor(raw[1], where)
@@ -157,20 +151,14 @@ def _from_arrays(x: Any, y: Any, where: str) -> Samples:
 def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
     """A loader may shuffle; its samples may not change from pass to pass."""
     owners = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    found = {
-        id(owner.generator): owner.generator
-        for owner in owners
-        if getattr(owner, "generator", None) is not None
-    }
-    generators: tuple[torch.Generator, ...] = tuple(found.values())
+    held = [getattr(owner, "generator", None) for owner in owners]
+    generators = tuple({id(g): g for g in held if isinstance(g, torch.Generator)}.values())
     with untouched_randomness(generators):
         if isinstance(loader.dataset, IterableDataset):
             samples = Samples(lambda: loader, generators, where)
             _refuse_if_changing(samples)
             return samples
-        index_sampler: Any = (
-            loader.batch_sampler or loader.sampler
-        )  # batch_sampler is None when batching is off
+        index_sampler: Any = loader.batch_sampler or loader.sampler  # batch_sampler is None when batching is off
         indices = _sorted_indices(index_sampler)
         if indices != _sorted_indices(index_sampler):
             raise InputError(
@@ -219,9 +207,7 @@ def _fingerprints(samples: Samples, most: int) -> list[bytes]:
     found: list[bytes] = []
     for inputs, targets in samples.batches():
         columns = [_rows_of_bytes(part) for part in (*parts_of(inputs), targets)]
-        found.extend(
-            hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True)
-        )
+        found.extend(hashlib.blake2b(b"".join(row), digest_size=16).digest() for row in zip(*columns, strict=True))
         if len(found) >= most:
             break
     return sorted(found[:most])

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +51,14 @@ class Table:
         meta: provenance: versions, device, time, command. Kept by every file format.
     """
 
-    def __init__(
-        self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
         frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
         types = dict(COLUMNS)
         if "vacuous" in frame.columns:
             types |= BOUND_COLUMNS
         missing = [name for name in types if name not in frame.columns]
         if missing and len(frame):
-            raise InputError(
-                f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where="table"
-            )
+            raise InputError(f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where="table")
         self._frame = frame.reindex(columns=list(types)).astype(types).reset_index(drop=True)
         self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
 
@@ -149,17 +145,15 @@ class Table:
         return self.to_html()
 
     def __repr__(self) -> str:
-        return pd.DataFrame(
-            self.lines(), columns=["measure", "layer", "value", "± s.e.", "exact", "remark"]
-        ).to_string(index=False, max_colwidth=48)
+        return pd.DataFrame(self.lines(), columns=["measure", "layer", "value", "± s.e.", "exact", "remark"]).to_string(
+            index=False, max_colwidth=48
+        )
 
     def lines(self) -> list[list[str]]:
         """What people read: measure with options, layer, value, standard error, exact or not, remark."""
         result = []
         frame = self._frame.assign(many=self._frame["unit"].notna() | self._frame["sample"].notna())
-        for (name, options, layer, many), rows in frame.groupby(
-            ["measure", "options", "layer", "many"], sort=False
-        ):
+        for (name, options, layer, many), rows in frame.groupby(["measure", "options", "layer", "many"], sort=False):
             row = rows.iloc[0]
             shown = f"{name}{_bracketed(str(options))}"
             if many:
@@ -169,9 +163,7 @@ class Table:
                 value = number(float(row["value"]))
             stderr = number(float(row["stderr"])) if row["stderr"] > 0 else ""
             exact = "exact" if row["exact"] else "estimate"
-            result.append(
-                [shown, str(layer), value, stderr, "" if value == "n/a" else exact, str(row["reason"])]
-            )
+            result.append([shown, str(layer), value, stderr, "" if value == "n/a" else exact, str(row["reason"])])
         return result
 
     def to_json(self) -> str:
@@ -214,7 +206,7 @@ class Table:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .parquet, .json, .md, .csv or .html, whole or not at all."""
-        writers = {
+        writers: dict[str, Callable[[], bytes]] = {
             ".parquet": self.to_parquet,
             ".json": lambda: self.to_json().encode(),
             ".md": lambda: (self.to_markdown() + "\n").encode(),

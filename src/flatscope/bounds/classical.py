@@ -15,7 +15,7 @@ def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) ->
 
     (2/ε²)(kW log 2 + log(2/δ)) for W weights of k bits each: a finite class has 2^(kW) members.
     """
-    if not 0 < gap or not 0 < delta < 1 or bits < 1 or n_parameters < 1:
+    if gap <= 0 or not 0 < delta < 1 or bits < 1 or n_parameters < 1:
         raise InputError(
             "gap > 0, 0 < delta < 1, bits and parameters of at least 1",
             f"{gap}, {delta}, {bits}, {n_parameters}",

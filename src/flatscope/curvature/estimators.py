@@ -68,9 +68,7 @@ def trace(
             "positive accuracy, products and block", f"{accuracy}, {most_products}, {block}", where="trace"
         )
     if size <= min(MULTIPLIED_OUT, most_products):
-        return Estimate(
-            _trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True
-        )
+        return Estimate(_trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True)
     basis = torch.zeros(size, 0, dtype=torch.float64)
     top = 0.0
     if sketch:

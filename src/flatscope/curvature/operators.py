@@ -45,9 +45,7 @@ class CurvatureOperator:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Products with a vector (p,) or with the columns of a matrix (p, k), in float64, averaged over samples."""
         if vectors.shape[0] != self.size or vectors.ndim > 2:
-            raise InputError(
-                f"vectors of length {self.size}", f"shape {tuple(vectors.shape)}", where="product"
-            )
+            raise InputError(f"vectors of length {self.size}", f"shape {tuple(vectors.shape)}", where="product")
         columns = vectors.reshape(self.size, -1).to(self.ctx.problem.device, self.ctx.problem.dtype)  # (p, k)
         total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
         for inputs, targets in self.ctx.batches():
@@ -59,7 +57,7 @@ class CurvatureOperator:
     def as_linear_operator(self) -> LinearOperator:
         """The same operator for SciPy's solvers, in float64 on the CPU side."""
 
-        def product(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        def product(array: np.ndarray) -> np.ndarray:
             return (self @ torch.from_numpy(np.ascontiguousarray(array))).cpu().numpy()
 
         return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
@@ -119,9 +117,7 @@ class GaussNewton(CurvatureOperator):
         pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
         alive = [i for i, part in enumerate(pulled) if part.requires_grad]
         vectors = self._unstacked(columns)
-        pushed = batched_gradient([pulled[i] for i in alive], [dummy], [vectors[i] for i in alive])[
-            0
-        ]  # (k, n, C)
+        pushed = batched_gradient([pulled[i] for i in alive], [dummy], [vectors[i] for i in alive])[0]  # (k, n, C)
         leaf = outputs.detach().requires_grad_()
         slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf, create_graph=True)[0]
         if not slope.requires_grad:  # a loss linear in the outputs has no curvature
@@ -131,9 +127,7 @@ class GaussNewton(CurvatureOperator):
         return self._stacked(products, columns.shape[1])
 
 
-def batched_gradient(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]
-) -> list[Tensor]:
+def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """Vector-Jacobian products for a stack of vectors (k, ...) at once; one by one where an operation forbids it."""
     k = vectors[0].shape[0] if vectors else 1
     if not outputs:
@@ -156,9 +150,7 @@ def batched_gradient(
             if "vmap" not in str(problem) and "batching" not in str(problem):
                 raise
     rows = [
-        torch.autograd.grad(
-            outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True
-        )
+        torch.autograd.grad(outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True)
         for i in range(k)
     ]
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]

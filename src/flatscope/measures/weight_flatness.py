@@ -47,12 +47,6 @@ def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 
         accuracy: relative standard error to reach.
         most_products: give up after so many Hessian products.
     """
-    found = trace(
-        Hessian(ctx), ctx.generator("hessian_trace"), accuracy=accuracy, most_products=most_products
-    )
-    reason = (
-        ""
-        if found.converged
-        else f"asked for {accuracy:.2g} relative, not reached in {found.products} products"
-    )
+    found = trace(Hessian(ctx), ctx.generator("hessian_trace"), accuracy=accuracy, most_products=most_products)
+    reason = "" if found.converged else f"asked for {accuracy:.2g} relative, not reached in {found.products} products"
     return Value(found.value, stderr=found.stderr, exact=found.exact, reason=reason)

@@ -1,0 +1,129 @@
+"""A numerical check of the exact sweep: along random directions it must agree with a true Hessian product.
+
+The graph says which blocks are Gauss-Newton; if it was misread (a weight that is also used outside its layer, an
+operation that only looks linear) the two disagree and the parameter falls back to products, by name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.curvature.factors import output_columns
+from flatscope.curvature.patches import input_matrix, output_matrix
+from flatscope.layers import Call, recorded
+from flatscope.samples import Inputs, moved
+
+PROBED_SAMPLES = 3
+TOLERANCE = 1e-5
+
+
+def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, str]:
+    """{parameter: reason} for exact-looking parameters whose true second derivative is another."""
+    names = [name for name in ctx.problem.trainable if name not in curved]
+    if not names:
+        return {}
+    inputs, targets = next(iter(ctx.batches(size=PROBED_SAMPLES)))
+    generator = ctx.generator("probe of the exact sweep")
+    # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
+    directions = {name: _gaussian(ctx.params[name], generator) for name in names}
+    by_factors = _quadratic_forms_by_factors(ctx, inputs, targets, directions)
+    by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
+    scale = max((abs(value) for value in by_hessian.values()), default=0.0)
+    return {
+        name: "its second derivative differs from the Gauss-Newton block"
+        for name in names
+        if abs(by_factors.get(name, 0.0) - by_hessian[name]) > TOLERANCE * (abs(by_hessian[name]) + 1e-6 * scale)
+    }
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device)
+
+
+def _in_double(ctx: Context, inputs: Inputs) -> tuple[Inputs, dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs, parameters and buffers in float64: near interpolation float32 products keep no digit."""
+    params = {n: v.double() if v.is_floating_point() else v for n, v in ctx.params.items()}
+    buffers = {n: v.double() if v.is_floating_point() else v for n, v in ctx.problem.buffers.items()}
+    return moved(inputs, ctx.problem.device, torch.float64), params, buffers
+
+
+def _quadratic_forms_by_hessian(
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
+) -> dict[str, float]:
+    """vᵀ H v per parameter, by double backward."""
+    inputs, params, buffers = _in_double(ctx, inputs)
+    leaves = {name: params[name].detach().requires_grad_() for name in directions}
+    with torch.enable_grad():
+        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
+        loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    forms = {}
+    for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+        forms[name] = 0.0
+        if gradient.requires_grad:
+            product = torch.autograd.grad(gradient, leaf, directions[name], retain_graph=True, materialize_grads=True)[0]
+            forms[name] = float((product * directions[name]).sum())
+    return forms
+
+
+def _quadratic_forms_by_factors(
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
+) -> dict[str, float]:
+    """Σ_c ⟨G_c, v⟩² per parameter, from what the sweep records."""
+    inputs, params, buffers = _in_double(ctx, inputs)
+    params |= {name: params[name].detach().requires_grad_() for name in directions}
+    with torch.enable_grad(), recorded(ctx.problem, params, isolate=True) as recorder:
+        outputs = ctx.problem.forward(inputs, params, buffers)
+    columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
+    calls = [call for call in recorder.calls if call.edge is not None and not call.opaque]
+    calls = [call for call in calls if call.weight in directions or call.bias in directions]
+    found = torch.autograd.grad(
+        outputs, [call.edge for call in calls], columns.values, allow_unused=True, is_grads_batched=True
+    )
+    forms: dict[str, float] = {}
+    signs = 1.0 if columns.signs is None else columns.signs
+    for call, s in zip(calls, found, strict=True):
+        if s is None:
+            continue
+        for name, along in _along(call, s, params, directions):
+            forms[name] = forms.get(name, 0.0) + float((along.square() * signs).sum())
+    return forms
+
+
+def _along(
+    call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]
+) -> list[tuple[str, Tensor]]:
+    """⟨G_c, v⟩ of weight and bias, (k, n) each."""
+    result = []
+    if call.bias in directions:
+        axis = -1 if call.kind == "dense" else 2
+        shape = [1] * s.ndim
+        shape[axis] = -1
+        result.append((call.bias, (s * directions[call.bias].reshape(shape)).flatten(2).sum(2)))
+    if call.weight in directions:
+        v, x = directions[call.weight], call.input.detach()
+        if call.kind == "batchnorm":
+            shape = (1, -1, *[1] * (x.ndim - 2))
+            eps = 1e-5 if call.settings["eps"] is None else call.settings["eps"]
+            spread = (call.settings["running_var"] + eps).sqrt().reshape(shape)
+            change = (x - call.settings["running_mean"].reshape(shape)) / spread * v.reshape(shape)
+            result.append((call.weight, (s * change).flatten(2).sum(2)))
+        else:
+            result.append((call.weight, directional(call, x, s, params[call.weight].detach(), v)))
+    return [(str(name), value) for name, value in result]
+
+
+def directional(call: Call, x: Tensor, s: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+    """⟨G_c, v⟩ for a weight-shaped v, without forming G_c: (k, n)."""
+    u = input_matrix(x, weight, call.kind, call.settings)  # (n, g, features, t)
+    out = output_matrix(s, weight, call.kind, call.settings)  # (k, n, g, rows, t)
+    groups = u.shape[1]
+    blocks = v.reshape(groups, v.shape[0] // groups, -1)  # (g, rows or in, features)
+    moved_u = (blocks.mT if call.kind == "transposed" else blocks) @ u  # (n, g, rows, t)
+    return (out * moved_u).flatten(2).sum(2)
+
+
+def _double_targets(targets: Tensor) -> Tensor:
+    return targets.double() if targets.is_floating_point() else targets

@@ -1,0 +1,226 @@
+"""The contract that every measure keeps, as functions that raise AssertionError; driven by its declaration."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from networks import Tiny
+from references import TWINS, Dense
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatscope as fs
+from flatscope.registry import DIRECTIONS, LEVELS, Declaration
+from flatscope.symmetries.scaling import rescale
+
+EXACT = 1e-9
+EIGENVALUE = 1e-6
+
+
+def values_of(entry: Declaration, problem: fs.Problem, seed: int = 0, **options: Any) -> dict[tuple[str, Any, Any], tuple[float, float, bool]]:
+    """{(layer, options, unit or sample): (value, stderr, exact)} of all rows that have a value."""
+    frame = fs.measure(problem, entry.name, seed=seed, options={entry.name: options}).to_frame()
+    frame = frame[frame["value"].notna()]
+    place = frame["unit"].fillna(frame["sample"]).fillna(-1).astype(int)
+    keys = zip(frame["layer"], frame["options"], place, strict=True)
+    return dict(zip(keys, zip(frame["value"], frame["stderr"], frame["exact"], strict=True), strict=True))
+
+
+def assert_same(one: dict[Any, Any], other: dict[Any, Any], tolerance: float, what: str) -> None:
+    """Equal keys and values equal relative to the largest of them."""
+    assert one.keys() == other.keys(), f"{what}: rows {sorted(one)} against {sorted(other)}"
+    scale = max([abs(v[0]) for v in one.values()] or [1.0]) or 1.0
+    for key, (value, *_) in one.items():
+        assert abs(value - other[key][0]) <= tolerance * scale, f"{what}: {key}: {value} against {other[key][0]}"
+
+
+def tolerance_of(entry: Declaration) -> float:
+    return EIGENVALUE if "eigenvalue" in entry.name or entry.name in ("kappa", "kappa_max", "kappa_sum") else EXACT
+
+
+def equals_its_twin(entry: Declaration, tiny: Tiny) -> None:
+    assert entry.name in TWINS, f"{entry.name} has no naive twin in tests/references.py"
+    expected = TWINS[entry.name](Dense(tiny))
+    if isinstance(expected, Tensor):
+        expected = {("", i): float(v) for i, v in enumerate(expected)}
+    elif isinstance(expected, dict):
+        flat: dict[tuple[str, int], float] = {}
+        for layer, value in expected.items():
+            if isinstance(value, Tensor):
+                flat |= {(layer, i): float(v) for i, v in enumerate(value)}
+            else:
+                flat[layer, -1] = float(value)
+        expected = flat
+    else:
+        expected = {("", -1): float(expected)}
+    found = {(layer, place): rest for (layer, _, place), rest in values_of(entry, tiny.problem()).items()}
+    assert found.keys() == expected.keys(), f"rows {sorted(found)} against {sorted(expected)}"
+    scale = max([abs(v) for v in expected.values()] or [1.0]) or 1.0
+    for key, (value, stderr, exact) in found.items():
+        if exact:
+            assert stderr == 0.0, f"{key}: exact, yet with a standard error {stderr}"
+            assert abs(value - expected[key]) <= tolerance_of(entry) * scale, f"{key}: {value} against {expected[key]}"
+        else:
+            assert abs(value - expected[key]) <= 4.5 * stderr + tolerance_of(entry) * scale, f"{key}: {value} ± {stderr} against {expected[key]}"
+
+
+def same_for_any_batches(entry: Declaration, tiny: Tiny) -> None:
+    whole = values_of(entry, tiny.problem())
+    for size in (1, 4, len(tiny.x)):
+        assert_same(whole, values_of(entry, tiny.problem(batch_size=size)), tolerance_of(entry), f"batches of {size}")
+    ragged = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4)
+    assert_same(whole, values_of(entry, tiny.problem(train=ragged)), tolerance_of(entry), "a loader with a ragged batch")
+
+
+def same_for_any_order(entry: Declaration, tiny: Tiny) -> None:
+    order = torch.randperm(len(tiny.x), generator=torch.Generator().manual_seed(5))
+    moved = values_of(entry, tiny.problem(train=(tiny.x[order], tiny.y[order])))
+    if entry.per == "sample":
+        moved = {(layer, o, int(order[i])): v for (layer, o, i), v in moved.items()}
+    assert_same(values_of(entry, tiny.problem()), moved, tolerance_of(entry), "another order of the samples")
+
+
+def same_for_repeated_data(entry: Declaration, tiny: Tiny) -> None:
+    """Averages over samples do not change when every sample comes twice."""
+    if entry.per == "sample":
+        return
+    twice = (torch.cat([tiny.x, tiny.x]), torch.cat([tiny.y, tiny.y]))
+    assert_same(values_of(entry, tiny.problem()), values_of(entry, tiny.problem(train=twice)), tolerance_of(entry), "repeated data")
+
+
+def seed_matters_only_to_estimates(entry: Declaration, tiny: Tiny) -> None:
+    first, again, other = (values_of(entry, tiny.problem(), seed=seed) for seed in (1, 1, 2))
+    assert first == again, "the same seed gives other numbers"
+    for key, (value, stderr, exact) in first.items():
+        if exact:
+            tolerance = tolerance_of(entry) * max(abs(v[0]) for v in first.values())
+            assert abs(value - other[key][0]) <= tolerance, f"{key} is called exact but changes with the seed"
+        else:
+            spread = (stderr**2 + other[key][1] ** 2) ** 0.5
+            assert abs(value - other[key][0]) <= 5 * spread, f"{key}: two seeds differ by more than their error"
+
+
+def leaves_everything_untouched(entry: Declaration, tiny: Tiny) -> None:
+    model = copy.deepcopy(tiny.model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.25)
+    generator = torch.Generator().manual_seed(9)
+    loader = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4, shuffle=True, generator=generator)
+    before = _state(model, generator)
+    fs.measure(fs.Problem(model, train=loader, test=(tiny.xt, tiny.yt), loss=tiny.loss, initial=tiny.initial), entry.name)
+    after = _state(model, generator)
+    for name, value in before.items():
+        same = torch.equal(value, after[name]) if isinstance(value, Tensor) else value == after[name]
+        assert same, f"{name} was changed"
+
+
+def _state(model: nn.Module, generator: torch.Generator) -> dict[str, Any]:
+    numpy_state = np.random.get_state()
+    state: dict[str, Any] = {"python rng": random.getstate(), "numpy rng": (numpy_state[1].tobytes(), numpy_state[2])}
+    state |= {"torch rng": torch.get_rng_state(), "loader rng": generator.get_state()}
+    state |= {f"mode of {name}": module.training for name, module in model.named_modules()}
+    state |= {f"grad of {name}": p.grad.clone() for name, p in model.named_parameters()}
+    state |= {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
+    return state | {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def costs_what_it_declares(entry: Declaration, tiny: Tiny) -> None:
+    if entry.passes is None:
+        return
+    context = fs.Context(tiny.problem())
+    fs.measure(tiny.problem(), entry.name, context=context)
+    for kind, spent in context.passes.items():
+        assert spent <= entry.passes.get(kind, 0) + 1e-9, f"{spent} {kind} passes, declared {dict(entry.passes)}"
+
+
+def close_in_float32(entry: Declaration, tiny: Tiny) -> None:
+    double = values_of(entry, tiny.problem())
+    assert_same(double, values_of(entry, tiny.problem(dtype=torch.float32)), 2e-3, "float32 against float64")
+
+
+def declares_itself(entry: Declaration) -> None:
+    assert entry.symbol, "no symbol"
+    assert entry.equation, "no equation"
+    assert entry.conventions, "no conventions"
+    assert entry.per in LEVELS
+    assert entry.direction in DIRECTIONS
+    assert len(entry.summary) <= 120, "first docstring line too long"
+    doc = entry.function.__doc__ or ""
+    for option in entry.options:
+        assert f"{option}:" in doc, f"option {option} is not documented"
+
+
+def scaled_output(tiny: Tiny, factor: float = 1.7) -> Tiny:
+    """Every weight of a chain times c, the bias of layer i times c^i: outputs times c^d."""
+    model = copy.deepcopy(tiny.model)
+    modules = dict(model.named_modules())
+    for depth, name in enumerate(tiny.layers, start=1):
+        modules[name].weight.data *= factor
+        if modules[name].bias is not None:
+            modules[name].bias.data *= factor**depth
+    return tiny.with_model(model)
+
+
+def transformed(tiny: Tiny, symmetry: str) -> Tiny:
+    """The same network after one fixed strong transformation of that kind."""
+    if symmetry == "output_scaling":
+        return scaled_output(tiny)
+    if symmetry == "batchnorm_scaling":
+        return _batchnorm_scaled(tiny)
+    by = {"layer_scaling": "layer", "unit_scaling": "unit", "permutation": "permutation"}[symmetry]
+    return tiny.with_model(rescale(tiny.model, tiny.x, by=by, low=0.2, high=5.0, seed=4))
+
+
+def _batchnorm_scaled(tiny: Tiny) -> Tiny:
+    """gamma and beta of each channel times c, the next layer's input channels divided by c; needs BN, ReLU, layer."""
+    model = copy.deepcopy(tiny.model)
+    modules = list(model)
+    generator = torch.Generator().manual_seed(6)
+    for i, module in enumerate(modules):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            factors = torch.rand(module.num_features, generator=generator, dtype=torch.float64) * 3 + 0.3
+            module.weight.data *= factors
+            module.bias.data *= factors
+            following = next(m for m in modules[i + 1 :] if isinstance(m, nn.Linear | nn.Conv2d))
+            per_input = factors.repeat_interleave(following.weight.shape[1] // len(factors))
+            following.weight.data /= per_input.reshape(1, -1, *[1] * (following.weight.ndim - 2))
+    return tiny.with_model(model)
+
+
+def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
+    """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
+    before = values_of(entry, tiny.problem())
+    after = values_of(entry, replace(transformed(tiny, symmetry), initial={}).problem() if entry.needs & {"initial"} else transformed(tiny, symmetry).problem())
+    if symmetry == "permutation" and entry.per == "unit":
+        before, after = _sorted_units(before), _sorted_units(after)
+    scale = max([abs(v[0]) for v in before.values()] or [1.0]) or 1.0
+    change = max([abs(v[0] - after[k][0]) / scale for k, v in before.items()] or [0.0])
+    noise = max([(v[1] ** 2 + after[k][1] ** 2) ** 0.5 / scale for k, v in before.items()] or [0.0])
+    if symmetry in entry.invariant_under:
+        assert change <= 100 * tolerance_of(entry) + 4.5 * noise, f"declared invariant under {symmetry}, moved by {change:.2g}"
+    else:
+        assert change > 1e-3 + 4.5 * noise, f"not declared invariant under {symmetry}, yet moved by {change:.2g} only"
+
+
+def _sorted_units(values: dict[Any, Any]) -> dict[Any, Any]:
+    by_layer: dict[Any, list[Any]] = {}
+    for (layer, options, _), value in values.items():
+        by_layer.setdefault((layer, options), []).append(value)
+    return {(*key, i): v for key, found in by_layer.items() for i, v in enumerate(sorted(found))}
+
+
+def standard_error_covers(entry: Declaration, tiny: Tiny, exact: float, seeds: int = 60, **options: Any) -> None:
+    """About 95 % of intervals of two standard errors contain the true value, and they are not absurdly wide."""
+    inside, zs = 0, []
+    for seed in range(seeds):
+        [(value, stderr, is_exact)] = values_of(entry, tiny.problem(), seed=seed, **options).values()
+        assert not is_exact, "an exact value has no interval to cover"
+        zs.append((value - exact) / stderr)
+        inside += abs(zs[-1]) <= 2
+    assert inside >= 0.85 * seeds, f"two standard errors cover the true value in {inside} of {seeds} runs only"
+    assert np.std(zs) > 0.5, f"standard errors are {1 / np.std(zs):.1f} times too large"
