@@ -253,7 +253,8 @@ def resume(
     parameters = dict(model.named_parameters())
     for name, buffer in _group(tensors, _MOMENTUM).items():
         optimizer.state[parameters[name]]["momentum_buffer"] = buffer.to(parameters[name].device, copy=True)
-    initial = {name: t.to(parameters[name].device) for name, t in _group(tensors, _INITIAL).items()}
+    # copies: what the reader returned may be a view of the file that the next checkpoint replaces
+    initial = {name: t.to(parameters[name].device, copy=True) for name, t in _group(tensors, _INITIAL).items()}
     return state, initial
 
 
