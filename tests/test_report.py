@@ -1,0 +1,418 @@
+"""The report page, its formulas and its figures, without a browser."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from flatscope.errors import InputError
+from flatscope.registry import declarations
+from flatscope.report import report, save_figures
+from flatscope.report.comparison import lines, standing, with_error, written
+from flatscope.report.figure_data import (
+    comparison_data,
+    curves_data,
+    curves_quantities,
+    distribution_data,
+    distribution_measures,
+    layers_data,
+    layers_measures,
+    linear_ticks,
+    log_ticks,
+)
+from flatscope.report.formula import UnknownLatexError, formula, mathml
+from flatscope.report.items import KINDS, by_kind
+from flatscope.report.page import RENDERERS, page_text
+from flatscope.report.summary import comparability, minimum_verdict
+from flatscope.table import Table
+
+HOSTILE = "<script>alert('x')</script>\"&"
+VOID = {"meta", "link", "input", "img", "br", "wbr", "hr"}
+
+
+def row(measure: str, value: float, **changes: Any) -> dict[str, Any]:
+    plain = {
+        "options": "", "layer": "", "unit": None, "sample": None, "stderr": 0.0, "data_stderr": math.nan,
+        "low": math.nan, "high": math.nan, "exact": True, "folded": False, "reason": "", "passes": 1.0,
+        "seconds": 0.1, "seed": 0, "dtype": "float32", "version": "0",
+    }  # fmt: skip
+    return {"measure": measure, "value": value, **plain, **changes}
+
+
+def table(scale: float = 1.0, layer: str = "fc1", **meta: Any) -> Table:
+    rows = [
+        row("gradient_norm", 2e-4 * scale),
+        row("hessian_trace", 12.345 * scale, stderr=0.25, exact=False),
+        row("margin", 2.0 / scale),
+        row("l2_norm", 50.0 * scale),
+        row("l2_norm", 10.0 * scale, layer=layer),
+        row("l2_norm", 5.0 * scale, layer="fc2"),
+        row("parameter_count", math.nan, exact=False, reason="nothing to count"),
+        *(row("functional_margin", value * scale, sample=n) for n, value in enumerate(np.linspace(-1, 3, 50))),
+    ]
+    return Table(
+        rows, {"torch": "2", "seed": 0, "n_train": 50, "loss": "cross_entropy", "passes": {"forward": 2.0}, **meta}
+    )
+
+
+def bounds_table() -> Table:
+    return Table([row("parameter_counting", 13.6) | {"vacuous": True, "assumptions": "bits; luck", "confidence": 0.95}])
+
+
+def history(scale: float = 1.0) -> pd.DataFrame:
+    epochs = np.arange(1, 6)
+    return pd.DataFrame(
+        {"epoch": epochs, "lr": 0.1, "train_loss": scale * np.exp(-epochs.astype(float)), "test_loss": scale / epochs,
+         "train_error": [0.5, 0.2, 0.1, 0.0, 0.0], "gradient_norm": math.nan}
+    )  # fmt: skip
+
+
+def figure(title: str = "a line") -> Figure:
+    drawn = Figure(figsize=(2, 2))
+    ax = drawn.add_subplot()
+    ax.plot([1, 2])
+    ax.set_title(title)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("loss")
+    return drawn
+
+
+class Page(HTMLParser):
+    """The elements of a page, after checking that every one that opens also closes in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.words.setdefault(tag, []).append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def text(self, tag: str = "main") -> str:
+        return " ".join("".join(self.words.get(tag, [])).split())
+
+
+@pytest.fixture(scope="module")
+def full_page() -> str:
+    networks = {"small batch": [table(), bounds_table(), history()], "large batch": [table(3.0), history(2.0)]}
+    return page_text([networks, ("our figure", figure())], title="Two networks", command="flatscope demo --seed 0")
+
+
+def test_structure(full_page: str) -> None:
+    page = Page(full_page)
+    assert page.text("title") == page.text("h1") == "Two networks"
+    assert [page.all(tag) != [] for tag in ("header", "nav", "main", "footer")] == [True] * 4
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = {str(a["href"])[1:] for a in page.all("a")}
+    assert links <= set(ids)
+    sections = [section["id"] for section in page.all("section")]
+    assert sections == [
+        "summary", "measures", "comparison", "distributions", "layers", "training", "bounds", "figures", "provenance",
+    ]  # fmt: skip
+    for _, attributes in page.elements:
+        for reference in ("aria-labelledby", "aria-controls", "for"):
+            assert attributes.get(reference) in (None, *ids)
+    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1
+    assert all(b - a <= 1 for a, b in pairwise(headings))
+
+
+def test_table_and_summary_say_what_is_known(full_page: str) -> None:
+    page = Page(full_page)
+    words = page.text()
+    assert "12.35 ± 0.25" in words  # value and error end with the same digit
+    assert "Could not be computed parameter_count nothing to count" in words
+    assert "Close to a stationary point: gradient norm 0.0002" in words
+    assert "margin ranks, best first: small batch (2), large batch (0.6667)" in words
+    assert "Yi et al. 2019" in words
+    assert "flatscope demo --seed 0" in page.text("pre")
+    assert "forward 2" in words
+    assert "vacuous" in words
+    assert len(page.all("math")) == 7  # six measures, one bound
+    sortable = [th for th in page.all("th") if "aria-sort" in th]
+    assert len(sortable) == 6
+    pictures = [svg for svg in page.all("svg") if svg.get("role") == "img"]
+    assert all(svg["aria-label"] for svg in pictures)
+    assert len(pictures) == 3  # a histogram and two training curves
+    assert [image["alt"] for image in page.all("img")] == ["our figure: loss over epoch"]
+
+
+def test_nothing_is_loaded_from_elsewhere(full_page: str) -> None:
+    page = Page(full_page)
+    for _, attributes in page.elements:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert re.match(r"data:|#|$", attributes.get(name) or "")
+    assert "http://" not in full_page
+    assert "https://" not in full_page
+    assert not re.search(r"@import|url\((?!#)", full_page)
+    policy = next(m for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy")["content"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+def test_size_does_not_grow_with_samples() -> None:
+    many = Table([row("functional_margin", float(v), sample=n) for n, v in enumerate(np.sin(np.arange(20_000)))])
+    assert len(page_text(many)) < 60_000
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    items = {HOSTILE: [table(layer=HOSTILE, **{HOSTILE: HOSTILE}), history()], "other": table(2.0, layer=HOSTILE)}
+    text = page_text([items, (HOSTILE, figure())], title=HOSTILE, command=HOSTILE)
+    page = Page(text)
+    assert len(page.all("script")) == 1
+    assert page.text("title") == HOSTILE
+    assert "<script>alert" not in text
+    odd = Table([row(HOSTILE, 1.0, options='{"<b>": "<i>"}', reason=HOSTILE, exact=False, layer=HOSTILE)])
+    assert "<script>alert" not in page_text(odd)
+    assert all(path.parent == tmp_path for path in save_figures([items, ("../../up", figure())], tmp_path))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        Table([]),
+        Table([row("margin", math.nan, exact=False, reason="no classes")]),
+        Table([row("margin", math.inf), row("hessian_trace", -math.inf), row("unheard_of", 1.0)]),
+        Table([row("functional_margin", 1.0, sample=0)]),
+        Table([row("l2_norm", math.nan, layer="a"), row("l2_norm", -3.0, layer="b", stderr=1.0)]),
+        history().set_index("epoch"),
+        history().head(1),
+        history().assign(train_loss=math.nan, test_loss=[1.0, math.inf, math.nan, 2.0, 3.0]),
+        {str(n): table(1.0 + n) for n in range(9)},
+    ],
+    ids=["empty", "nan", "infinite", "one sample", "odd layers", "indexed", "one epoch", "diverged", "nine networks"],
+)
+def test_odd_contents_make_a_page(items: object) -> None:
+    Page(page_text(items))
+
+
+def test_one_network_without_gradient_says_so() -> None:
+    words = Page(page_text(Table([row("margin", 1.0)]))).text()
+    assert "nothing here says that this is a minimum" in words
+    assert "How flat is this minimum?" in words
+
+
+@pytest.mark.parametrize(
+    "items", [3, "table", [table(), object()], pd.DataFrame({"a": [1]}), table().to_frame(), [], {}]
+)
+def test_what_cannot_be_shown_is_refused(items: object, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Accepted are a Table of bounds; a Table of measures; .* Matplotlib Figure"):
+        report(items, tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "deep" / "report.html"
+    assert report(table(), target) == target
+    first = target.read_text(encoding="utf-8")
+    assert first.startswith("<!doctype html>")
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        report(table(2.0), target)
+    assert target.read_text(encoding="utf-8") == first
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_unwritable_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file" / "report.html", tmp_path):
+        with pytest.raises(InputError):
+            report(table(), place)
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+    with pytest.raises(InputError):
+        save_figures(table(), tmp_path / "file")
+
+
+def test_items_are_sorted_and_named() -> None:
+    kinds = by_kind([table(), table(), ("named", table()), table(name="mine"), bounds_table(), history(), figure("t")])
+    assert list(kinds["measures"]) == ["network 1", "network 2", "named", "mine"]
+    assert list(kinds["bounds"]) == ["network"]
+    assert list(kinds["figures"]) == ["t"]
+    assert len(by_kind([("a", table()), ("a", table()), ("a 2", table())])["measures"]) == 3  # none is lost
+    assert set(RENDERERS) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["measure", "bound"])
+def test_every_declared_symbol_becomes_mathml(kind: str) -> None:
+    for entry in declarations(kind).values():
+        assert mathml(entry.symbol), entry.name
+
+
+@pytest.mark.parametrize(
+    ("latex", "expected"),
+    [
+        (r"x_i^2", "<msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup>"),
+        (r"\frac12", "<mfrac><mn>1</mn><mn>2</mn></mfrac>"),
+        (r"x_10", "<msub><mi>x</mi><mn>1</mn></msub><mn>0</mn>"),
+        (r"\sum_{i=1}^n", "<munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow><mi>n</mi></munderover>"),
+        (r"\sqrt[3]{x}", "<mroot><mi>x</mi><mrow><mn>3</mn></mrow></mroot>"),
+        (r"f''", "<msup><mi>f</mi><mrow><mo>′</mo><mo>′</mo></mrow></msup>"),
+        (r"\mathbb{R}", "<mi>ℝ</mi>"),
+        (r"\mathcal L", "<mi>ℒ</mi>"),
+        (r"\text{a < b}", "<mtext>a &lt; b</mtext>"),
+        (r"\left( x \right.", "<mo>(</mo><mi>x</mi><mo></mo>"),
+        (r"\varepsilon - 1", "<mi>ε</mi><mo>−</mo><mn>1</mn>"),
+        (r"\log(x)", '<mi mathvariant="normal">log</mi>' + "".join(mathml("(x)"))),
+    ],
+)
+def test_formula(latex: str, expected: str) -> None:
+    assert "".join(mathml(latex)) == expected
+
+
+@pytest.mark.parametrize(
+    "latex", [r"\unheardof{x}", "{x", "x}", "x^", r"\frac{1}", r"\text{\alpha}", r"\left x", r"\sqrt[3"]
+)
+def test_formula_falls_back_to_its_source(latex: str) -> None:
+    with pytest.raises(UnknownLatexError):
+        mathml(latex)
+    assert str(formula(latex)).startswith('<code class="tex">')
+    assert str(formula("<b>")).startswith("<math")
+
+
+def test_numbers_for_people() -> None:
+    assert written(1.5e-7) == "1.5×10⁻⁷"
+    assert written(-1234567.0) == "−1\u202f234\u202f567"
+    assert written(math.inf) == "∞"
+    assert written(math.nan) == "n/a"
+    assert with_error(12.3456, 0.0) == ("12.35", "")
+    assert with_error(12.3456, 0.271) == ("12.35", "0.27")
+    assert with_error(1.23456e-9, 2.1e-11) == ("1.235×10⁻⁹", "2.1×10⁻¹¹")
+
+
+def test_standing_follows_the_declarations() -> None:
+    known = declarations()
+    assert standing(known["margin"]) == "all"
+    assert standing(known["l2_norm"]) == "some"
+    assert standing(known["hessian_trace"]) == "none"
+    assert standing(None) == "unknown"
+    groups = comparability({"a": table(), "b": table(2.0)})
+    assert groups.all == ["margin", "parameter_count", "functional_margin"]
+    assert groups.none == ["gradient_norm", "hessian_trace"]
+    assert [label for label, _ in groups.findings] == ["margin"]
+    same = Table([row("margin", 2.0, stderr=0.5, exact=False)])
+    other = Table([row("margin", 2.1, stderr=0.5, exact=False)])
+    assert "does not tell" in comparability({"a": same, "b": other}).findings[0][1]
+
+
+@pytest.mark.parametrize(("value", "level"), [(1e-4, "yes"), (5e-3, "nearly"), (0.3, "no"), (math.nan, "unknown")])
+def test_minimum_verdict(value: float, level: str) -> None:
+    assert minimum_verdict(Table([row("gradient_norm", value)])).level == level
+
+
+def test_options_are_lines_of_their_own() -> None:
+    first = Table([row("margin", 1.0), row("margin", 2.0, options='{"epsilon": 0.1}')])
+    second = Table([row("margin", 3.0)])
+    found = lines({"a": first, "b": second})
+    assert [line.label for line in found] == ["margin", "margin[epsilon=0.1]"]
+    assert found[1].cells[1] is None
+
+
+def test_comparison_data() -> None:
+    data = comparison_data({"a": table(), "b": table(2.0)})
+    assert (data.reference, data.networks) == ("a", ["b"])
+    assert dict(zip(data.measures, data.ratios, strict=True)) == {
+        "gradient_norm": [2.0], "hessian_trace": [2.0], "margin": [0.5], "l2_norm": [2.0],
+    }  # fmt: skip
+    assert data.errors[0] == [0.0]
+    assert data.errors[1] == [pytest.approx(2 * math.hypot(0.25 / 12.345, 0.25 / 24.69))]
+    assert comparison_data({"a": table()}).measures == []
+
+
+def test_distribution_data() -> None:
+    tables = {"a": table(), "b": table(2.0)}
+    assert distribution_measures(tables) == ["functional_margin"]
+    data = distribution_data(tables)
+    assert [sum(shares) for shares in data.shares] == [pytest.approx(1.0)] * 2
+    assert (data.edges[0], data.edges[-1]) == (-2.0, 6.0)
+    assert data.quartiles[0][1] == pytest.approx(1.0)
+    assert data.below_zero == [0.26, 0.26]
+    assert len(distribution_data({"a": Table([row("m", 1.0, sample=0)])}, "m").edges) == 2
+    with pytest.raises(InputError):
+        distribution_data(tables, "margin")
+
+
+def test_layers_data() -> None:
+    tables = {"a": table(), "b": table(2.0, layer="conv")}
+    assert layers_measures(tables) == ["l2_norm"]
+    data = layers_data(tables, "l2_norm")
+    assert data.layers == ["fc1", "fc2", "conv"]
+    assert data.values[1] == [5.0, 10.0]
+    assert math.isnan(data.values[0][1])
+    two = Table([row("k", 1.0, layer="a"), row("k", 2.0, layer="a", options='{"x": 1}')])
+    assert layers_measures({"n": two}) == ["k", "k[x=1]"]
+    assert layers_data({"n": two}, "k[x=1]").values == [[2.0]]
+
+
+def test_curves_data() -> None:
+    histories = {"a": history(), "b": history().set_index("epoch")}
+    assert curves_quantities(histories) == ["loss", "error"]  # lr never changes, gradient_norm was not recorded
+    data = curves_data(histories, "loss")
+    assert [(curve.network, curve.part) for curve in data.curves] == [
+        ("a", "train"),
+        ("a", "test"),
+        ("b", "train"),
+        ("b", "test"),
+    ]
+    assert data.log
+    assert not curves_data(histories, "error").log
+    with pytest.raises(InputError):
+        curves_data(histories, "accuracy")
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert linear_ticks(-1.3, 4.9) == [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    assert linear_ticks(2, 2) == [2]
+    assert log_ticks(0.4, 6) == [0.5, 1.0, 2.0, 5.0]
+    assert log_ticks(1e-9, 1e9)[0] >= 1e-9
+
+
+def test_save_figures(tmp_path: Path) -> None:
+    items = [{"a": [table(), history()], "b": [table(2.0), history()]}, figure("same"), ("other", figure())]
+    saved = save_figures(items, tmp_path / "figures", ("png", "svg"))
+    assert [path.name for path in saved if path.suffix == ".png"] == [
+        "comparison.png", "distribution-functional_margin.png", "layers-l2_norm.png", "training-loss.png",
+        "training-error.png", "same.png", "other.png",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in saved if path.suffix == ".png")
+    assert sorted(path.name for path in saved) == sorted(os.listdir(tmp_path / "figures"))
+    again = save_figures(table(), tmp_path / "again", "pdf") + save_figures(table(), tmp_path / "twice", "pdf")
+    assert again[0].read_bytes() == again[2].read_bytes()
+    with pytest.raises(InputError, match="png, svg, pdf"):
+        save_figures(items, tmp_path, ("gif",))
+
+
+def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    save_figures(table(), tmp_path)
+    page_text([table(), figure()])
+    assert pyplot.get_fignums() == before

@@ -1,0 +1,151 @@
+"""The report page as a reader meets it, in headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import HOSTILE, figure, history, table
+
+from flatscope.report import report
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+)  # fmt: skip
+NAMES = "[...document.querySelectorAll('#measure-table tbody tr:not([hidden]) .name')].map(e => e.textContent)"
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    networks = {"small batch": [table(), history()], "large batch": [table(3.0), history(2.0)]}
+    long_name = table(2.0, layer="a_very_long_layer_name." * 8)
+    return made([networks, {HOSTILE * 3: long_name}, figure()], tmp_path_factory.mktemp("page"))
+
+
+def made(items: object, folder: Path) -> str:
+    return report(items, folder / "report.html", command="flatscope demo " + "--option value " * 20).as_uri()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page at desktop width; anything on the console and any request but for the page itself is an error."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    context.set_default_timeout(5000)
+    opened = context.new_page()
+    heard: list[str] = []
+    opened.on("console", lambda message: heard.append(message.text))
+    opened.on("pageerror", lambda error: heard.append(str(error)))
+    opened.on("dialog", lambda dialog: (heard.append(dialog.message), dialog.dismiss()))
+    opened.on("request", lambda request: heard.append(request.url))
+    opened.goto(address)
+    yield opened
+    context.close()
+    assert [text for text in heard if text != address and not text.startswith("data:")] == []
+
+
+def sort_states(page: Any) -> list[str]:
+    return page.eval_on_selector_all("#measure-table th[aria-sort]", "all => all.map(e => e.ariaSort)")
+
+
+def test_loads_in_silence_and_shows_itself(page: Any) -> None:
+    assert page.title() == "How flat are these minima?"
+    assert page.locator("#theme").is_visible()
+    assert page.locator("#measure-filter").is_visible()
+    assert page.locator("#measure-status").text_content() == "6 measures"
+    assert page.locator("math").first.bounding_box()["width"] > 5
+    assert page.locator("figure svg.plot path").count() == 9  # three histograms, three curves for each of two runs
+    widths = page.eval_on_selector_all("#layers rect.bar", "all => all.map(e => e.getBoundingClientRect().width)")
+    assert max(widths) > 100
+    assert page.evaluate(SIDEWAYS) == 0
+
+
+def test_sorts_by_mouse_and_keyboard(page: Any) -> None:
+    given = page.evaluate(NAMES)
+    page.get_by_role("button", name="Measure", exact=True).click()
+    assert page.evaluate(NAMES) == sorted(given)
+    assert sort_states(page)[0] == "ascending"
+    page.get_by_role("button", name="small batch").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(NAMES)[:3] == ["gradient_norm", "margin", "functional_margin"]
+    assert page.evaluate(NAMES)[-1] == "parameter_count"  # no value: last in either direction
+    page.keyboard.press("Space")
+    assert page.evaluate(NAMES)[0] == "l2_norm"
+    assert page.evaluate(NAMES)[-1] == "parameter_count"
+    assert sort_states(page)[:2] == ["none", "descending"]
+    assert "sorted by small batch, descending" in page.locator("#measure-status").text_content()
+
+
+def test_filters(page: Any) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.locator("#measure-filter").fill("YI trace")
+    assert page.evaluate(NAMES) == ["hessian_trace"]
+    assert page.locator("#measure-status").text_content() == "1 of 6 measures"
+    page.locator("#measure-filter").press("Escape")
+    assert len(page.evaluate(NAMES)) == 6
+    page.locator("#measure-comparable").press("Space")
+    assert page.evaluate(NAMES) == ["margin", "parameter_count", "functional_margin"]
+
+
+def brightness(page: Any) -> float:
+    """Mean of the page's background, 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    parts = [float(part) for part in colour.removeprefix("rgb(").rstrip(")").split(",")]
+    return sum(parts) / 3
+
+
+def test_light_dark_and_the_switch_between(page: Any) -> None:
+    assert brightness(page) > 200
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page) < 60
+    page.get_by_role("button", name="Switch to light colours").press("Enter")
+    assert brightness(page) > 200
+    page.reload()
+    assert brightness(page) > 200  # the choice is kept
+    page.get_by_role("button", name="Switch to dark colours").click()
+    assert brightness(page) < 60
+    page.emulate_media(media="print")
+    assert brightness(page) == 255  # paper is white, whatever the screen
+
+
+def test_fits_a_phone(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate(SIDEWAYS) == 0
+    page.eval_on_selector_all("details", "all => all.forEach(e => { e.open = true; })")
+    assert page.evaluate(SIDEWAYS) == 0
+    assert page.evaluate("(b => b.scrollWidth > b.clientWidth)(document.querySelector('#measures .scroll'))")
+
+
+def test_prints(page: Any) -> None:
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 720, "height": 1000})  # A4 less its margins
+    assert page.evaluate(SIDEWAYS) == 0
+    assert not page.locator(".page-head").is_visible()
+    assert not page.locator(".tools").is_visible()
+    assert page.locator("#measures table").is_visible()
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_reads_without_its_script(browser: Any, address: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator("#measures tbody tr").count() == 6
+    assert not page.locator("#theme").is_visible()
+    context.close()
