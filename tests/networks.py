@@ -77,7 +77,9 @@ class OnSequences(nn.Module):
         return self.head(torch.relu(self.mix(torch.relu(self.token(x)))).sum(1))
 
 
-def _built(name: str, model: nn.Module, shape: tuple[int, ...], classes: int, layers: tuple[str, ...], n: int = 11, **more: Any) -> Tiny:
+def _built(
+    name: str, model: nn.Module, shape: tuple[int, ...], classes: int, layers: tuple[str, ...], n: int = 11, **more: Any
+) -> Tiny:
     generator = torch.Generator().manual_seed(len(name))
     model = model.double().eval()
     for parameter in model.parameters():  # wide enough that units are on and off, biases included
@@ -94,7 +96,10 @@ def _built(name: str, model: nn.Module, shape: tuple[int, ...], classes: int, la
     y = torch.randint(0, classes, (n,), generator=generator)
     xt = torch.randn(7, *shape, generator=generator, dtype=torch.float64)
     yt = torch.randint(0, classes, (7,), generator=generator)
-    initial = {k: v.detach() + 0.1 * torch.randn(v.shape, generator=generator, dtype=v.dtype) for k, v in model.named_parameters()}
+    initial = {
+        k: v.detach() + 0.1 * torch.randn(v.shape, generator=generator, dtype=v.dtype)
+        for k, v in model.named_parameters()
+    }
     given = {"x": x, "y": y, "xt": xt, "yt": yt, "initial": initial} | more
     return Tiny(name, model, layers=layers, **given)
 
@@ -145,7 +150,10 @@ def residual() -> Tiny:
 
 def regression() -> Tiny:
     tiny = _built("regression", nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), (3,), 2, ("0", "2"))
-    y, yt = (torch.randn(len(v), 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64) for v in (tiny.y, tiny.yt))
+    y, yt = (
+        torch.randn(len(v), 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        for v in (tiny.y, tiny.yt)
+    )
     return replace(tiny, y=y, yt=yt, loss="mse")
 
 

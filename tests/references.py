@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Dense:
     def __init__(self, tiny: Tiny) -> None:
         self.tiny = tiny
         self.params = {name: value.detach().clone() for name, value in tiny.model.named_parameters()}
+        self._hessians: dict[str, Tensor] = {}
 
     def weight_name(self, layer: str) -> str:
         return layer if layer in self.params else f"{layer}.weight"
@@ -32,17 +33,12 @@ class Dense:
             return functional_call(self.tiny.model, params or self.params, (self.tiny.x if x is None else x,))
 
     def loss(self, params: dict[str, Tensor] | None = None) -> Tensor:
-        """Mean over samples, one at a time."""
-        outputs = self.outputs(params)
-        total = outputs.new_zeros(())
-        for row, target in zip(outputs, self.tiny.y, strict=True):
-            if self.tiny.loss == "mse":
-                total = total + ((row - target) ** 2).sum()
-            elif self.tiny.loss == "cross_entropy":
-                total = total + torch.logsumexp(row, 0) - row[target]
-            else:
-                total = total + self.tiny.loss(row[None], target[None])[0]
-        return total / len(outputs)
+        outputs, targets = self.outputs(params), self.tiny.y
+        if self.tiny.loss == "mse":
+            return ((outputs - targets) ** 2).sum(1).mean()
+        if self.tiny.loss == "cross_entropy":
+            return (torch.logsumexp(outputs, 1) - outputs[torch.arange(len(targets)), targets]).mean()
+        return self.tiny.loss(outputs, targets).mean()
 
     def loss_of(self, vector: Tensor, names: list[str]) -> Tensor:
         params, start = dict(self.params), 0
@@ -56,9 +52,15 @@ class Dense:
         return torch.cat([self.params[name].reshape(-1) for name in names])
 
     def hessian_of(self, names: list[str]) -> Tensor:
+        key = ",".join(names)
+        if key not in self._hessians:
+            self._hessians[key] = self._hessian_of(names)
+        return self._hessians[key]
+
+    def _hessian_of(self, names: list[str]) -> Tensor:
         return torch.autograd.functional.hessian(lambda v: self.loss_of(v, names), self.vector(names))
 
-    @cached_property
+    @property
     def hessian(self) -> Tensor:
         return self.hessian_of(list(self.params))
 
@@ -71,6 +73,12 @@ class Dense:
         for row, target in zip(self.outputs(), self.tiny.y.tolist(), strict=True):
             found.append(row[target] - max(value for k, value in enumerate(row) if k != target))
         return torch.stack(found)
+
+
+@lru_cache(maxsize=32)
+def dense(name: str, build: Callable[[], Tiny]) -> Dense:
+    """The written-out network of that builder, kept so that its Hessians are computed once."""
+    return Dense(build())
 
 
 Twin = Callable[..., Any]
@@ -103,7 +111,10 @@ def margin(dense: Dense, epsilon: float = 0.05) -> float:
 
 @twin
 def l2_norm(dense: Dense) -> dict[str, float]:
-    norms = {layer: math.sqrt(sum(w * w for w in dense.params[dense.weight_name(layer)].flatten().tolist())) for layer in dense.tiny.layers}
+    norms = {
+        layer: math.sqrt(sum(w * w for w in dense.params[dense.weight_name(layer)].flatten().tolist()))
+        for layer in dense.tiny.layers
+    }
     product = 1.0
     for value in norms.values():
         product *= value
@@ -120,3 +131,117 @@ def gradient_norm(dense: Dense) -> float:
 @twin
 def hessian_trace(dense: Dense, **options: Any) -> float:
     return float(dense.hessian.trace())
+
+
+def _norm2(dense: Dense, layer: str) -> float:
+    return float(dense.params[dense.weight_name(layer)].square().sum())
+
+
+@twin
+def layer_trace(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: float(dense.layer_hessian(layer).trace()) for layer in dense.tiny.layers}
+
+
+@twin
+def layer_max_eigenvalue(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: float(torch.linalg.eigvalsh(dense.layer_hessian(layer))[-1]) for layer in dense.tiny.layers}
+
+
+@twin
+def hessian_max_eigenvalue(dense: Dense, **options: Any) -> float:
+    return float(torch.linalg.eigvalsh(dense.hessian)[-1])
+
+
+@twin
+def hessian_min_eigenvalue(dense: Dense, **options: Any) -> float:
+    return float(torch.linalg.eigvalsh(dense.hessian)[0])
+
+
+@twin
+def kappa(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: _norm2(dense, layer) * value for layer, value in layer_max_eigenvalue(dense).items()}
+
+
+@twin
+def kappa_max(dense: Dense, **options: Any) -> float:
+    return max(kappa(dense).values())
+
+
+@twin
+def kappa_sum(dense: Dense, **options: Any) -> float:
+    return sum(kappa(dense).values())
+
+
+@twin
+def kappa_trace(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: _norm2(dense, layer) * value for layer, value in layer_trace(dense).items()}
+
+
+@twin
+def kappa_trace_max(dense: Dense, **options: Any) -> float:
+    return max(kappa_trace(dense).values())
+
+
+@twin
+def kappa_trace_sum(dense: Dense, **options: Any) -> float:
+    return sum(kappa_trace(dense).values())
+
+
+@twin
+def rho_unit(dense: Dense, reading: str = "column") -> dict[str, Tensor]:
+    """wᵀHw with w a column (or row) of the layer embedded in zeros; an input channel of a grouped layer by group."""
+    result = {}
+    for layer in dense.tiny.layers:
+        weight, hessian = dense.params[dense.weight_name(layer)], dense.layer_hessian(layer)
+        module = dict(dense.tiny.model.named_modules()).get(layer)
+        groups = getattr(module, "groups", 1)
+        values = []
+        rows, columns = weight.shape[0], weight.shape[1] * groups
+        for unit in range(columns if reading == "column" else rows):
+            masked = torch.zeros_like(weight)
+            if reading == "row":
+                masked[unit] = weight[unit]
+            else:
+                group, inside = divmod(unit, weight.shape[1])
+                own = slice(group * rows // groups, (group + 1) * rows // groups)
+                masked[own, inside] = weight[own, inside]
+            vector = masked.flatten()
+            values.append(vector @ hessian @ vector)
+        result[layer] = torch.stack(values)
+    return result
+
+
+@twin
+def rho(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: float(values.max()) for layer, values in rho_unit(dense, **options).items()}
+
+
+@twin
+def rho_layer_sum(dense: Dense, **options: Any) -> dict[str, float]:
+    return {layer: float(values.sum()) for layer, values in rho_unit(dense, **options).items()}
+
+
+@twin
+def rho_max(dense: Dense, **options: Any) -> float:
+    return max(rho(dense, **options).values())
+
+
+@twin
+def rho_sum(dense: Dense, **options: Any) -> float:
+    return sum(rho_layer_sum(dense, **options).values())
+
+
+@twin
+def relative_flatness(dense: Dense, **options: Any) -> dict[str, float]:
+    result = {}
+    for layer in dense.tiny.layers:
+        weight = dense.params[dense.weight_name(layer)]
+        rows = weight.reshape(len(weight), -1)
+        out, q = rows.shape
+        blocks = dense.layer_hessian(layer).reshape(out, q, out, q)
+        total = 0.0
+        for s in range(out):
+            for t in range(out):
+                total += float(rows[s] @ rows[t]) * float(blocks[s, :, t, :].trace())
+        result[layer] = total
+    return result

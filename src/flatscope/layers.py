@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from flatscope.params import Params
 from flatscope.problem import Problem
+from flatscope.samples import Inputs
 
 DENSE: tuple[Callable[..., Any], ...] = (functional.linear,)
 CONVOLUTIONS: tuple[Callable[..., Any], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
@@ -219,6 +220,8 @@ def find_layers(problem: Problem) -> Network:
     """The network's layers in forward order; every weight once, with the number of its uses."""
     params = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in problem.params.items()}
     inputs = problem.example()
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        inputs = inputs.detach().requires_grad_()
     with torch.enable_grad(), recorded(problem, params) as recorder:
         outputs = problem.forward(inputs, params)
     layers: dict[str, Layer] = {}
@@ -227,7 +230,7 @@ def find_layers(problem: Problem) -> Network:
         layers.setdefault(call.weight, _layer(call))
         if uses > 1:
             layers[call.weight] = Layer(**{**vars(layers[call.weight]), "uses": uses})
-    return Network(tuple(layers.values()), _is_chain(outputs, recorder.layer_calls))
+    return Network(tuple(layers.values()), _is_chain(outputs, inputs, recorder.layer_calls))
 
 
 def _layer(call: Call) -> Layer:
@@ -243,8 +246,10 @@ def _layer(call: Call) -> Layer:
     )
 
 
-def _is_chain(outputs: Tensor, calls: list[Call]) -> bool:
-    """Whether no operation joins two tensors that both come from layers: no skips, branches or attention."""
+def _is_chain(outputs: Tensor, inputs: Inputs, calls: list[Call]) -> bool:
+    """Whether no operation joins two tensors that come from layers or the input: no skips, branches, attention."""
+    if any(call.opaque for call in calls):
+        return False
     layer_nodes = {call.edge.node for call in calls if call.edge is not None}
     after_layer: dict[Any, bool] = {None: False}
     order: list[Any] = []
@@ -261,5 +266,6 @@ def _is_chain(outputs: Tensor, calls: list[Call]) -> bool:
         sources = [child for child, _ in node.next_functions if after_layer[child]]
         if len(sources) > 1:
             return False
-        after_layer[node] = bool(sources) or node in layer_nodes
+        is_input = getattr(node, "variable", None) is inputs
+        after_layer[node] = bool(sources) or node in layer_nodes or is_input
     return len({call.weight for call in calls}) == len(calls)

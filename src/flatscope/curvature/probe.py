@@ -63,7 +63,9 @@ def _quadratic_forms_by_hessian(
     for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
         forms[name] = 0.0
         if gradient.requires_grad:
-            product = torch.autograd.grad(gradient, leaf, directions[name], retain_graph=True, materialize_grads=True)[0]
+            product = torch.autograd.grad(gradient, leaf, directions[name], retain_graph=True, materialize_grads=True)[
+                0
+            ]
             forms[name] = float((product * directions[name]).sum())
     return forms
 
@@ -92,9 +94,7 @@ def _quadratic_forms_by_factors(
     return forms
 
 
-def _along(
-    call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]
-) -> list[tuple[str, Tensor]]:
+def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     """⟨G_c, v⟩ of weight and bias, (k, n) each."""
     result = []
     if call.bias in directions:

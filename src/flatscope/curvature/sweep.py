@@ -193,6 +193,7 @@ def _add_call(
     if back is None:
         back = torch.zeros_like(x).expand(len(s), *x.shape)
     sums.rho.add(_signed_sum(_over_positions(x[None] * back, call.kind).square(), signs))
+    sums.rho_rows.add(_signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
     result.traces.setdefault(call.weight, Mean()).add(trace)
     if diagonals is not None:
         total = result.diagonals.get(call.weight, 0.0)
@@ -222,6 +223,17 @@ def _over_positions(values: Tensor, kind: str) -> Tensor:
     if kind == "dense":
         return values.flatten(2, -2).sum(2) if values.ndim > 3 else values
     return values.flatten(3).sum(3) if values.ndim > 3 else values
+
+
+def _along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """⟨G_c, w⟩ restricted to each row of the weight (one output channel): (k, n, out)."""
+    groups = u.shape[1]
+    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
+    if kind == "transposed":
+        taps = weight[0, 0].numel()
+        moved = (s * (blocks.mT @ u)).sum(-1)  # (k, n, g, out · taps)
+        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
+    return (s * (blocks @ u)).sum(-1).flatten(2)
 
 
 def _bias_gradient(s: Tensor, kind: str) -> Tensor:

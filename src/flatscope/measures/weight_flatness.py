@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from flatscope.context import Context
 from flatscope.curvature.estimators import trace
+from flatscope.curvature.layer_blocks import layer_blocks
 from flatscope.curvature.operators import Hessian
+from flatscope.curvature.products import by_products, trace_directions
+from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
+from flatscope.curvature.sweep import exact_sweep
+from flatscope.layers import Layer
 from flatscope.params import norm
 from flatscope.registry import Value, measure
 
@@ -36,17 +43,165 @@ def gradient_norm(ctx: Context) -> float:
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
-    exact=False,
     conventions="all trainable parameters, BatchNorm's included; mean over samples; not divided by their number",
 )
 def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 1024) -> Value:
     """Trace of the Hessian of the training loss over all trainable parameters.
 
+    Exact on piecewise-linear networks. Parameters whose block is not Gauss-Newton are estimated from Hessian
+    products and added.
+
     Args:
         ctx: the network.
-        accuracy: relative standard error to reach.
+        accuracy: relative standard error to reach where products are needed.
         most_products: give up after so many Hessian products.
     """
-    found = trace(Hessian(ctx), ctx.generator("hessian_trace"), accuracy=accuracy, most_products=most_products)
-    reason = "" if found.converged else f"asked for {accuracy:.2g} relative, not reached in {found.products} products"
-    return Value(found.value, stderr=found.stderr, exact=found.exact, reason=reason)
+    swept = ctx.sweep(exact_sweep)
+    known = float(swept.total.value) if swept.total.n else 0.0
+    data_stderr = float(swept.total.stderr) if swept.total.n else None
+    if not swept.curved:
+        return Value(known, data_stderr=data_stderr)
+    found = trace(
+        Hessian(ctx, swept.curved), ctx.generator("hessian_trace"), accuracy=accuracy, most_products=most_products
+    )
+    reason = f"{len(swept.curved)} parameter tensors by products: {next(iter(swept.curved.values()))}"
+    if not found.converged:
+        reason += f"; asked for {accuracy:.2g} relative, not reached in {found.products} products"
+    return Value(known + found.value, stderr=found.stderr, exact=found.exact, reason=reason)
+
+
+@measure(
+    symbol=r"\operatorname{Tr} H_l",
+    paper="petzka2019",
+    equation="Figure 2",
+    per="layer",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="sweep",
+    conventions="the layer's weight without its bias; un-normalised trace",
+)
+def layer_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:
+    """Trace of the Hessian with respect to each layer's weights.
+
+    Args:
+        ctx: the network.
+        accuracy: relative standard error to reach where products are needed.
+        most_products: give up after so many Hessian products.
+    """
+    return layer_traces(ctx, accuracy, most_products)
+
+
+@measure(
+    symbol=r"\lambda_{\max}(H_l)",
+    paper="petzka2019",
+    equation="Figure 2",
+    per="layer",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="sweep",
+    conventions="algebraically largest eigenvalue; the layer's weight without its bias",
+)
+def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
+    """Largest eigenvalue of the Hessian with respect to each layer's weights.
+
+    Args:
+        ctx: the network.
+        tolerance: relative accuracy of the eigensolver.
+    """
+    return {layer: as_value(pair, tolerance) for layer, pair in ctx.sweep(top_eigenpairs, tolerance=tolerance).items()}
+
+
+@measure(
+    symbol=r"\lambda_{\max}(\nabla^2 \hat L)",
+    paper="yi2019",
+    equation="Section 5",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="sweep",
+    conventions="all trainable parameters, cross-layer blocks included: the true Hessian, not Gauss-Newton",
+)
+def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
+    """Largest eigenvalue of the Hessian of the training loss.
+
+    Args:
+        ctx: the network.
+        tolerance: relative accuracy of the eigensolver.
+    """
+    pair = extreme_eigenpair(Hessian(ctx), ctx.generator("hessian_max_eigenvalue"), tolerance=tolerance)
+    return as_value(pair, tolerance)
+
+
+@measure(
+    symbol=r"\lambda_{\min}(\nabla^2 \hat L)",
+    paper="yi2019",
+    equation="Section 5",
+    direction="none",
+    invariant_under={"permutation"},
+    cost="sweep",
+    conventions="all trainable parameters; negative at a saddle point or away from a minimum",
+)
+def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
+    """Smallest (most negative) eigenvalue of the Hessian of the training loss.
+
+    Args:
+        ctx: the network.
+        tolerance: relative accuracy of the eigensolver.
+    """
+    generator = ctx.generator("hessian_min_eigenvalue")
+    return as_value(extreme_eigenpair(Hessian(ctx), generator, largest=False, tolerance=tolerance), tolerance)
+
+
+def as_value(pair: Eigenpair, tolerance: float) -> Value:
+    """An eigenvalue as a table entry; the residual bounds its error."""
+    if not pair.converged:
+        return Value(pair.value, exact=False, reason=f"eigensolver stopped with residual {pair.residual:.2g}")
+    low, high = pair.value - pair.residual, pair.value + pair.residual
+    remark = f"to {tolerance:.0e} relative" if pair.residual else ""
+    return Value(pair.value, low=low, high=high, reason=remark)
+
+
+def measured_layers(ctx: Context) -> tuple[Layer, ...]:
+    """The layers whose weights may move, in forward order."""
+    return tuple(layer for layer in ctx.network if layer.weight in ctx.problem.trainable)
+
+
+def layer_traces(ctx: Context, accuracy: float, most_products: int) -> dict[str, Value]:
+    """Trace of every layer: from the exact sweep where it applies, from products elsewhere."""
+    swept = ctx.sweep(exact_sweep)
+    layers = measured_layers(ctx)
+    curved = tuple(layer for layer in layers if layer.weight in swept.curved)
+    estimates = by_products(ctx, curved, trace_directions, accuracy, most_products) if curved else {}
+    result = {}
+    for layer in layers:
+        if layer.name in estimates:
+            found = estimates[layer.name]
+            reason = swept.curved[layer.weight]
+            result[layer.name] = Value(float(found.value), float(found.stderr), exact=found.exact, reason=reason)
+        elif layer.weight in swept.layers:
+            sums = swept.layers[layer.weight].trace
+            result[layer.name] = Value(float(sums.value), data_stderr=float(sums.stderr))
+        else:
+            result[layer.name] = Value(0.0, reason="its output does not reach the network's")
+    return result
+
+
+def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
+    """Top eigenpair of every layer's Hessian block."""
+    blocks = ctx.sweep(layer_blocks)
+    generator = ctx.generator("layer eigenvalues")
+    names = {layer.weight: layer.name for layer in measured_layers(ctx)}
+    return {names[weight]: extreme_eigenpair(block, generator, tolerance=tolerance) for weight, block in blocks.items()}
+
+
+def combined(values: dict[str, Value], how: str) -> Value:
+    """Sum or maximum over layers; the error of a sum adds up as if the layers' errors were independent."""
+    if how == "max":
+        top = max(values.values(), key=lambda v: float(v.value))
+        return Value(float(top.value), top.stderr, data_stderr=top.data_stderr, exact=all_exact(values))
+    stderr = math.sqrt(sum(value.stderr**2 for value in values.values()))
+    return Value(sum(float(value.value) for value in values.values()), stderr, exact=all_exact(values))
+
+
+def all_exact(values: dict[str, Value]) -> bool:
+    """Whether no layer was estimated."""
+    return all(value.exact is not False for value in values.values())

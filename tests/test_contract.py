@@ -1,0 +1,71 @@
+"""Every measure of the registry keeps the contract that its declaration makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import checks
+import pytest
+from networks import BUILDERS, Tiny, batchnorm_conv, lenet_like, mlp, residual, smooth
+from references import dense
+
+from flatscope.registry import SYMMETRIES, Declaration, declarations
+
+MEASURES = list(declarations().values())
+by_measure = pytest.mark.parametrize("entry", MEASURES, ids=lambda entry: entry.name)
+on_every_network = pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+on_three_networks = pytest.mark.parametrize("tiny", [mlp(), batchnorm_conv(), smooth()], ids=lambda tiny: tiny.name)
+
+
+def applies(entry: Declaration, tiny: Tiny) -> bool:
+    has_batchnorm = any("BatchNorm" in type(m).__name__ for m in tiny.model.modules())
+    return not (("classes" in entry.needs and tiny.loss == "mse") or (entry.on_folded and has_batchnorm))
+
+
+@by_measure
+def test_declares_itself(entry: Declaration) -> None:
+    checks.declares_itself(entry)
+
+
+@by_measure
+@on_every_network
+def test_equals_its_twin(entry: Declaration, build: Callable[[], Tiny]) -> None:
+    written_out = dense(build.__name__, build)
+    if applies(entry, written_out.tiny):
+        checks.equals_its_twin(entry, written_out)
+
+
+@by_measure
+@on_three_networks
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.same_for_any_batches,
+        checks.same_for_any_order,
+        checks.same_for_repeated_data,
+        checks.seed_matters_only_to_estimates,
+        checks.costs_what_it_declares,
+        checks.close_in_float32,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_keeps_the_contract(entry: Declaration, tiny: Tiny, check) -> None:  # type: ignore[no-untyped-def]
+    if applies(entry, tiny):
+        check(entry, tiny)
+
+
+@by_measure
+def test_leaves_everything_untouched(entry: Declaration) -> None:
+    for tiny in (mlp(), batchnorm_conv()):
+        checks.leaves_everything_untouched(entry, tiny)
+
+
+@by_measure
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_keeps_its_symmetries(entry: Declaration, symmetry: str) -> None:
+    networks = {"batchnorm_scaling": [batchnorm_conv()], "output_scaling": [mlp()]}.get(
+        symmetry, [mlp(), lenet_like(), residual()]
+    )
+    for tiny in networks:
+        if applies(entry, tiny):
+            checks.keeps_its_symmetries(entry, tiny, symmetry)
