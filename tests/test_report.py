@@ -327,6 +327,16 @@ def test_minimum_verdict(value: float, level: str) -> None:
     assert minimum_verdict(Table([row("gradient_norm", value)])).level == level
 
 
+def test_minimum_verdict_sees_downward_curvature() -> None:
+    def words(smallest: float) -> str:
+        spectrum = [row("hessian_max_eigenvalue", 7.0), row("hessian_min_eigenvalue", smallest)]
+        return minimum_verdict(Table([row("gradient_norm", 1e-4), *spectrum])).text
+
+    assert "curves down (smallest Hessian eigenvalue −0.05)" in words(-0.05)
+    assert "curves down" not in words(-1e-6)  # rounding
+    assert "curves down" not in words(0.1)
+
+
 def test_options_are_lines_of_their_own() -> None:
     first = Table([row("margin", 1.0), row("margin", 2.0, options='{"epsilon": 0.1}')])
     second = Table([row("margin", 3.0)])

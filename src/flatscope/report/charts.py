@@ -266,11 +266,11 @@ def _plot(
     zero: float | None = None,
 ) -> Markup:
     """Axes, grid and stretched shapes; ticks are (percent, text), from the left and from the top."""
-    parts = []
+    parts, labels = [], []  # labels come last: they stay readable where a shape lies behind them
     for percent, text in y_ticks:
         y = f"{PLOT_TOP + PLOT_HEIGHT * percent / 100:.1f}"
         parts.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
-        parts.append(element("text", text, x="0", y=y, dy="-4"))
+        labels.append(element("text", text, x="0", y=y, dy="-4"))
     foot = PLOT_TOP + PLOT_HEIGHT
     for percent, text in x_ticks:
         x = f"{percent:.2f}%"
@@ -284,4 +284,4 @@ def _plot(
     )  # fmt: skip
     axis = element("line", x1="0", x2="100%", y1=foot, y2=foot, class_="tick")
     size = {"width": "100%", "height": foot + PLOT_BOTTOM}
-    return element("svg", *parts, inner, axis, class_="plot", role="img", aria_label=description, **size)
+    return element("svg", *parts, inner, axis, *labels, class_="plot", role="img", aria_label=description, **size)

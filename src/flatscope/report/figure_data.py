@@ -60,10 +60,11 @@ def ratio_range(data: ComparisonData) -> tuple[float, float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers on a logarithmic axis: 1, 2, 5 over a few decades, powers of ten over many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 3 else (1,)
+    fine = [float(f"{step}e{power}") for power in decades for step in (1, 2, 5)]
+    fine = [tick for tick in fine if low <= tick <= high]
     every = max(1, len(decades) // 6)
-    ticks = [float(f"{step}e{power}") for power in decades if power % every == 0 for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
+    coarse = [float(f"1e{power}") for power in decades if power % every == 0]
+    return fine if len(fine) <= 7 else [tick for tick in coarse if low <= tick <= high]
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:

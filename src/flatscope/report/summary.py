@@ -11,6 +11,7 @@ from flatscope.table import Table
 
 # Rules of thumb, said as such on the page: the gradient norm has no natural scale.
 SETTLED, NEARLY = 1e-3, 1e-2
+NEGLIGIBLE = 1e-3  # of the largest eigenvalue
 
 
 class Verdict(NamedTuple):
@@ -74,18 +75,33 @@ def _error_words(cell: Cell) -> str:
 
 
 def minimum_verdict(table: Table) -> Verdict:
-    """Judge the gradient norm: flatness is a property of minima."""
+    """Judge the gradient norm, and the smallest Hessian eigenvalue where it is known: flatness is about minima."""
     if "gradient_norm" not in table:
         return Verdict("unknown", "gradient_norm was not measured, so nothing here says that this is a minimum")
-    value = table["gradient_norm"]
+    value = _first_value(table, "gradient_norm")
     if math.isnan(value):
         return Verdict("unknown", f"gradient_norm has no value: {table.reason('gradient_norm') or 'no reason given'}")
-    shown = f"gradient norm {written(value, 3)}"
+    shown = f"gradient norm {written(value, 3)}{_downward(table)}"
     if value <= SETTLED:
         return Verdict("yes", f"Close to a stationary point: {shown}")
     if value <= NEARLY:
         return Verdict("nearly", f"Nearly settled: {shown}")
     return Verdict("no", f"Still on a slope: {shown}. Curvature here describes where training stopped, not a minimum")
+
+
+def _downward(table: Table) -> str:
+    """A remark if the loss clearly curves down along some direction; tiny negative eigenvalues are rounding."""
+    smallest, largest = (_first_value(table, f"hessian_{end}_eigenvalue") for end in ("min", "max"))
+    if not (smallest < 0 and -smallest > NEGLIGIBLE * largest):
+        return ""
+    return f", and along some direction the loss curves down (smallest Hessian eigenvalue {written(smallest, 3)})"
+
+
+def _first_value(table: Table, name: str) -> float:
+    """The network-wide value with the options that come first; NaN where there is none."""
+    rows = table.to_frame()
+    found = rows.loc[(rows["measure"] == name) & (rows["layer"] == ""), "value"]
+    return float(found.iloc[0]) if len(found) else math.nan
 
 
 def comparability(tables: Mapping[str, Table]) -> Comparability:
