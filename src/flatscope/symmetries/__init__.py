@@ -1,0 +1,27 @@
+"""Transformations of the weights that leave the function unchanged."""
+
+from flatscope.symmetries.folding import fold_batchnorm
+from flatscope.symmetries.scaling import (
+    given_scales,
+    permuted_params,
+    random_layer_pair,
+    random_layer_pair_scales,
+    random_permutation,
+    random_scales,
+    rescale,
+    rescaled_params,
+    shrink_layer,
+)
+
+__all__ = [
+    "fold_batchnorm",
+    "given_scales",
+    "permuted_params",
+    "random_layer_pair",
+    "random_layer_pair_scales",
+    "random_permutation",
+    "random_scales",
+    "rescale",
+    "rescaled_params",
+    "shrink_layer",
+]

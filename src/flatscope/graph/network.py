@@ -1,0 +1,135 @@
+"""Graph: the layers of a network, which of their units can be rescaled, which not, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatscope.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class GraphLayer:
+    """One weight matrix and where its units stand.
+
+    Attributes:
+        name: the module's qualified name, or the parameter's where no layer module owns it.
+        weight: name of the weight parameter.
+        biases: names of the bias parameters (more than one only if a shared weight has several).
+        kind: "dense", "conv", "transposed", or "batchnorm" in a network that was not folded.
+        groups: groups of a convolution; 1 for a dense layer.
+        uses: how often one forward pass uses it.
+        sources: names of the layers whose outputs reach it directly; "" is the network's input.
+        outputs: (n_out,) scale class of each output unit, 0 where it is fixed.
+        inputs: (n_in,) scale class of each input channel or feature, 0 where it is fixed.
+        output_units: (n_out,) which units change places together; 0 where they cannot.
+        input_units: (n_in,) the same for the input channels or features.
+        walls: why its fixed outputs are fixed.
+        hidden: whether another layer reads it.
+    """
+
+    name: str
+    weight: str
+    biases: tuple[str, ...]
+    kind: str
+    groups: int
+    uses: int
+    sources: tuple[str, ...]
+    outputs: Tensor
+    inputs: Tensor
+    output_units: Tensor
+    input_units: Tensor
+    walls: tuple[str, ...]
+    hidden: bool
+
+    @property
+    def n_free(self) -> int:
+        """Output units that can be rescaled."""
+        return int((self.outputs > 0).sum())
+
+    def entry_channels(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Output and input channel of every weight entry, shaped to be broadcast over the weight."""
+        return entry_channels(self.kind, self.groups, shape)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a traced network is made of, as far as rescaling and permuting its units go.
+
+    Attributes:
+        layers: in forward order.
+        n_classes: scale classes that are free, numbered 1 to n_classes; class 0 is fixed at scale 1. This is the
+            H_eff of a residual network: units that share one scale are one class.
+        exchangeable: groups of units (numbers as in `output_units`) that may change places with one another.
+        ties: what made one class of several, with how many times.
+        unfollowed: weights used by an operation whose inside is not followed, with that operation.
+        chain: whether every layer reads the one before it and nothing else.
+    """
+
+    layers: tuple[GraphLayer, ...]
+    n_classes: int
+    exchangeable: tuple[tuple[int, ...], ...]
+    ties: dict[str, int]
+    unfollowed: dict[str, str]
+    chain: bool
+
+    def __iter__(self) -> Iterator[GraphLayer]:
+        return iter(self.layers)
+
+    def layer(self, name: str) -> GraphLayer:
+        """The layer of that name."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise UnknownNameError.among(name, [layer.name for layer in self.layers], "layer")
+
+    @property
+    def n_units(self) -> int:
+        """Hidden units H: output units of the layers that another layer reads."""
+        return sum(len(layer.outputs) for layer in self.layers if layer.hidden)
+
+    @property
+    def walls(self) -> dict[str, int]:
+        """Why units are fixed, with the number of layers concerned."""
+        return dict(Counter(wall for layer in self.layers for wall in layer.walls))
+
+    def summary(self) -> str:
+        """What can be rescaled, what cannot, and why."""
+        form = "a chain" if self.chain else "with branches"
+        lines = [
+            f"{len(self.layers)} layers, {form}; {self.n_units} hidden units in {self.n_classes} free scale classes.",
+        ]
+        width = max((len(layer.name) for layer in self.layers), default=0)
+        for layer in self.layers:
+            units = len(layer.outputs)
+            text = f"{layer.n_free} of {units} units can be rescaled"
+            if layer.walls:
+                text += "; fixed by " + ", ".join(layer.walls)
+            lines.append(f"  {layer.name:<{width}}  {layer.kind:<10}  {text}")
+        for what, times in self.ties.items():
+            lines.append(f"  {what} ties units to one scale ({times} times)")
+        for weight, what in self.unfollowed.items():
+            lines.append(f"  {weight} is used by {what}, whose inside is not followed")
+        movable = sum(len(group) for group in self.exchangeable)
+        lines.append(f"  {movable} units (tied ones counted once) can change places.")
+        return "\n".join(lines)
+
+
+def entry_channels(kind: str, groups: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Output and input channel of every entry of a layer's weight, shaped to be broadcast over the weight.
+
+    A convolution's weight is (out, in / groups, taps), a transposed one's (in, out / groups, taps), a
+    BatchNorm's (channels,).
+    """
+    rows = torch.arange(shape[0])
+    if kind == "batchnorm":
+        return rows, rows
+    columns = torch.arange(shape[1])
+    group = rows // (shape[0] // groups)
+    own = rows.reshape(-1, *[1] * (len(shape) - 1))
+    other = (group[:, None] * shape[1] + columns[None, :]).reshape(*shape[:2], *[1] * (len(shape) - 2))
+    return (other, own) if kind == "transposed" else (own, other)

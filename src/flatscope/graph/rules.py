@@ -1,0 +1,299 @@
+"""What each torch operation does to scales: the rules by which labels travel through a network.
+
+An operation that is not listed is a wall: whatever enters it is fixed, and its result is a constant as far as
+scales go. That is always safe, only less than could be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.graph.labels import CONSTANT, ZERO, Labels
+from flatscope.graph.operation import Operation, with_tensors
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the forward pass with its result, and the labels of what it received."""
+
+    op: Operation
+    result: Any
+    book: Labels
+    label_of: Callable[[Tensor], Tensor]
+
+    @property
+    def signals(self) -> list[Tensor]:
+        """The floating-point arguments; indices and masks carry no scale."""
+        return [tensor for tensor in self.op.tensors if tensor.is_floating_point()]
+
+    @property
+    def first(self) -> Tensor:
+        """Labels of the first floating-point argument."""
+        return self.label_of(self.signals[0])
+
+    def spread(self, labels: Tensor) -> Tensor:
+        """Labels of the result's shape."""
+        return labels.expand(self.result.shape).clone()
+
+
+# A rule gives the labels of the result (nested as the result is), or None: then the operation is a wall.
+Rule = Callable[[Step], Any]
+
+
+def move(step: Step) -> Any:
+    """Entries change places, are repeated, dropped or padded: labels do the same."""
+
+    def labelled(tensor: Tensor) -> Tensor:
+        return step.label_of(tensor) if tensor.is_floating_point() else tensor.cpu()
+
+    return step.op.function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
+
+
+def pad(step: Step) -> Any:
+    """Padding with zeros ties nothing; any other constant is a constant."""
+    given = step.op.named("input", "pad", "mode", "value")
+    value = float(given.get("value") or 0.0)
+    filler = ZERO if value == 0 else CONSTANT
+    mode = given.get("mode", "constant")
+    return torch.nn.functional.pad(step.first, list(given["pad"]), mode, filler if mode == "constant" else None)
+
+
+def masked_fill(step: Step) -> Any:
+    """Filled entries are zeros or constants."""
+    given = step.op.named("input", "mask", "value")
+    return step.first.masked_fill(given["mask"], ZERO if float(given["value"]) == 0 else CONSTANT)
+
+
+def set_item(step: Step) -> None:
+    """Entries are overwritten in place, in the labels as in the tensor."""
+    target, index, value = step.op.args
+    if isinstance(value, Tensor):
+        new: Any = step.label_of(value)
+    else:
+        new = float(ZERO if value == 0 else CONSTANT)
+    step.label_of(target)[index] = new
+
+
+def keep(step: Step) -> Tensor:
+    """f(c x) = c f(x) for every c > 0, entry by entry."""
+    return step.first.clone()
+
+
+def prelu(step: Step) -> Tensor:
+    """Homogeneous; with a slope per channel the channels are no longer alike."""
+    slopes = step.signals[1]
+    step.label_of(slopes)
+    if slopes.numel() > 1:
+        step.book.pin_units(step.first, step.op.place)
+    return keep(step)
+
+
+def one_sided(step: Step) -> Tensor | None:
+    """`clamp` at zero from one side is homogeneous, any other bound is a wall."""
+    given = step.op.named("input", "min", "max")
+    bounds = [given.get(name) for name in ("min", "max")]
+    if any(isinstance(bound, Tensor) for bound in bounds):
+        return None
+    return keep(step) if all(bound is None or bound == 0 for bound in bounds) else bend(step)
+
+
+def threshold(step: Step) -> Tensor | None:
+    """`threshold` at zero is a ReLU."""
+    given = step.op.named("input", "threshold", "value")
+    return keep(step) if given["threshold"] == 0 and given["value"] == 0 else bend(step)
+
+
+def bend(step: Step) -> Tensor | None:
+    """The same curve for every entry, not homogeneous: scales are fixed, units may still change places."""
+    if len(step.signals) != 1 or step.first.shape != step.result.shape:
+        return None
+    step.book.fix_scale(step.first, step.op.place)
+    return step.first.clone()
+
+
+def add(step: Step) -> Tensor | None:
+    """Terms of a sum share one scale."""
+    terms = _operands(step)
+    if len(terms) != 2:
+        return None
+    signals = [term for term in terms if isinstance(term, Tensor)]
+    if len(signals) == 2:
+        return step.spread(_sum_of(step, signals[0], signals[1]))
+    labels = step.label_of(signals[0])
+    if any(float(term) != 0 for term in terms if not isinstance(term, Tensor)):
+        step.book.fix_scale(labels, f"{step.op.place} with a constant")
+    return step.spread(labels)
+
+
+def where(step: Step) -> Tensor | None:
+    """Entries of two signals, chosen by a condition: as in a sum, and what is chosen may differ from unit to unit."""
+    labels = add(step)
+    if labels is not None:
+        step.book.pin_units(labels, step.op.place)
+    return labels
+
+
+def _operands(step: Step) -> list[Any]:
+    """The operands of a binary operation: tensors or numbers, without options and conditions."""
+    given = [*step.op.args, *(step.op.kwargs[name] for name in ("input", "other") if name in step.op.kwargs)]
+    if step.op.name == "where":
+        given = [arg for arg in given if not (isinstance(arg, Tensor) and arg.dtype == torch.bool)]
+    return given[:2]
+
+
+def _sum_of(step: Step, left: Tensor, right: Tensor) -> Tensor:
+    labels = [step.label_of(left), step.label_of(right)]
+    for one, other, value in ((labels[0], labels[1], right), (labels[1], labels[0], left)):
+        if value.numel() == 1 and bool((other == CONSTANT).all()):  # one number for all: units stay alike
+            step.book.fix_scale(one, f"{step.op.place} with a constant")
+            return one
+    return step.book.tie(labels[0], labels[1], step.op.place)
+
+
+def multiply(step: Step) -> Tensor | None:
+    """A factor without a scale keeps the other's; the product of two scaled signals fixes both."""
+    signals = [factor for factor in _operands(step) if isinstance(factor, Tensor)]
+    if len(signals) == 1:
+        return step.spread(step.label_of(signals[0]))
+    left, right = (step.spread(step.label_of(signal)) for signal in signals)
+    both = step.book.scale.is_free(left) & step.book.scale.is_free(right)
+    for labels in (left, right):
+        step.book.fix_scale(labels[both], f"{step.op.place} of two signals")
+    if min(signal.numel() for signal in signals) > 1:
+        step.book.tie(left, right, step.op.place, scale=False)
+    chosen = torch.where(step.book.scale.is_free(right) | (left == CONSTANT), right, left)
+    return torch.where((left == ZERO) | (right == ZERO), torch.zeros_like(left), chosen)
+
+
+def divide(step: Step) -> Tensor | None:
+    """Dividing by what has a scale of its own fixes that scale."""
+    given = _operands(step)
+    if len(given) != 2 or step.op.kwargs.get("rounding_mode"):
+        return None
+    if isinstance(given[1], Tensor):
+        step.book.fix_scale(step.label_of(given[1]), f"{step.op.place} by a signal")
+    return multiply(step)
+
+
+def compare(step: Step) -> Tensor | None:
+    """Comparing with zero does not depend on a positive scale."""
+    other = step.op.args[1] if len(step.op.args) > 1 else step.op.kwargs.get("other")
+    if isinstance(other, Tensor) or other != 0:
+        return None
+    return torch.ones(step.result.shape, dtype=torch.float64)
+
+
+def reduce(step: Step) -> Any:
+    """Sum, mean or maximum along axes: what is reduced together shares one scale."""
+    given = step.op.named("input", "dim", "keepdim")
+    dim = given.get("dim", given.get("axis"))
+    if isinstance(dim, Tensor):  # max(a, b): entry by entry
+        return add(step)
+    if isinstance(given.get("other"), Tensor):
+        return add(step)
+    labels = step.first
+    if dim is None or dim == ():
+        dims = tuple(range(labels.ndim))
+    else:
+        dims = tuple(int(axis) % labels.ndim for axis in (dim if isinstance(dim, tuple | list) else (dim,)))
+    common = step.book.tie_over(labels, dims, step.op.place)
+    if isinstance(step.result, Tensor):
+        return common.reshape(step.result.shape)
+    values = common.reshape(step.result[0].shape)
+    return values, torch.ones_like(values)
+
+
+def pool(step: Step) -> Any:
+    """Windows mix positions, not channels: the positions of a channel share one scale."""
+    n_spatial = next((int(mark) for mark in step.op.name if mark in "123"), step.first.ndim - 2)
+    dims = tuple(range(step.first.ndim - n_spatial, step.first.ndim))
+    common = step.book.tie_over(step.first, dims, step.op.place)
+    if isinstance(step.result, Tensor):
+        return step.spread(common)
+    shape = step.result[0].shape
+    return common.expand(shape).clone(), torch.ones(shape, dtype=torch.float64)
+
+
+def matrix_product(step: Step) -> Tensor | None:
+    """With one factor free of scales the product mixes rows or columns of the other; with none it is a wall."""
+    left, right = (step.label_of(signal) for signal in step.signals[:2])
+    if min(left.ndim, right.ndim) < 2:
+        return None
+    for labels in (left, right):
+        step.book.pin_units(labels, step.op.place)
+    if not step.book.scale.is_free(left).any():
+        return step.spread(step.book.tie_over(right, (right.ndim - 2,), step.op.place))
+    if not step.book.scale.is_free(right).any():
+        return step.spread(step.book.tie_over(left, (left.ndim - 1,), step.op.place))
+    return None
+
+
+def attention(step: Step) -> Tensor | None:
+    """Queries and keys pass a softmax, the result is linear in the values."""
+    given = step.op.named("query", "key", "value", "attn_mask")
+    if given["value"].ndim != step.result.ndim or given["value"].shape[:-2] != step.result.shape[:-2]:
+        return None
+    for name in ("query", "key"):
+        step.book.wall(step.label_of(given[name]), f"softmax in {step.op.place}")
+    values = step.label_of(given["value"])
+    step.book.pin_units(values, step.op.place)
+    return step.spread(step.book.tie_over(values, (values.ndim - 2,), step.op.place))
+
+
+def create(step: Step) -> Tensor:
+    """A new tensor takes only shape and type from its arguments."""
+    return constant_labels(step.result)
+
+
+def constant_labels(value: Tensor) -> Tensor:
+    """Exact zeros of a constant agree with every scale; its other entries are fixed."""
+    if not value.is_floating_point():
+        return torch.ones(value.shape, dtype=torch.float64)
+    return (value.detach() != 0).double().cpu()
+
+
+_MOVING = """view reshape flatten unflatten ravel permute transpose t T mT movedim moveaxis swapaxes swapdims squeeze
+    unsqueeze expand expand_as repeat repeat_interleave tile broadcast_to broadcast_tensors cat stack hstack vstack
+    dstack chunk split split_with_sizes tensor_split unbind select narrow getitem flip fliplr flipud roll rot90
+    index_select gather take_along_dim pixel_shuffle pixel_unshuffle channel_shuffle detach data tril triu diagonal
+    diag_embed unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy"""
+_KEEPING = """relu leaky_relu rrelu abs neg positive dropout dropout1d dropout2d dropout3d alpha_dropout
+    feature_dropout feature_alpha_dropout to float double half bfloat16 type type_as cpu cuda contiguous clone
+    requires_grad alias"""
+_BENDING = """gelu silu sigmoid tanh elu selu celu softplus softsign mish hardswish hardsigmoid hardtanh relu6
+    tanhshrink softshrink hardshrink logsigmoid exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal sin cos
+    erf sign"""
+_POOLING = """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
+    max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices lp_pool1d
+    lp_pool2d lp_pool3d max_unpool1d max_unpool2d max_unpool3d interpolate upsample"""
+_CREATING = """zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
+    new_tensor zero fill"""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_MOVING.split(), move),
+    **dict.fromkeys(_KEEPING.split(), keep),
+    **dict.fromkeys(_BENDING.split(), bend),
+    **dict.fromkeys(_POOLING.split(), pool),
+    **dict.fromkeys(_CREATING.split(), create),
+    **dict.fromkeys(("add", "sub", "maximum", "minimum", "fmax", "fmin"), add),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min"), reduce),
+    **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
+    **dict.fromkeys(("matmul", "mm", "bmm"), matrix_product),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), one_sided),
+    "where": where,
+    "mul": multiply,
+    "div": divide,
+    "pad": pad,
+    "masked_fill": masked_fill,
+    "setitem": set_item,
+    "prelu": prelu,
+    "threshold": threshold,
+    "scaled_dot_product_attention": attention,
+}

@@ -1,0 +1,298 @@
+"""Other weights, same function: rescaling by unit and by layer, permutations, and the papers' own constructions.
+
+The positively scaling transformation of Yi et al. (2019), equation (3): incoming weights and bias of a hidden unit
+times c, outgoing weights divided by c, for any c > 0. Units that share one scale (see `graph`) share one c.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import InputError, NotApplicable
+from flatscope.graph.network import Graph, GraphLayer
+from flatscope.graph.sameness import refuse_if_different
+from flatscope.graph.tracing import trace
+from flatscope.params import Params, named_parameters
+from flatscope.samples import Inputs
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+
+Factors = Mapping[str, float | Sequence[float] | Tensor]
+WAYS = ("unit", "layer", "permutation", "batchnorm")
+
+
+def rescale(
+    model: nn.Module,
+    example: Inputs,
+    by: str = "unit",
+    low: float = 0.2,
+    high: float = 5.0,
+    seed: int = 0,
+    factors: Factors | None = None,
+) -> nn.Module:
+    """The same function with other weights: a new module in eval mode, the given one untouched.
+
+    BatchNorm is folded first (except for `by="batchnorm"`). The outputs on the example are compared afterwards,
+    to 1e-10 relative in float64 and 1e-4 in float32.
+
+    Args:
+        model: any module; what its operations allow is found by tracing it.
+        example: a batch of inputs.
+        by: "unit": a factor c per scale class; "layer": one c per layer, so that every weight matrix is
+            multiplied by one number (layers that share a scale share c); "permutation": hidden units change
+            places; "batchnorm": c per channel on the scale and shift of each BatchNorm, which stays.
+        low: smallest c; c is log-uniform.
+        high: largest c.
+        seed: of the draw.
+        factors: instead of a draw, c by layer name: one number, or one per output unit of the layer.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).double()
+        >>> twin = rescale(net, torch.ones(2, 4), factors={"0": 10.0})
+        >>> round(float(twin[0].weight[0, 0] / net[0].weight[0, 0]), 6)
+        10.0
+    """
+    if by not in WAYS:
+        raise InputError(f"one of {', '.join(WAYS)}", repr(by), where="rescale, by")
+    base = copy.deepcopy(model).eval() if by == "batchnorm" else _folded(model, example)
+    graph = trace(base, example)
+    params = named_parameters(base)
+    if by == "permutation":
+        if factors is not None:
+            raise InputError("no factors with by='permutation'", "factors", where="rescale")
+        changed = permuted_params(graph, params, random_permutation(graph, seed))
+    else:
+        scales = random_scales(graph, by, low, high, seed) if factors is None else given_scales(graph, factors)
+        changed = rescaled_params(graph, params, scales)
+    return _checked(base, changed, example, f"rescale by {by}")
+
+
+def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
+    """Parameters after scaling class k by `scales[k - 1]`; those of no layer are the given tensors themselves.
+
+    `rescaled_params(graph, rescaled_params(graph, params, scales), 1 / scales)` is `params`, to rounding.
+    """
+    if scales.shape != (graph.n_classes,):
+        raise InputError(f"{graph.n_classes} scales, one per class", f"shape {tuple(scales.shape)}", where="scales")
+    _refuse_signs(scales, "scales")
+    factors = torch.cat([torch.ones(1, dtype=torch.float64), scales.detach().double().cpu()])
+    result = dict(params)
+    for layer in graph.layers:
+        weight = params[layer.weight]
+        outputs, inputs = layer.entry_channels(weight.shape)
+        per_entry = factors[layer.outputs][outputs] / factors[layer.inputs][inputs]
+        result[layer.weight] = weight * per_entry.to(weight.device, weight.dtype)
+        for bias in layer.biases:
+            result[bias] = params[bias] * factors[layer.outputs].to(params[bias].device, params[bias].dtype)
+    return result
+
+
+def random_scales(graph: Graph, by: str = "unit", low: float = 0.2, high: float = 5.0, seed: int = 0) -> Tensor:
+    """Log-uniform factors (n_classes,) in [low, high]: per class, per layer, or on BatchNorm channels only."""
+    if not (0 < low <= high < math.inf):
+        raise InputError("0 < low ≤ high", f"low={low}, high={high}", where="rescale", fix=_NO_SIGNS)
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(graph.n_classes, generator=generator, dtype=torch.float64)
+    drawn = torch.exp(math.log(low) + (math.log(high) - math.log(low)) * uniform)
+    scales = torch.ones_like(drawn)
+    for group in _groups(graph, by):
+        index = torch.tensor(group) - 1
+        scales[index] = drawn[index[0]]
+    return scales
+
+
+def given_scales(graph: Graph, factors: Factors) -> Tensor:
+    """Scales of the classes from factors by layer name; refused where units are tied or fixed otherwise."""
+    scales = torch.full((graph.n_classes + 1,), math.nan, dtype=torch.float64)
+    scales[0] = 1.0
+    for name, given in factors.items():
+        layer = graph.layer(name)
+        values = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+        if values.ndim > 1 or (values.ndim == 1 and len(values) != len(layer.outputs)):
+            expected = f"one factor, or one for each of the {len(layer.outputs)} units"
+            raise InputError(expected, f"shape {tuple(values.shape)}", where=f"factors, layer {name}")
+        _refuse_signs(values, f"factors, layer {name}")
+        for unit, (number, value) in enumerate(zip(layer.outputs, values.expand(len(layer.outputs)), strict=True)):
+            known = scales[number]
+            if not known.isnan() and not torch.isclose(known, value, rtol=1e-12, atol=0.0):
+                raise InputError(
+                    f"factor {float(known):g}, "
+                    + (f"since the unit is fixed by {' or '.join(layer.walls)}" if number == 0 else _TIED),
+                    f"{float(value):g}",
+                    where=f"factors, layer {name}, unit {unit}",
+                    fix="See trace(model, example).summary() for what can be rescaled",
+                )
+            scales[number] = value
+    return scales[1:].nan_to_num(1.0)
+
+
+def random_layer_pair_scales(graph: Graph, low: float = 5.0, high: float = 25.0, seed: int = 0) -> Tensor:
+    """The random layer-wise reparameterization of Petzka et al. (2019), section 3, as scales of the classes.
+
+    λ is uniform in [low, high]; one layer k in front of the last is drawn and (w_k λ, w_last / λ) or the inverse
+    taken, by a fair coin. The biases from k on carry λ with them, without which the function would change. The
+    paper does not state the law, the layers or the direction: this is our reading.
+    """
+    if not (0 < low <= high < math.inf):
+        raise InputError("0 < low ≤ high", f"low={low}, high={high}", where="reparameterization", fix=_NO_SIGNS)
+    groups = _groups(graph, "layer")
+    generator = torch.Generator().manual_seed(seed)
+    first = int(torch.randint(len(groups), (1,), generator=generator))
+    factor = low + (high - low) * float(torch.rand(1, generator=generator, dtype=torch.float64))
+    if int(torch.randint(2, (1,), generator=generator)):
+        factor = 1 / factor
+    scales = torch.ones(graph.n_classes, dtype=torch.float64)
+    for group in groups[first:]:  # everything between layer k and the last carries the factor
+        scales[torch.tensor(group) - 1] = factor
+    return scales
+
+
+def random_layer_pair(
+    model: nn.Module, example: Inputs, low: float = 5.0, high: float = 25.0, seed: int = 0
+) -> nn.Module:
+    """A new module with one layer times λ and the last divided by it; see `random_layer_pair_scales`."""
+    base = _folded(model, example)
+    graph = trace(base, example)
+    scales = random_layer_pair_scales(graph, low, high, seed)
+    changed = rescaled_params(graph, named_parameters(base), scales)
+    return _checked(base, changed, example, "random_layer_pair")
+
+
+def shrink_layer(model: nn.Module, example: Inputs, layer: str, epsilon: float) -> nn.Module:
+    """Sharp by construction: the same function with the norm of one layer's weight equal to ε.
+
+    Theorem 3.2 of Yi et al. (2019): c_i = ε / (√h ‖w_i‖) on the h units of the layer, w_i the incoming weights of
+    unit i. The ball of radius ε around the new weights then contains a network whose layer is zero, so that
+    ε-sharpness is at least the loss of that network, whatever the function.
+    """
+    base = _folded(model, example)
+    graph = trace(base, example)
+    params = named_parameters(base)
+    found = graph.layer(layer)
+    weight = params[found.weight].double().cpu()
+    outputs, _ = found.entry_channels(weight.shape)
+    index = outputs.expand(weight.shape).flatten()
+    norms = torch.zeros(len(found.outputs), dtype=torch.float64).index_add(0, index, weight.square().flatten()).sqrt()
+    if bool((norms == 0).any()):
+        unit = int((norms == 0).nonzero()[0])
+        raise NotApplicable("non-zero incoming weights", "a zero vector", where=f"layer {layer}, unit {unit}")
+    factors = epsilon / (math.sqrt(len(norms)) * norms)
+    changed = rescaled_params(graph, params, given_scales(graph, {layer: factors}))
+    return _checked(base, changed, example, "shrink_layer")
+
+
+def random_permutation(graph: Graph, seed: int = 0) -> dict[int, int]:
+    """For every unit that can move, the unit whose place it takes over."""
+    if not graph.exchangeable:
+        raise NotApplicable("units that can change places", "none", where="permutation", fix=graph.summary())
+    generator = torch.Generator().manual_seed(seed)
+    permutation: dict[int, int] = {}
+    for group in graph.exchangeable:
+        order = torch.randperm(len(group), generator=generator).tolist()
+        permutation.update(zip(group, (group[place] for place in order), strict=True))
+    return permutation
+
+
+def permuted_params(graph: Graph, params: Params, permutation: Mapping[int, int]) -> Params:
+    """Parameters with unit u (as numbered in `output_units`) replaced by unit `permutation[u]`, everywhere."""
+    result = dict(params)
+    for layer in graph.layers:
+        outputs = _places(layer.output_units, permutation)
+        inputs = _places(layer.input_units, permutation)
+        result[layer.weight] = _reindexed(layer, params[layer.weight], outputs, inputs)
+        for bias in layer.biases:
+            result[bias] = params[bias][outputs.to(params[bias].device)]
+    return result
+
+
+def _places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
+    """Where each channel now comes from; the channels of a unit keep their order."""
+    channels: dict[int, list[int]] = {}
+    for place, unit in enumerate(units.tolist()):
+        channels.setdefault(unit, []).append(place)
+    origin = torch.arange(len(units))
+    for unit, places in channels.items():
+        origin[places] = torch.tensor(channels[permutation.get(unit, unit)])
+    return origin
+
+
+def _reindexed(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
+    """The weight with its channels taken from elsewhere; in a grouped layer channels stay within their group."""
+    rows, columns = (inputs, outputs) if layer.kind == "transposed" else (outputs, inputs)
+    rows = rows.to(weight.device)
+    if layer.kind == "batchnorm":
+        return weight[rows]
+    local = columns.reshape(layer.groups, -1) % weight.shape[1]  # (groups, columns of a group)
+    per_row = local.repeat_interleave(weight.shape[0] // layer.groups, dim=0).to(weight.device)
+    moved_rows = weight[rows]
+    return moved_rows[torch.arange(len(rows), device=weight.device)[:, None], per_row]
+
+
+def _groups(graph: Graph, by: str) -> list[list[int]]:
+    """The classes that get one factor together, in forward order; refused if there are none."""
+    if by == "unit":
+        groups = [[number] for number in range(1, graph.n_classes + 1)]
+    elif by == "batchnorm":
+        norms = [layer for layer in graph.layers if layer.kind == "batchnorm"]
+        numbers = {int(number) for layer in norms for number in layer.outputs if number > 0}
+        others = {int(n) for layer in graph.layers if layer.kind != "batchnorm" for n in layer.outputs}
+        groups = [[number] for number in sorted(numbers - others)]
+    else:
+        groups = _layer_groups(graph)
+    if not groups:
+        raise NotApplicable(
+            f"something that can be rescaled by {by}",
+            "nothing: " + ("; ".join(graph.walls) or "no scale is free"),
+            where="rescale",
+        )
+    return groups
+
+
+def _layer_groups(graph: Graph) -> list[list[int]]:
+    """Classes joined until every weight matrix is multiplied by one number; groups with a fixed unit drop out."""
+    group = list(range(graph.n_classes + 1))
+
+    def find(number: int) -> int:
+        while group[number] != number:
+            number = group[number]
+        return number
+
+    for layer in graph.layers:
+        for classes in (layer.outputs, layer.inputs):
+            roots = {find(number) for number in classes.tolist()}
+            for root in roots:
+                group[root] = min(roots)
+    members: dict[int, list[int]] = {}
+    for number in range(1, graph.n_classes + 1):
+        root = find(number)
+        if root != 0:
+            members.setdefault(root, []).append(number)
+    return list(members.values())
+
+
+def _folded(model: nn.Module, example: Inputs) -> nn.Module:
+    return fold_batchnorm(model, example) if has_batchnorm(model) else copy.deepcopy(model).eval()
+
+
+def _checked(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
+    """A copy of `base` with these parameters, compared with it on the example."""
+    twin = copy.deepcopy(base)
+    with torch.no_grad():
+        for name, value in twin.named_parameters():
+            value.copy_(params[name])
+    refuse_if_different(base, twin, example, what)
+    return twin
+
+
+_NO_SIGNS = "A negative factor keeps every path value but not the function, since relu(-x) is not -relu(x)"
+_TIED = "since the unit shares the scale of another one (a residual connection, a shared weight)"
+
+
+def _refuse_signs(values: Tensor, where: str) -> None:
+    if not bool((torch.isfinite(values) & (values > 0)).all()):
+        raise InputError("positive finite factors", f"{values.flatten().tolist()[:6]}", where=where, fix=_NO_SIGNS)
