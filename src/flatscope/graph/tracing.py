@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +55,8 @@ def trace(model: nn.Module, example: Inputs) -> Graph:
         value.requires_grad_(value.is_floating_point())
     inputs = two_samples(fitting(network, example))
     tracer = _Tracer(network, inputs)
-    with untouched_randomness(), precise_math(), torch.enable_grad():
+    with untouched_randomness(), precise_math(), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         outputs = run(network, inputs, tracer.follow)
     tracer.finish(outputs)
     return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins)
