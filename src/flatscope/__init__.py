@@ -4,6 +4,7 @@ from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
+from flatscope.report.page import report
 from flatscope.table import Table
 from flatscope.version import __version__
 
@@ -17,4 +18,5 @@ __all__ = [
     "__version__",
     "bounds",
     "measure",
+    "report",
 ]

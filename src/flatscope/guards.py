@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,25 +54,44 @@ def precise_math() -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it takes the name `path` only if the block ends well."""
+    """Yield a temporary path beside `path`; it takes the name `path` only if the block ends well.
+
+    Flushed to the disk before and after the rename, so that a kill or a power cut at any moment leaves the old
+    file or the new one, never half of one. Missing parent folders are made.
+    """
     target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        if target.is_dir():
+            raise IsADirectoryError(f"{target} is a folder")
+        temporary.touch()
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+            _flush_folder(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as problem:
+        found = problem.strerror or str(problem)
         raise InputError(
-            "a folder that can be written to",
-            str(problem),
-            where=str(target.parent),
-            fix="Choose another path",
+            "a place that can be written to", found, where=str(target), fix="Choose another path"
         ) from problem
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes the file private; results are ordinary files
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], payload: bytes) -> None:
+    """Write a file whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(payload)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The rename itself lies in the folder, which needs a flush of its own."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import whole_file
+from flatscope.guards import write_whole
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -216,9 +216,7 @@ class Table:
         suffix = Path(path).suffix.lower()
         if suffix not in writers:
             raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
-        content = writers[suffix]()
-        with whole_file(path) as temporary:
-            temporary.write_bytes(content)
+        write_whole(path, writers[suffix]())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Table:

@@ -58,7 +58,7 @@ def output_matrix(s: Tensor, weight: Tensor, kind: str, settings: dict[str, Any]
     if kind == "conv":
         return s.reshape(k, n, groups, s.shape[2] // groups, -1)
     # y = convᵀ(x) reads its output where a convolution with the same settings would read its input.
-    reading = {name: settings[name] for name in ("stride", "padding", "dilation") if name in settings}
+    reading: dict[str, Any] = {name: settings[name] for name in ("stride", "padding", "dilation") if name in settings}
     flat = s.reshape(k * n, *s.shape[2:])
     unfolded = patches(flat, tuple(weight.shape[2:]), reading)  # (k n, out, taps, t)
     return unfolded.reshape(k, n, groups, -1, unfolded.shape[-1])

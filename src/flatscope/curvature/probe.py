@@ -79,11 +79,9 @@ def _quadratic_forms_by_factors(
     with torch.enable_grad(), recorded(ctx.problem, params, isolate=True) as recorder:
         outputs = ctx.problem.forward(inputs, params, buffers)
     columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
-    calls = [call for call in recorder.calls if call.edge is not None and not call.opaque]
-    calls = [call for call in calls if call.weight in directions or call.bias in directions]
-    found = torch.autograd.grad(
-        outputs, [call.edge for call in calls], columns.values, allow_unused=True, is_grads_batched=True
-    )
+    calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
+    edges = [call.edge for call in calls if call.edge is not None]
+    found = torch.autograd.grad(outputs, edges, columns.values, allow_unused=True, is_grads_batched=True)
     forms: dict[str, float] = {}
     signs = 1.0 if columns.signs is None else columns.signs
     for call, s in zip(calls, found, strict=True):
@@ -99,9 +97,9 @@ def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[st
     result = []
     if call.bias in directions:
         axis = -1 if call.kind == "dense" else 2
-        shape = [1] * s.ndim
-        shape[axis] = -1
-        result.append((call.bias, (s * directions[call.bias].reshape(shape)).flatten(2).sum(2)))
+        along_axis = [1] * s.ndim
+        along_axis[axis] = -1
+        result.append((call.bias, (s * directions[call.bias].reshape(along_axis)).flatten(2).sum(2)))
     if call.weight in directions:
         v, x = directions[call.weight], call.input.detach()
         if call.kind == "batchnorm":

@@ -38,7 +38,8 @@ class Density:
         """The density on a grid, each node blurred to a Gaussian of that width."""
         scaled = (grid[:, None] - self.nodes[None, :]) / width
         bumps = torch.exp(-0.5 * scaled.square()) / (width * (2 * torch.pi) ** 0.5)
-        return bumps @ self.weights
+        smooth: Tensor = bumps @ self.weights
+        return smooth
 
 
 def extreme_eigenpair(

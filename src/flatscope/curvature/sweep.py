@@ -100,7 +100,7 @@ def exact_sweep(ctx: Context, diagonal: bool = False) -> Curvature:
     result = Curvature({}, {}, Mean(), {}, curved)
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
     for batch in ctx.batches(size=batch_size(ctx, k)):
-        per_sample = 0.0
+        per_sample: Tensor | float = 0.0
         for call, x, s, back, signs in backpropagated(ctx, batch, curved):
             per_sample = per_sample + _add_call(ctx, result, call, x, s, back, signs, diagonal)
         if isinstance(per_sample, Tensor):

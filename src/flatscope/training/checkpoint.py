@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.guards import write_whole
 from flatscope.training.weights import (
     MODEL_PREFIX,
     STATE_KEY,
     WEIGHTS_FILE,
     fit_weights,
     plain_tensors,
-    write_atomically,
 )
 
 LOSSES = ("cross_entropy", "mse")
@@ -217,8 +217,8 @@ def write_checkpoint(
     }
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
     text = json.dumps(_without_nan(saved), indent=1, allow_nan=False)
-    write_atomically(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
-    write_atomically(folder / STATE_FILE, text.encode())
+    write_whole(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
+    write_whole(folder / STATE_FILE, text.encode())
 
 
 def resume(

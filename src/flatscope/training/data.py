@@ -7,12 +7,9 @@ machine and version.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import DataFileError, InputError, UnknownNameError
+from flatscope.factories import find_factory
 from flatscope.training.download import fetch
 from flatscope.training.formats import read_npz
 from flatscope.training.known_files import SETS
@@ -269,13 +267,8 @@ def _from_npz(path: Path) -> _Raw:
 
 
 def _from_factory(spec: str) -> _Raw:
-    target, _, name = spec.rpartition(":")
-    module = _module(target)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UnknownNameError.among(name, functions, f"function in {target}")
-    made = factory()
+    name = spec.rpartition(":")[2]
+    made = find_factory(spec)()
     if isinstance(made, Data):
         train, test = _as_arrays(made.train), _as_arrays(made.test) if made.test else None
         return _Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, ready=made)
@@ -292,23 +285,6 @@ def _from_factory(spec: str) -> _Raw:
 def _as_arrays(pair: Any) -> Pair:
     x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
     return x, y
-
-
-def _module(target: str) -> ModuleType:
-    if not target.endswith(".py"):
-        try:
-            return importlib.import_module(target)
-        except ImportError as error:
-            fix = "A file is named with its ending: path/to/file.py:factory"
-            raise InputError("a module that can be imported", str(error), target, fix) from error
-    path = Path(target).expanduser()
-    spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError("a python file", "no such file", where=target)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def _checked(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> _Raw:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, WeightsError
+from flatscope.guards import write_whole
 
 WEIGHTS_FILE = "weights.safetensors"
 MODEL_PREFIX = "model."  # of the network's own tensors in a checkpoint, where momentum and others lie beside them
@@ -32,9 +33,9 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     if path.suffix in (".pt", ".pth"):
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
-        write_atomically(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
     else:
-        write_atomically(path, safetensors.torch.save(tensors))
+        write_whole(path, safetensors.torch.save(tensors))
     return path
 
 
@@ -102,27 +103,6 @@ def plain_tensors(state: Mapping[str, object], where: str) -> dict[str, Tensor]:
             raise WeightsError("only tensors in the state dict", f"{name}: {type(value).__name__}", where=where)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-
-
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write under a temporary name, flush to the disk, rename: a kill at any moment leaves the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        if os.name == "posix":  # the rename itself lies in the folder, which needs its own flush
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        raise InputError(
-            "a place to write to", error.strerror or str(error), where=str(path), fix="Free space or choose another"
-        ) from None
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,75 @@
+"""The commands put together, and what a user sees when something goes wrong.
+
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+
+import typer
+
+import flatscope.cli.data as data
+import flatscope.cli.demo as demo
+import flatscope.cli.measures as measures
+import flatscope.cli.train as train
+from flatscope.cli.output import show_error, show_warning
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.version import __version__
+
+app = typer.Typer(
+    name="flatscope",
+    help="How flat is the minimum of a trained network, does that number mean anything, and what does it say?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("measure")(measures.measure)
+app.command("train")(train.train)
+app.command("measures")(measures.measures)
+app.add_typer(data.app, name="data")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"flatscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run the command line; a traceback is shown only with --debug."""
+    debug = "--debug" in sys.argv
+    if debug:
+        # Accepted anywhere on the line, since people add it to the end of the command that failed.
+        sys.argv = [sys.argv[0], *[word for word in sys.argv[1:] if word != "--debug"]]
+    warnings.showwarning = show_warning
+    try:
+        app()
+    except FlatscopeError as problem:
+        _fail(problem, debug, code=2 if isinstance(problem, InputError) else 1)
+    except KeyboardInterrupt as stop:
+        show_error(str(stop) or "Interrupted.")
+        sys.exit(130)
+    except Exception as problem:
+        _fail(problem, debug, code=1)
+
+
+def _fail(problem: Exception, debug: bool, code: int) -> None:
+    if debug:
+        traceback.print_exception(problem)
+    elif isinstance(problem, FlatscopeError):
+        show_error(str(problem))
+    else:
+        show_error(f"{type(problem).__name__}: {problem} (--debug shows where)")
+    sys.exit(code)

@@ -1,0 +1,98 @@
+"""`flatscope demo`: the same network trained with a small and a large batch, measured and compared."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+from rich.console import Console
+
+from flatscope.cli.output import show_grid
+from flatscope.context import Context
+from flatscope.measuring import bounds, measure
+from flatscope.problem import Problem
+from flatscope.registry import declarations
+from flatscope.report.figures import save_figures
+from flatscope.report.page import report
+from flatscope.table import Table, number
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.data import Data, load
+from flatscope.training.loop import train
+from flatscope.training.models import build
+from flatscope.training.weights import save_weights
+
+WIDTHS = (64, 64, 32, 10)
+# One stop rule for both: curvature of cross-entropy falls with the loss, so only equal losses compare.
+STOP_LOSS = 0.002
+RUNS = {
+    "batch 16": TrainConfig(batch_size=16, lr=0.01, momentum=0.9, epochs=400, stop_loss=STOP_LOSS),
+    "batch 512": TrainConfig(batch_size=512, lr=0.05, momentum=0.9, epochs=2000, stop_loss=STOP_LOSS),
+}
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
+        "flatscope-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the initial weights and the sample order.")] = 0,
+) -> None:
+    """Train two networks on the embedded digits, measure both, write a report. Needs no download."""
+    say = Console(stderr=True, soft_wrap=True).print
+    data = load("digits", flatten=True, seed=seed)
+    tables: dict[str, Table] = {}
+    histories: dict[str, pd.DataFrame] = {}
+    certificates: dict[str, Table] = {}
+    for name, config in RUNS.items():
+        say(f"Training a {'-'.join(map(str, WIDTHS))} network on digits with {name} to a loss of {STOP_LOSS} …")
+        problem, histories[name] = _trained(name, config, data, seed, out)
+        last = histories[name].iloc[-1]
+        say(
+            f"  {int(last['epoch'])} epochs, training loss {last['train_loss']:.3g}, "
+            f"test error {100 * last['test_error']:.1f} %. Measuring …"
+        )
+        context = Context(problem, seed=seed)
+        tables[name] = measure(problem, context=context)
+        certificates[name] = bounds(problem, context=context)
+        tables[name].save(out / f"{_file_name(name)}.parquet")
+    _show(tables, histories)
+    command = shlex.join(["flatscope", *sys.argv[1:]])
+    items = {**tables, **{f"{name}, bounds": table for name, table in certificates.items()}}
+    page = report([items, histories], out / "report.html", title="flatscope demo", command=command)
+    figures = save_figures([tables, histories], out / "figures")
+    say(f"\nReport: {page}\nFigures: {len(figures)} in {out / 'figures'}")
+
+
+def _trained(name: str, config: TrainConfig, data: Data, seed: int, out: Path) -> tuple[Problem, pd.DataFrame]:
+    model = build("mlp", seed=seed, widths=WIDTHS)
+    initial = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    result = train(model, data, TrainConfig.from_dict(config.to_dict() | {"seed": seed}))
+    save_weights(model, out / f"{_file_name(name)}.safetensors")
+    return Problem(model, train=data.train, test=data.test, initial=initial), result.history
+
+
+def _show(tables: dict[str, Table], histories: dict[str, pd.DataFrame]) -> None:
+    """The networks side by side: one line per network-wide measure, with what leaves it unchanged."""
+    first, *others = tables
+    header = ["measure", *tables, "ratio", "unchanged by"]
+    rows = [
+        ["training loss", *[f"{h['train_loss'].iloc[-1]:.4f}" for h in histories.values()], "", ""],
+        ["test error", *[f"{100 * h['test_error'].iloc[-1]:.2f} %" for h in histories.values()], "", ""],
+    ]
+    for name, entry in declarations().items():
+        if entry.per != "network":
+            continue
+        values = [tables[run][name] for run in tables]
+        errors = [tables[run].stderr(name) for run in tables]
+        cells = [f"{number(v)} ± {number(e)}" if e else number(v) for v, e in zip(values, errors, strict=True)]
+        ratio = f"{values[1] / values[0]:.2f}" if others and values[0] else ""
+        kept = ", ".join(sorted(key.removesuffix("_scaling") for key in entry.invariant_under)) or "—"
+        rows.append([name, *cells, ratio, kept])
+    show_grid(header, rows, title=f"{first} against {', '.join(others)}")
+
+
+def _file_name(name: str) -> str:
+    return name.replace(" ", "-")

@@ -1,0 +1,44 @@
+"""How results, notes and errors look on a terminal; standard output carries results only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from flatscope.table import Table
+
+
+def show_error(message: str) -> None:
+    """An error, in red, on stderr."""
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), message))
+
+
+def show_note(message: str) -> None:
+    """A remark on stderr."""
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))
+
+
+def show_warning(message: Any, *_: Any, **__: Any) -> None:
+    """A Python warning as a note, without file and line."""
+    show_note(str(message))
+
+
+def show_table(table: Table, title: str = "") -> None:
+    """A measured table for people."""
+    show_grid(["measure", "layer", "value", "± s.e.", "exact", "remark"], table.lines(), title)
+
+
+def show_grid(header: list[str], rows: list[list[str]], title: str = "") -> None:
+    """Rows of text as a table on stdout; values to the right."""
+    grid = Grid(title=title or None, title_justify="left", header_style="bold")
+    for name in header:
+        grid.add_column(name, justify="right" if name in ("value", "± s.e.") else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*[Text(cell) for cell in row])
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # piped to a file or a pager there is no width to fit
+    console.print(grid)

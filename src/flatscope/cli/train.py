@@ -1,0 +1,85 @@
+"""`flatscope train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.sources import load_model
+from flatscope.errors import InputError
+from flatscope.guards import write_whole
+from flatscope.table import number
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.data import load
+from flatscope.training.initialization import initialize
+from flatscope.training.loop import train as train_model
+from flatscope.training.weights import save_weights
+
+
+def train(
+    model: Annotated[str, typer.Option(help="file.py:factory, package.module:factory, or a built-in name.")],
+    data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, file.npz or module:factory.")],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoint, weights and history; resumes what it finds.")],
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = TrainConfig.lr,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = TrainConfig.momentum,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = TrainConfig.weight_decay,
+    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = TrainConfig.batch_size,
+    epochs: Annotated[int, typer.Option(help="Passes over the data at most.")] = TrainConfig.epochs,
+    lr_step: Annotated[list[str] | None, typer.Option(help="epoch:factor; repeatable.")] = None,
+    lr_decay: Annotated[float, typer.Option(help="Factor on the rate after each epoch.")] = TrainConfig.lr_decay,
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = TrainConfig.loss,
+    stop_loss: Annotated[float | None, typer.Option(help="Stop below this training loss.")] = None,
+    stop_zero_error: Annotated[bool, typer.Option(help="Stop at zero training error.")] = False,
+    stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None,
+    augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = TrainConfig.augmentation,
+    init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data; else FLATSCOPE_DATA.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the training data.")] = None,
+    test_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the test data.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, sample order and subset.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """Train a model with SGD; run the same command again to resume."""
+    config = TrainConfig.from_dict(
+        {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "lr_steps": [_step(entry) for entry in lr_step or ()],
+            "lr_decay": lr_decay,
+            "loss": loss,
+            "seed": seed,
+            "stop_loss": stop_loss,
+            "stop_zero_error": stop_zero_error,
+            "stop_gradient_norm": stop_gradient_norm,
+            "augmentation": augmentation,
+        }
+    )
+    loaded = load(data, data_root, train_size=train_size, test_size=test_size, seed=seed)
+    network = load_model(model, None, loaded, seed)
+    if init is not None:
+        initialize(network, init, seed)
+    save_weights(network, out / "initial.safetensors")
+    result = train_model(network.to(device), loaded, config, checkpoint=out / "checkpoint")
+    save_weights(result.model, out / "weights.safetensors")
+    write_whole(out / "history.csv", result.history.to_csv(index=False).encode())
+    last = result.history.iloc[-1]
+    shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
+    show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
+    show_note(f"weights in {out / 'weights.safetensors'}, before training in {out / 'initial.safetensors'}")
+    if result.diverged:
+        raise typer.Exit(code=1)
+
+
+def _step(entry: str) -> list[float]:
+    """`80:0.1` as [80, 0.1]."""
+    epoch, _, factor = entry.partition(":")
+    try:
+        return [int(epoch), float(factor)]
+    except ValueError as problem:
+        raise InputError("epoch:factor, as in 80:0.1", repr(entry), where="--lr-step") from problem

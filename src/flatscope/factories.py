@@ -1,0 +1,46 @@
+"""Functions of the user's, named on the command line as `file.py:name` or `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flatscope.errors import InputError, UnknownNameError
+
+
+def find_factory(source: str) -> Callable[..., Any]:
+    """The callable of that name. The user's own code is imported, and so run."""
+    target, _, name = source.rpartition(":")
+    module = _from_file(Path(target).expanduser()) if target.endswith(".py") else _from_path(target)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownNameError.among(name, public, f"function in {target}")
+    return factory  # type: ignore[no-any-return]
+
+
+def _from_path(target: str) -> ModuleType:
+    try:
+        return importlib.import_module(target)
+    except ImportError as error:
+        fix = "A file is named with its ending: path/to/file.py:factory"
+        raise InputError("a module that can be imported", str(error), target, fix) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InputError("a python file", "no such file", where=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there
+    sys.path.insert(0, str(path.parent.resolve()))  # the file may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
