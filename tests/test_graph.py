@@ -449,3 +449,20 @@ def test_replay_runs_a_network_under_other_rules():
     expected = (model[2].weight.abs() @ model[0].weight.abs()).sum()
     assert torch.isclose(paths, expected, rtol=1e-14)
     assert [name for name in names if "(" in name] == ["linear (0)", "relu (1)", "linear (2)"]
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_masks_and_indices_on_the_models_device(device):
+    def forward(m, x):
+        hidden = m.a(x)
+        order = torch.tensor([3, 2, 1, 0], device=x.device)
+        hidden = hidden[:, order].masked_fill(torch.zeros(4, dtype=torch.bool, device=x.device), 0.0)
+        copied = torch.zeros_like(hidden)
+        copied[:, order] = hidden.index_select(1, order)
+        return m.b(torch.where(copied > 0, copied, 0.0))
+
+    model = Net(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).to(device)
+    assert trace(model, torch.randn(2, 3)).layer("b").inputs.tolist() == [4, 3, 2, 1]

@@ -469,3 +469,16 @@ def test_randomness_and_modes_are_left_alone():
     assert all(value.grad is None for value in model.parameters())
     assert torch.equal(rescale(model, x, seed=1)[0].weight, rescale(model, x, seed=1)[0].weight)
     assert not torch.equal(rescale(model, x, seed=1)[0].weight, twin[0].weight)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_on_a_gpu(name):
+    model, x = prepared(name)
+    on_cpu = rescale(model, x, seed=2)
+    on_gpu = rescale(model.cuda(), x, seed=2)  # the example follows the model
+    for key, value in on_cpu.named_parameters():
+        assert on_gpu.get_parameter(key).is_cuda
+        assert torch.allclose(on_gpu.get_parameter(key).cpu(), value, rtol=1e-9)
+    assert relative_difference(model, rescale(model, x.cuda(), by="permutation"), x) < 1e-10
+    assert relative_difference(model.float(), rescale(model.float(), x), x) < 1e-4

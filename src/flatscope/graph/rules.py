@@ -66,7 +66,7 @@ def pad(step: Step) -> Any:
 def masked_fill(step: Step) -> Any:
     """Filled entries are zeros or constants."""
     given = step.op.named("input", "mask", "value")
-    return step.first.masked_fill(given["mask"], ZERO if float(given["value"]) == 0 else CONSTANT)
+    return step.first.masked_fill(given["mask"].cpu(), ZERO if float(given["value"]) == 0 else CONSTANT)
 
 
 def set_item(step: Step) -> None:
@@ -76,7 +76,7 @@ def set_item(step: Step) -> None:
         new: Any = step.label_of(value)
     else:
         new = float(ZERO if value == 0 else CONSTANT)
-    step.label_of(target)[index] = new
+    step.label_of(target)[with_tensors(index, torch.Tensor.cpu)] = new
 
 
 def keep(step: Step) -> Tensor:
