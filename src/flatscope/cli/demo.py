@@ -60,8 +60,8 @@ def demo(
         tables[name].save(out / f"{_file_name(name)}.parquet")
     _show(tables, histories)
     command = shlex.join(["flatscope", *sys.argv[1:]])
-    items = {**tables, **{f"{name}, bounds": table for name, table in certificates.items()}}
-    page = report([items, histories], out / "report.html", title="flatscope demo", command=command)
+    items = {name: [tables[name], certificates[name], histories[name]] for name in tables}
+    page = report(items, out / "report.html", title="flatscope demo", command=command)
     figures = save_figures([tables, histories], out / "figures")
     say(f"\nReport: {page}\nFigures: {len(figures)} in {out / 'figures'}")
 
