@@ -54,6 +54,8 @@ class Context:
     """
 
     def __init__(self, problem: Problem, params: Params | None = None, *, seed: int = 0) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise InputError("a whole number from 0 up", repr(seed), where="seed")
         self.problem, self.seed = problem, seed
         self.params: Params = problem.params if params is None else params
         self.passes: Counter[str] = Counter()

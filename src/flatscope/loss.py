@@ -39,9 +39,11 @@ def as_loss(loss: str | PerSample) -> Loss:
     """The loss of that name, or the user's function of (outputs, targets) giving one value per sample."""
     if isinstance(loss, Loss):
         return loss
-    if callable(loss):
-        return Loss(getattr(loss, "__name__", type(loss).__name__), loss)
     known = {"cross_entropy": cross_entropy, "mse": squared_error}
+    if callable(loss):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        # Curvature in closed form goes by the name: a user's function may not pass for one of ours.
+        return Loss(f"own {name}" if name in known else name, loss)
     if loss not in known:
         raise UnknownNameError.among(str(loss), known, "loss")
     return Loss(loss, known[loss])

@@ -16,11 +16,12 @@ from torch import Tensor
 import flatscope.bounds
 import flatscope.measures  # noqa: F401  declares every measure
 from flatscope.context import Context
-from flatscope.errors import FlatscopeError, NotApplicable
+from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.registry import Declaration, Result, Value, select
+from flatscope.registry import Declaration, Result, Value, declarations, select
+from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
@@ -87,10 +88,12 @@ def _run(
     context: Context | None,
     common: dict[str, Any],
 ) -> Table:
+    if not isinstance(problem, Problem):
+        raise InputError("a Problem", type(problem).__name__, where=kind, fix="Make one: Problem(model, train=(x, y))")
     chosen = select(names, kind)
-    for name in options:
-        select(name, kind)
-    per_measure = [(entry, entry.checked_options(options.get(entry.name, {}))) for entry in chosen]
+    # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
+    checked = {name: _declared(name, kind).checked_options(given) for name, given in options.items()}
+    per_measure = [(entry, checked.get(entry.name, {})) for entry in chosen]
     rows: list[dict[str, Any]] = []
     with untouched_randomness(problem.generators), precise_math():
         ctx = context or Context(problem, seed=seed)
@@ -115,6 +118,13 @@ def _run(
     return Table(rows, meta)
 
 
+def _declared(name: str, kind: str) -> Declaration:
+    known = declarations(kind)
+    if name not in known:
+        raise UnknownNameError.among(name, known, f"{kind} in options")
+    return known[name]
+
+
 def device_text(device: torch.device) -> str:
     """The device in words: its name for a GPU, the thread count for a CPU."""
     if device.type == "cuda":
@@ -124,6 +134,9 @@ def device_text(device: torch.device) -> str:
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begun = time.perf_counter()
+    folded = entry.on_folded and _has_batchnorm(ctx)
+    if folded:
+        ctx = ctx.sweep(folded_context)
     with ctx.charged() as spent:
         try:
             _refuse_missing(ctx, entry)
@@ -136,7 +149,7 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
     shown = {name: value for name, value in given.items() if value != entry.options[name]}
     fixed = {
         "measure": entry.name,
-        "folded": entry.on_folded and _has_batchnorm(ctx),
+        "folded": folded,
         "passes": float(sum(spent.values())),
         "seconds": time.perf_counter() - begun,
         "seed": ctx.seed,
@@ -161,10 +174,16 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
         raise NotApplicable("needs the weights before training; pass initial=")
     if "classes" in entry.needs and not problem.classification:
         raise NotApplicable("needs class labels and at least two outputs")
-    if entry.on_folded and _has_batchnorm(ctx):
-        raise NotApplicable("needs a network without BatchNorm (fold it into its layers first)")
     if "chain" in entry.needs and not ctx.network.chain:
         raise NotApplicable("a product over layers has no meaning on a branching network")
+
+
+def folded_context(ctx: Context) -> Context:
+    """The same function without BatchNorm, at the same point: norms and perturbations are measured there."""
+    if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
+        raise NotApplicable("BatchNorm is folded at the problem's own weights only")
+    folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
+    return Context(ctx.problem.with_model(folded), seed=ctx.seed)
 
 
 def _has_batchnorm(ctx: Context) -> bool:

@@ -22,10 +22,14 @@ def trainable_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(free or names)
 
 
-def non_finite_name(params: Params) -> str:
-    """Name of the first tensor with a NaN or an infinity, or an empty string."""
-    for name, value in params.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
+def non_finite_name(params: Params, buffers: Params | None = None) -> str:
+    """Name of the first tensor with a NaN or an infinity, or an empty string.
+
+    Buffers may hold infinities, as attention masks do, unless they are statistics of a normalisation.
+    """
+    for name, value in {**params, **(buffers or {})}.items():
+        may_be_infinite = name not in params and "running_" not in name
+        if value.is_floating_point() and (value.isnan() if may_be_infinite else ~value.isfinite()).any():
             return name
     return ""
 

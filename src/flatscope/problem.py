@@ -12,11 +12,23 @@ from torch.func import functional_call
 
 from flatscope.errors import InputError
 from flatscope.guards import precise_math, untouched_randomness
+from flatscope.inspection import (
+    Look,
+    failing_module,
+    first_line,
+    look_through,
+    refuse_active_layers,
+    refuse_missing_values,
+    replica,
+    usable_device,
+    usable_dtype,
+)
 from flatscope.loss import Loss, PerSample, as_loss, is_classification
 from flatscope.params import Params, named_parameters, non_finite_name, trainable_names
-from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, parts_of, shape_text
+from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, shape_text
 
 DEFAULT_BATCH = 256
+PROBED_BATCH = 32
 
 
 class Problem:
@@ -34,7 +46,7 @@ class Problem:
             that gives one value per sample. Always averaged over samples.
         initial: a module or state dict with the weights before training.
         device: where to compute; the model's device by default.
-        dtype: floating-point type to compute in; the model's by default.
+        dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).
         batch_size: the most samples to evaluate at once; it changes memory and time, never a value.
 
     Example:
@@ -59,31 +71,38 @@ class Problem:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError("a torch.nn.Module", type(model).__name__, where="model")
-        if batch_size is not None and batch_size < 1:
-            raise InputError("a batch size of at least 1", str(batch_size), where="batch_size")
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise InputError("a whole number of at least 1", repr(batch_size), where="batch_size")
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
-        _refuse_active_layers(model)
-        self.device = torch.device(device) if device is not None else first.device
-        self.dtype = dtype or first.dtype
+        refuse_missing_values(model)
+        refuse_active_layers(model)
+        self.device = first.device if device is None else usable_device(device)
+        self.dtype = usable_dtype(dtype, first.dtype)
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
-        self.model = _replica(model).to(self.device, self.dtype)
+        self.model = replica(model).to(self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
-        bad = non_finite_name({**self.params, **self.buffers})
+        bad = non_finite_name(self.params, self.buffers)
         if bad:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
         with untouched_randomness(), precise_math():
             self.train: Samples = as_samples(train, "train")
             self.test: Samples | None = None if test is None else as_samples(test, "test")
         with untouched_randomness(self.generators), precise_math(), torch.no_grad():
-            self.n_outputs, self.classification = self._check_outputs()
-            self._check_values(self.train)
+            looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
-                self._check_values(self.test)
+                looks.append(look_through(self.test, self.batch_size, like=looks[0]))
+            outputs, targets = self._check_outputs()
+            self.n_outputs, self.classification = int(outputs[0].numel()), is_classification(outputs, targets)
+            for look in looks:
+                self._check_labels(look)
+            self._check_loss("train")
+            if self.test is not None:
+                self._check_loss("test")
         self.initial = None if initial is None else self._checked_initial(initial)
 
     @property
@@ -95,6 +114,16 @@ class Problem:
     def generators(self) -> tuple[torch.Generator, ...]:
         """Random generators of the user's loaders, which reading would move on."""
         return self.train.generators + (self.test.generators if self.test is not None else ())
+
+    def with_model(self, model: nn.Module) -> Problem:
+        """The same data and loss, not checked again, with another module that computes the same function."""
+        other = copy.copy(self)
+        other.model = replica(model).to(self.device, self.dtype)
+        other.trainable = trainable_names(other.model)
+        other.params = named_parameters(other.model)
+        other.buffers = {name: value.detach().clone() for name, value in other.model.named_buffers()}
+        other.initial = None  # weights of another module before training are not those of this one
+        return other
 
     def part(self, name: str) -> Samples:
         """The "train" or "test" samples."""
@@ -128,10 +157,14 @@ class Problem:
             return targets.to(self.device, self.dtype)
         return targets.to(self.device) if targets.dtype == torch.bool else targets.to(self.device, torch.int64)
 
-    def _check_outputs(self) -> tuple[int, bool]:
+    def _probe(self, part: str) -> Batch:
+        """The first samples of a part, few enough to evaluate several times."""
+        return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
+
+    def _check_outputs(self) -> tuple[Tensor, Tensor]:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
-        inputs, targets = next(iter(self.batches(size=min(self.batch_size, 32))))
-        outputs = self._try_forward(inputs)
+        inputs, targets = self._probe("train")
+        outputs = self._try_forward(inputs, "train")
         if outputs.ndim < 1 or len(outputs) != len(targets):
             raise InputError(
                 f"one output row per sample ({len(targets)})",
@@ -157,34 +190,49 @@ class Problem:
                 where="model",
                 fix="Call model.eval(); normalise with running statistics, not with those of the batch",
             )
-        self.loss(outputs, targets)
-        return int(outputs[0].numel()), is_classification(outputs, targets)
+        return outputs, targets
 
-    def _check_values(self, samples: Samples) -> None:
-        """One pass over the data: finite values, labels in range, the shapes of the first training batch."""
-        expected = [part.shape[1:] for part in parts_of(self.example())]
-        for inputs, targets in samples.batches(self.batch_size):
-            parts = parts_of(inputs)
-            if [part.shape[1:] for part in parts] != expected and not isinstance(inputs, dict):
-                raise InputError(
-                    f"samples of shape {', '.join(str(tuple(shape)) for shape in expected)}",
-                    f"a batch {shape_text(inputs)}",
-                    where=samples.where,
-                )
-            for value in (*parts, targets):
-                if value.is_floating_point() and not torch.isfinite(value).all():
-                    raise InputError("finite data", "NaN or infinity", where=samples.where, fix="Clean the data first")
-            if self.loss.name == "cross_entropy" and targets.is_floating_point():
-                raise InputError("class numbers (integers)", f"{targets.dtype} targets", where=samples.where)
-            in_classes = self.classification and self.loss.name in ("cross_entropy", "mse")
-            if in_classes and (int(targets.min()) < 0 or int(targets.max()) >= self.n_outputs):
-                raise InputError(
-                    f"labels from 0 to {self.n_outputs - 1} (the model has {self.n_outputs} outputs)",
-                    f"labels from {int(targets.min())} to {int(targets.max())}",
-                    where=samples.where,
-                )
+    def _check_labels(self, look: Look) -> None:
+        """Class numbers where the loss or the margins need them."""
+        ours = self.loss.name in ("cross_entropy", "mse")
+        if self.loss.name == "cross_entropy" and look.labels is None:
+            raise InputError(
+                "class numbers (integers)",
+                f"{str(look.dtype).removeprefix('torch.')} targets",
+                where=look.where,
+                fix='Convert them with y.long(), or take loss="mse" for regression',
+            )
+        in_range = look.labels is not None and look.labels[0] >= 0 and look.labels[1] < self.n_outputs
+        if self.classification and ours and not in_range:
+            low, high = look.labels or (0, 0)
+            raise InputError(
+                f"labels from 0 to {self.n_outputs - 1} (the model has {self.n_outputs} outputs)",
+                f"labels from {low} to {high}",
+                where=look.where,
+                fix="Number the classes from 0, or give the model as many outputs as there are classes",
+            )
+        # What other integers mean (a word to ignore, a count) is known to the user's own loss alone.
+        self.classification = self.classification and in_range
 
-    def _try_forward(self, inputs: Inputs) -> Tensor:
+    def _check_loss(self, part: str) -> None:
+        """One value per sample, finite, that moves with the weights."""
+        inputs, targets = self._probe(part)
+        outputs = self._try_forward(inputs, part)
+        try:
+            losses = self.loss(outputs, targets)
+        except InputError:
+            raise
+        except Exception as problem:
+            raise InputError(
+                "a loss that takes these outputs and targets",
+                f"outputs {tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}, on which it fails "
+                f"({first_line(problem)})",
+                where=f"{part}, loss {self.loss.name}",
+            ) from problem
+        if not losses.isfinite().all():
+            raise InputError("finite losses", "NaN or infinity", where=f"{part}, loss {self.loss.name}")
+
+    def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
         try:
             return self.forward(inputs)
         except InputError:
@@ -192,17 +240,22 @@ class Problem:
         except Exception as problem:
             raise InputError(
                 "inputs that the model accepts",
-                f"a batch {shape_text(inputs)} on which it fails ({str(problem).splitlines()[0]})",
-                where=_failing_module(self.model, inputs),
+                f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})",
+                where=f"{part}, {failing_module(self.model, inputs)}",
                 fix="Check the input shape and dtype",
             ) from problem
 
     def _checked_initial(self, initial: nn.Module | Mapping[str, Tensor]) -> Params:
+        if not isinstance(initial, nn.Module | Mapping):
+            raise InputError("a module or a state dict", type(initial).__name__, where="initial")
         given = dict(initial.state_dict()) if isinstance(initial, nn.Module) else dict(initial)
         for name, value in self.params.items():
-            if name not in given or given[name].shape != value.shape:
-                found = tuple(given[name].shape) if name in given else "nothing"
-                raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{found}", where=f"initial, {name}")
+            found = given.get(name)
+            if not isinstance(found, Tensor) or found.shape != value.shape:
+                shown = tuple(found.shape) if isinstance(found, Tensor) else "no tensor of that name"
+                raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{shown}", where=f"initial, {name}")
+            if not found.isfinite().all():
+                raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
         return {name: given[name].detach().to(self.device, self.dtype) for name in self.params}
 
 
@@ -222,55 +275,3 @@ def output_tensor(raw: Any) -> Tensor:
         where="model",
         fix="Wrap the model in a module that returns the tensor to be measured",
     )
-
-
-def _replica(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as problem:
-        raise InputError(
-            "a model that can be copied (copy.deepcopy)",
-            str(problem).splitlines()[0],
-            where="model",
-            fix="Remove old-style weight_norm or cached tensors first",
-        ) from problem
-
-
-def _refuse_active_layers(model: nn.Module) -> None:
-    """Dropout and batch statistics left on would make every number depend on chance or on the batch."""
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise InputError("dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()")
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            if module.training:
-                raise InputError(
-                    "normalisation with running statistics",
-                    f"{kind} in training mode",
-                    where=name,
-                    fix="Call model.eval()",
-                )
-            if module.running_mean is None:
-                raise InputError(
-                    "normalisation with running statistics",
-                    f"{kind} without any (track_running_stats=False)",
-                    where=name,
-                    fix="Its output depends on the batch, so no measure of one function exists",
-                )
-
-
-def _failing_module(model: nn.Module, inputs: Inputs) -> str:
-    """Name of the innermost module whose forward raises on these inputs."""
-    entered: list[str] = []
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: entered.append(name)))
-        handles.append(module.register_forward_hook(lambda _m, _a, _o: entered.pop() and None))
-    try:
-        model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
-    except Exception:
-        return f"layer {entered[-1]}" if entered and entered[-1] else "model"
-    finally:
-        for handle in handles:
-            handle.remove()
-    return "model"

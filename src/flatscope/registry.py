@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -106,11 +107,30 @@ class Declaration:
         return f"{self.function.__module__}:{self.function.__code__.co_firstlineno}"
 
     def checked_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The given options, after refusing names the function does not know."""
-        for name in given:
+        """The given options, after refusing names the function does not know and values of another kind."""
+        if not isinstance(given, Mapping):
+            raise InputError("a dictionary of options", repr(given), where=f"options of {self.name}")
+        parameters = inspect.signature(self.function).parameters
+        for name, value in given.items():
             if name not in self.options:
                 raise UnknownNameError.among(name, self.options, f"option of {self.name}")
-        return dict(given)
+            takes_fractions = parameters[name].annotation in ("float", float)
+            wanted = "a number" if takes_fractions else _kind(parameters[name].default)
+            if wanted and _kind(value) not in (wanted, "a whole number" if wanted == "a number" else wanted):
+                raise InputError(wanted, repr(value), where=f"{self.name}, {name}")
+        # Lists become tuples: what is computed is kept by its options, and a list cannot be a key.
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _kind(value: Any) -> str:
+    """Kind of an option's value in words; empty where any may be meant."""
+    if isinstance(value, bool):
+        return "True or False"
+    if isinstance(value, numbers.Integral):
+        return "a whole number"
+    if isinstance(value, numbers.Real):
+        return "a number"
+    return "a word" if isinstance(value, str) else ""
 
 
 _REGISTRY: dict[str, Declaration] = {}
@@ -243,13 +263,13 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
     known = declarations(kind)
     if names is None:
         return [entry for entry in known.values() if entry.cost != "long"]
-    if names == "all":
-        return list(known.values())
+    if not isinstance(names, Iterable):
+        raise InputError(f"names of {kind}s", repr(names), where="names")
     chosen: dict[str, Declaration] = {}
     for pattern in [names] if isinstance(names, str) else names:
         if not isinstance(pattern, str):
             raise InputError(f"names of {kind}s", type(pattern).__name__, where="names")
-        matches = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        matches = [name for name in known if pattern == "all" or fnmatch.fnmatchcase(name, pattern)]
         if not matches:
             raise UnknownNameError.among(pattern, known, kind)
         chosen.update({name: known[name] for name in matches})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flatscope.errors import InputError
 from flatscope.guards import untouched_randomness
@@ -93,24 +93,34 @@ def as_samples(source: Any, where: str) -> Samples:
     """Samples from (x, y) tensors or arrays, a `Dataset`, a `DataLoader`, or a re-readable iterable of batches."""
     if isinstance(source, Samples):
         return source
-    if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[1], Tensor | np.ndarray):
+    if (
+        isinstance(source, tuple | list)
+        and len(source) == 2
+        and any(isinstance(s, Tensor | np.ndarray) for s in source)
+    ):
         return _from_arrays(source[0], source[1], where)
+    if isinstance(source, Mapping):
+        return Samples(lambda: [source], where=where)
     if isinstance(source, Dataset):
         source = DataLoader(source, batch_size=READ_SIZE)
     if isinstance(source, DataLoader):
         return _from_loader(source, where)
     if isinstance(source, Iterator):
-        raise InputError(
-            "data that can be read more than once",
-            f"{type(source).__name__}, which is used up by one pass",
-            where=where,
-            fix="Pass tensors, a Dataset, a DataLoader or a list of batches",
-        )
-    if isinstance(source, Iterable) and not isinstance(source, str | Tensor | np.ndarray | Mapping):
+        raise _used_up(type(source).__name__, where)
+    if isinstance(source, Iterable) and not isinstance(source, str | Tensor | np.ndarray):
         samples = Samples(lambda: source, where=where)
         _refuse_if_changing(samples)
         return samples
     raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where)
+
+
+def _used_up(kind: str, where: str) -> InputError:
+    return InputError(
+        "data that can be read more than once",
+        f"{kind} that is used up by one pass",
+        where=where,
+        fix="Pass tensors, a Dataset, a DataLoader or a list of batches",
+    )
 
 
 def split_batch(raw: Any, where: str) -> Batch:
@@ -119,33 +129,56 @@ def split_batch(raw: Any, where: str) -> Batch:
         label = next((key for key in LABEL_KEYS if key in raw), None)
         if label is None:
             raise InputError(f"a batch with one of {', '.join(LABEL_KEYS)}", f"keys {', '.join(raw)}", where=where)
-        return {name: _tensor(value, where) for name, value in raw.items() if name != label}, _tensor(raw[label], where)
+        inputs = {name: value for name, value in raw.items() if name != label}
+        return _same_length(inputs, raw[label], where)
     if isinstance(raw, tuple | list) and len(raw) >= 2:
-        if len(raw) == 2 and isinstance(raw[0], Mapping):
-            return {name: _tensor(value, where) for name, value in raw[0].items()}, _tensor(raw[1], where)
-        parts = tuple(_tensor(part, where) for part in raw)
-        return (parts[0] if len(parts) == 2 else parts[:-1]), parts[-1]
-    raise InputError("batches of (inputs, targets) or a mapping with labels", type(raw).__name__, where=where)
+        *parts, last = raw
+        given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
+        return _same_length(given, last, where)
+    raise InputError(
+        "batches of (inputs, targets) or a mapping with labels",
+        type(raw).__name__,
+        where=where,
+        fix="Several inputs go into a tuple: ((x1, x2), y)",
+    )
+
+
+def _same_length(given: Any, last: Any, where: str) -> Batch:
+    """Inputs and targets as tensors, after counting that there are as many of one as of the other."""
+    inputs: Inputs
+    if isinstance(given, Mapping):
+        inputs = {name: _tensor(value, where) for name, value in given.items()}
+    elif isinstance(given, tuple | list):
+        inputs = tuple(_tensor(value, where) for value in given)
+    else:
+        inputs = _tensor(given, where)
+    targets = _tensor(last, where)
+    shapes = [tuple(part.shape) for part in parts_of(inputs)]
+    if not shapes or targets.ndim == 0 or any(shape[:1] != (len(targets),) for shape in shapes):
+        raise InputError(
+            "as many inputs as targets, along the first dimension",
+            f"inputs {shape_text(inputs) or 'none'} and targets {tuple(targets.shape)}",
+            where=where,
+        )
+    return inputs, targets
 
 
 def _tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
-    if not isinstance(value, Tensor):
-        raise InputError("tensors or arrays", type(value).__name__, where=where)
-    return value
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if isinstance(value, np.ndarray):  # copied where torch would warn that it cannot be written to
+            return torch.from_numpy(np.require(value, requirements=("C", "W")))
+    except TypeError as problem:
+        raise InputError("an array of numbers", f"an array of {value.dtype}", where=where) from problem
+    raise InputError("tensors or arrays", type(value).__name__, where=where)
 
 
 def _from_arrays(x: Any, y: Any, where: str) -> Samples:
-    inputs, targets = split_batch((x, y) if not isinstance(x, tuple) else (*x, y), where)
-    for part in parts_of(inputs):
-        if part.ndim == 0 or targets.ndim == 0 or len(part) != len(targets):
-            raise InputError(
-                f"as many inputs as targets ({len(targets) if targets.ndim else 'one per sample'})",
-                f"inputs of shape {tuple(part.shape)}",
-                where=where,
-            )
-    return Samples(lambda: [(inputs, targets)], where=where)
+    if isinstance(y, list | tuple) and all(isinstance(label, int | float) for label in y):
+        y = torch.tensor(y)
+    batch = split_batch((x, y), where)
+    return Samples(lambda: [batch], where=where)
 
 
 def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
@@ -169,8 +202,9 @@ def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
             )
         if indices:
             _refuse_if_changing(Samples(lambda: _by_index(loader, indices[:PROBED_SAMPLES]), where=where))
-        batched = loader.batch_sampler is not None  # without batching the length of what comes is not known
-        return Samples(lambda: loader, generators, where, n=len(indices) if batched else None)
+        # Only torch's own collating surely gives one sample per index: others may drop some or make several of one.
+        counted = loader.batch_sampler is not None and loader.collate_fn is default_collate
+        return Samples(lambda: loader, generators, where, n=len(indices) if counted else None)
 
 
 def _by_index(loader: DataLoader[Any], indices: list[Any]) -> list[Any]:
@@ -191,6 +225,8 @@ def _sorted_indices(sampler: Iterable[Any]) -> list[Any]:
 def _refuse_if_changing(samples: Samples) -> None:
     """Compare an order-free checksum of two passes; at most 2,000 samples unless shuffling forces all of them."""
     first, second = (_fingerprints(samples, PROBED_SAMPLES) for _ in range(2))
+    if not first or not second:  # counted once, and then there was nothing left
+        raise _used_up("an iterable", samples.where)
     if first != second and samples.n > PROBED_SAMPLES:
         first, second = (_fingerprints(samples, samples.n) for _ in range(2))
     if first != second:

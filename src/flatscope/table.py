@@ -51,6 +51,8 @@ class Table:
         meta: provenance: versions, device, time, command. Kept by every file format.
     """
 
+    ENDINGS = (".parquet", ".json", ".md", ".csv", ".html")
+
     def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
         frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
         types = dict(COLUMNS)
@@ -89,6 +91,7 @@ class Table:
         rows = rows[(rows["layer"] != "") & rows["unit"].isna() & rows["sample"].isna()]
         if rows.empty:
             raise self._none(name, "value per layer", "layer")
+        _one_each(name, rows, rows["layer"])
         return dict(zip(rows["layer"], rows["value"].astype(float), strict=True))
 
     def units(self, name: str, layer: str) -> Tensor:
@@ -101,6 +104,7 @@ class Table:
         if layer not in layers:
             raise UnknownNameError.among(layer, layers, f"layer of {name}")
         rows = rows[rows["layer"] == layer].sort_values("unit")
+        _one_each(name, rows, rows["unit"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
     def samples(self, name: str) -> Tensor:
@@ -109,6 +113,7 @@ class Table:
         rows = rows[rows["sample"].notna()].sort_values("sample")
         if rows.empty:
             raise self._none(name, "value per sample", "samples")
+        _one_each(name, rows, rows["sample"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
     def stderr(self, name: str, layer: str | None = None) -> float:
@@ -119,6 +124,7 @@ class Table:
         rows = rows[(rows["layer"] == layer) & rows["unit"].isna()]
         if rows.empty:
             raise self._none(name, f"value for layer {layer}", "stderr")
+        _one_each(name, rows, rows["layer"])
         return float(rows["stderr"].iloc[0])
 
     def reason(self, name: str) -> str:
@@ -133,13 +139,14 @@ class Table:
         """The numbers for people, as a Markdown table; one line per layer, units and samples summarised."""
         lines = self.lines()
         header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
-        body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+        body = ["| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines]
         return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *body])
 
     def to_html(self) -> str:
         """The numbers for people, as an HTML table."""
         header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
-        return pd.DataFrame(self.lines(), columns=header).to_html(index=False, border=0, classes="flatscope")
+        with pd.option_context("display.max_colwidth", None):  # pandas would cut remarks after 50 letters
+            return pd.DataFrame(self.lines(), columns=header).to_html(index=False, border=0, classes="flatscope")
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -163,7 +170,9 @@ class Table:
                 value = number(float(row["value"]))
             stderr = number(float(row["stderr"])) if row["stderr"] > 0 else ""
             exact = "exact" if row["exact"] else "estimate"
-            result.append([shown, str(layer), value, stderr, "" if value == "n/a" else exact, str(row["reason"])])
+            vacuous = "vacuous" if row.get("vacuous", False) and value != "n/a" else ""
+            remark = "; ".join(part for part in (vacuous, str(row["reason"])) if part)
+            result.append([shown, str(layer), value, stderr, "" if value == "n/a" else exact, remark])
         return result
 
     def to_json(self) -> str:
@@ -179,12 +188,13 @@ class Table:
         """The table that `to_json` wrote."""
         try:
             content = json.loads(text)
-            rows, meta = content["rows"], content["meta"]
-        except (ValueError, KeyError, TypeError) as problem:
+            floats = {name for name, kind in (COLUMNS | BOUND_COLUMNS).items() if kind == "float64"}
+            rows = [{k: float(v) if k in floats else v for k, v in row.items()} for row in content["rows"]]
+            return cls(pd.DataFrame(rows, columns=list(rows[0]) if rows else list(COLUMNS)), content["meta"])
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise InputError("a flatscope table as JSON", str(problem), where="table file") from problem
-        floats = {name for name, kind in (COLUMNS | BOUND_COLUMNS).items() if kind == "float64"}
-        rows = [{k: float(v) if k in floats else v for k, v in row.items()} for row in rows]
-        return cls(pd.DataFrame(rows, columns=list(rows[0]) if rows else list(COLUMNS)), meta)
 
     def to_parquet(self) -> bytes:
         """Rows and provenance as a Parquet file."""
@@ -208,14 +218,14 @@ class Table:
         """Write .parquet, .json, .md, .csv or .html, whole or not at all."""
         writers: dict[str, Callable[[], bytes]] = {
             ".parquet": self.to_parquet,
-            ".json": lambda: self.to_json().encode(),
+            ".json": lambda: (self.to_json() + "\n").encode(),
             ".md": lambda: (self.to_markdown() + "\n").encode(),
             ".csv": lambda: self._frame.to_csv(index=False).encode(),
-            ".html": lambda: self.to_html().encode(),
+            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
         }
         suffix = Path(path).suffix.lower()
         if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
+            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
         write_whole(path, writers[suffix]())
 
     @classmethod
@@ -241,13 +251,7 @@ class Table:
         rows = rows[(rows["layer"] == "") & rows["unit"].isna() & rows["sample"].isna()]
         if rows.empty:
             raise self._none(name, "network-wide value", "table")
-        if len(rows) > 1:
-            raise InputError(
-                f"one value of {name}",
-                f"{len(rows)} ({'; '.join(rows['options'])})",
-                where="table",
-                fix="Read them from to_frame()",
-            )
+        _one_each(name, rows, rows["layer"])
         return rows.iloc[0]
 
     def _none(self, name: str, what: str, where: str) -> InputError:
@@ -256,11 +260,22 @@ class Table:
         return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
 
 
+def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:
+    """Refuse to choose where one place has several values, of several options."""
+    if places.duplicated().any():
+        raise InputError(
+            f"one value of {name}",
+            f"{len(rows)} ({'; '.join(dict.fromkeys(rows['options']))})",
+            where="table",
+            fix="Read them from to_frame()",
+        )
+
+
 def number(value: float) -> str:
     """A number for people: four significant digits, n/a for NaN."""
     if math.isnan(value):
         return "n/a"
-    if value == int(value) and abs(value) < 1e9:
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
         return str(int(value))
     return f"{value:.4g}"
 
@@ -274,6 +289,11 @@ def _bracketed(options: str) -> str:
     if not options:
         return ""
     return "[" + ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) + "]"
+
+
+def _markdown_cell(text: str) -> str:
+    """Layers have the names that users gave them, which may be read as markup."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").splitlines())
 
 
 def _jsonable(value: Any) -> Any:

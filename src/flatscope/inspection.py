@@ -1,0 +1,146 @@
+"""What is looked at before anything is measured: the model's state, the samples, device and dtype."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from flatscope.errors import InputError
+from flatscope.samples import Inputs, Samples, parts_of, shape_text
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing with the model."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as problem:
+        raise InputError(
+            "a model that can be copied (copy.deepcopy)",
+            first_line(problem),
+            where="model",
+            fix="Remove old-style weight_norm or cached tensors first",
+        ) from problem
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one pass over a set of samples has shown."""
+
+    where: str
+    shapes: list[tuple[int, ...]]  # of one sample, per input tensor
+    dtype: torch.dtype  # of the targets
+    labels: tuple[int, int] | None  # least and largest, where targets are whole numbers
+
+
+def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
+    """Read all samples once: finite, of one shape (that of the training samples), as many as were counted."""
+    shapes, lows, highs, n = like.shapes if like else None, [], [], 0
+    dtype = torch.int64
+    for inputs, targets in samples.batches(size):
+        found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
+        shapes = shapes or found
+        if found != shapes and not isinstance(inputs, dict):  # texts are padded to the longest of each batch
+            wanted = ", ".join(str(shape) for shape in shapes)
+            raise InputError(f"samples of shape {wanted}", f"a batch {shape_text(inputs)}", where=samples.where)
+        for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
+            if value.is_floating_point() and not value.isfinite().all():
+                raise InputError(
+                    "finite data", f"NaN or infinity in the {what}", where=samples.where, fix="Clean the data first"
+                )
+        dtype, n = targets.dtype, n + len(targets)
+        if not dtype.is_floating_point and dtype != torch.bool:
+            lows.append(int(targets.min()))
+            highs.append(int(targets.max()))
+    if n != samples.n or shapes is None:
+        raise InputError(
+            f"as many samples on every pass ({samples.n})",
+            f"{n} on another pass",
+            where=samples.where,
+            fix="Pass data that give the same samples whenever they are read",
+        )
+    return Look(samples.where, shapes, dtype, (min(lows), max(highs)) if lows else None)
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device of that name, after trying it out."""
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found).item()
+    except (RuntimeError, AssertionError, TypeError) as problem:
+        raise InputError(
+            "a device of this machine",
+            f"{str(device)!r} ({first_line(problem)})",
+            where="device",
+            fix="Use cpu, or cuda where there is a GPU",
+        ) from problem
+    return found
+
+
+def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
+    """Half precision is refused when asked for, and left when it is the model's: curvature needs the digits."""
+    if dtype is None:
+        return torch.float64 if own == torch.float64 else torch.float32
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError("torch.float32 or torch.float64", str(dtype), where="dtype")
+    return dtype
+
+
+def first_line(problem: Exception) -> str:
+    """What an error of torch says before it goes into details."""
+    return next(iter(str(problem).splitlines()), "") or type(problem).__name__
+
+
+def refuse_missing_values(model: nn.Module) -> None:
+    """Modules made lazily or on the meta device have shapes at most."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(value) or value.is_meta:
+            raise InputError(
+                "weights with values",
+                "a lazy or meta tensor without any",
+                where=name,
+                fix="Run one batch through the model, or load its weights, before measuring it",
+            )
+
+
+def refuse_active_layers(model: nn.Module) -> None:
+    """Dropout and batch statistics left on would make every number depend on chance or on the batch."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise InputError("dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.training:
+                raise InputError(
+                    "normalisation with running statistics",
+                    f"{kind} in training mode",
+                    where=name,
+                    fix="Call model.eval()",
+                )
+            if module.running_mean is None:
+                raise InputError(
+                    "normalisation with running statistics",
+                    f"{kind} without any (track_running_stats=False)",
+                    where=name,
+                    fix="Its output depends on the batch, so no measure of one function exists",
+                )
+
+
+def failing_module(model: nn.Module, inputs: Inputs) -> str:
+    """Name of the innermost module whose forward raises on these inputs."""
+    entered: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: entered.append(name)))
+        handles.append(module.register_forward_hook(lambda _m, _a, _o: entered.pop() and None))
+    try:
+        model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
+    except Exception:
+        return f"layer {entered[-1]}" if entered and entered[-1] else "model"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "model"
