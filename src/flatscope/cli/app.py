@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
 app.command("measure")(measures.measure)
@@ -58,11 +59,21 @@ def main() -> None:
         app()
     except FlatscopeError as problem:
         _fail(problem, debug, code=2 if isinstance(problem, InputError) else 1)
-    except KeyboardInterrupt as stop:
-        show_error(str(stop) or "Interrupted.")
+    except (KeyboardInterrupt, SystemExit) as leaving:
+        interrupt = _interrupt_behind(leaving)
+        if interrupt is None:
+            raise
+        show_error(str(interrupt) or "Interrupted.")
         sys.exit(130)
     except Exception as problem:
         _fail(problem, debug, code=1)
+
+
+def _interrupt_behind(leaving: BaseException | None) -> KeyboardInterrupt | None:
+    """The Ctrl-C that typer turned into an exit, losing what it said (where training can be taken up again)."""
+    while leaving is not None and not isinstance(leaving, KeyboardInterrupt):
+        leaving = leaving.__cause__ or leaving.__context__
+    return leaving
 
 
 def _fail(problem: Exception, debug: bool, code: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,80 +13,136 @@ import typer
 
 from flatscope import measuring
 from flatscope.catalogue import catalogue_markdown, measure_page
-from flatscope.cli.output import show_grid, show_note, show_table
-from flatscope.cli.sources import load_model, parse_dtype, parse_options
+from flatscope.cli.output import check_place, show_grid, show_note, show_table
+from flatscope.cli.sources import (
+    DataName,
+    DataRoot,
+    Flatten,
+    ModelName,
+    ModelOptions,
+    Standardize,
+    TestSize,
+    TrainSize,
+    load_model,
+    parse_dtype,
+    parse_model_options,
+    parse_options,
+)
 from flatscope.context import Context
+from flatscope.errors import UnknownNameError
 from flatscope.problem import Problem
 from flatscope.registry import PAPERS, declarations, select
 from flatscope.report.page import report as write_report
-from flatscope.training.data import load
+from flatscope.table import Table
+from flatscope.training.data import Data, load
 from flatscope.training.weights import read_weights
 
 
 def measure(
-    model: Annotated[str, typer.Option(help="file.py:factory, package.module:factory, or a built-in name.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, file.npz or module:factory.")],
-    weights: Annotated[Path | None, typer.Option(help="safetensors or state dict.")] = None,
+    model: ModelName,
+    data: DataName,
+    weights: Annotated[
+        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
+    ] = None,
     initial: Annotated[Path | None, typer.Option(help="Weights before training, for distances.")] = None,
-    measures: Annotated[list[str] | None, typer.Option("--measure", "-m", help="Name or glob; repeatable.")] = None,
+    measures: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
     bounds: Annotated[bool, typer.Option(help="Evaluate the bounds as well.")] = False,
     loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data; else FLATSCOPE_DATA.")] = None,
-    train_size: Annotated[int | None, typer.Option(help="Use a class-balanced subset of the training data.")] = None,
-    test_size: Annotated[int | None, typer.Option(help="Use a class-balanced subset of the test data.")] = None,
+    model_option: ModelOptions = None,
+    data_root: DataRoot = None,
+    train_size: TrainSize = None,
+    test_size: TestSize = None,
+    standardize: Standardize = True,
+    flatten: Flatten = False,
     seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, nothing else on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html; bounds to NAME-bounds.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Measure a trained model and print the table."""
-    select(measures, "measure")  # refuse a wrong name before any data is read
-    loaded = load(data, data_root, train_size=train_size, test_size=test_size, seed=seed)
+    # Everything that can be wrong with the command is refused before any data is read.
+    select(measures, "measure")
+    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    precision = parse_dtype(dtype)
+    for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
+        if path is not None:
+            check_place(path, endings)
+    loaded = load(
+        data,
+        data_root,
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+        standardize=standardize,
+        flatten=flatten,
+    )
     problem = Problem(
-        load_model(model, weights, loaded, seed),
+        load_model(model, weights, loaded, seed, factory_options),
         train=loaded.train,
         test=loaded.test,
         loss=loss,
         initial=None if initial is None else read_weights(initial),
         device=device,
-        dtype=parse_dtype(dtype),
+        dtype=precision,
         batch_size=batch_size,
     )
     context = Context(problem, seed=seed)
-    tables = [measuring.measure(problem, measures, options=parse_options(option or ()), context=context)]
+    tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
     if bounds:
-        tables.append(measuring.bounds(problem, context=context))
-    for table in tables:
-        table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": shlex.join(sys.argv)}
-    if out is not None:
-        tables[0].save(out)
-    if report is not None:
-        write_report(tables, report, command=shlex.join(sys.argv))
-        show_note(f"report written to {report}")
+        tables["bounds"] = measuring.bounds(problem, context=context)
+    command = shlex.join(["flatscope", *sys.argv[1:]])
+    for table in tables.values():
+        table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
     if as_json:
-        typer.echo(tables[0].to_json())
+        whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
+        typer.echo(json.dumps(whole, indent=1) if bounds else tables["measures"].to_json())
     else:
-        for table in tables:
+        for table in tables.values():
             show_table(table)
+    show_note(_fit(context, loaded))
+    if weights is None:
+        show_note("no --weights were given: these are the weights that the factory made")
+    if out is not None:
+        tables["measures"].save(out)
+        if bounds:
+            tables["bounds"].save(out.with_stem(f"{out.stem}-bounds"))
+    if report is not None:
+        write_report(list(tables.values()), report, command=command)
+        show_note(f"report written to {report}")
+
+
+def _fit(context: Context, data: Data) -> str:
+    """How well the network fits these data: what shows at once that weights and data do not belong together."""
+    scores = context.scores()
+    how = "standardised" if data.mean is not None else "as they are"
+    error = f", error {100 * scores.error:.2f} %" if context.problem.classification else ""
+    return f"{data.name}, {context.problem.n_train} training samples, {how}: loss {scores.loss:.4g}{error}"
 
 
 def measures(
     names: Annotated[list[str] | None, typer.Argument(help="Names or globs; all by default.")] = None,
-    markdown: Annotated[bool, typer.Option(help="The whole catalogue as Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
 ) -> None:
     """List the measures and bounds, or explain some of them."""
     if markdown:
         typer.echo(catalogue_markdown())
         return
     if names:
+        known = declarations() | declarations("bound")
         for name in names:
-            kind = "bound" if name in declarations("bound") else "measure"
-            for entry in select(name, kind):
-                typer.echo(measure_page(entry))
+            matching = fnmatch.filter(known, name)
+            if not matching:
+                raise UnknownNameError.among(name, known, "measure or bound")
+            for match in matching:
+                typer.echo(measure_page(known[match]))
         return
     for kind in ("measure", "bound"):
         rows = [

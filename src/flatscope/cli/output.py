@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from flatscope.errors import InputError
 from flatscope.table import Table
+
+RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
 
 
 def show_error(message: str) -> None:
@@ -26,6 +32,17 @@ def show_warning(message: Any, *_: Any, **__: Any) -> None:
     show_note(str(message))
 
 
+def check_place(path: Path, endings: Iterable[str]) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold."""
+    if path.suffix.lower() not in endings:
+        raise InputError(f"a file name ending in {', '.join(endings)}", str(path), where="output")
+    existing = next((folder for folder in path.parents if folder.exists()), path.parent)
+    if path.is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
+        no_folder = "is not a folder" if not existing.is_dir() else "may not be written to"
+        found = "a folder of that name" if path.is_dir() else f"{existing}, which {no_folder}"
+        raise InputError("a place that can be written to", found, where=str(path), fix="Choose another path")
+
+
 def show_table(table: Table, title: str = "") -> None:
     """A measured table for people."""
     show_grid(["measure", "layer", "value", "± s.e.", "exact", "remark"], table.lines(), title)
@@ -35,7 +52,7 @@ def show_grid(header: list[str], rows: list[list[str]], title: str = "") -> None
     """Rows of text as a table on stdout; values to the right."""
     grid = Grid(title=title or None, title_justify="left", header_style="bold")
     for name in header:
-        grid.add_column(name, justify="right" if name in ("value", "± s.e.") else "left", overflow="fold")
+        grid.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows:
         grid.add_row(*[Text(cell) for cell in row])
     console = Console()

@@ -3,45 +3,107 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import nn
 
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
 from flatscope.training import models
 from flatscope.training.data import Data
+from flatscope.training.initialization import private_randomness
 from flatscope.training.weights import load_weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
+# Options that several commands have, with one wording.
+ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, package.module:factory, or a built-in name.")]
+ModelOptions = Annotated[
+    list[str] | None, typer.Option("--model-option", help="name=value for the factory; repeatable.")
+]
+DataName = Annotated[
+    str,
+    typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:factory, module:factory."),
+]
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
+TrainSize = Annotated[int | None, typer.Option("--train-size", help="Class-balanced subset of the training data.")]
+TestSize = Annotated[int | None, typer.Option("--test-size", help="Class-balanced subset of the test data.")]
+Standardize = Annotated[
+    bool, typer.Option(help="Per channel, to mean 0 and variance 1 over the training samples; else scaled to [0, 1].")
+]
+Flatten = Annotated[bool, typer.Option("--flatten", help="One vector per sample.")]
 
-def load_model(model: str, weights: Path | None = None, data: Data | None = None, seed: int = 0) -> nn.Module:
+
+def load_model(
+    model: str,
+    weights: Path | None = None,
+    data: Data | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """A model from `file.py:factory`, `package.module:factory` or a built-in name, in eval mode.
 
     Args:
         model: where the model comes from.
         weights: safetensors file, state dict or run folder to load into it.
         data: a built-in model takes its input shape and number of classes from it.
-        seed: of a built-in model's initial weights.
+        seed: of the initial weights.
+        options: for the factory or the built-in model.
     """
+    given = dict(options or {})
     if ":" in model:
-        built = find_factory(model)()
+        factory = find_factory(model)
+        with private_randomness(seed):  # modules draw their weights from the global state
+            built = _call(factory, given, f"--model {model}")
         if not isinstance(built, nn.Module):
             raise InputError("a factory that returns a torch.nn.Module", type(built).__name__, where=f"--model {model}")
     elif model in models.available():
         fitting: dict[str, object] = {}
         if data is not None and "input_shape" in models.model_options(model):
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
-        built = models.build(model, seed=seed, **fitting)
+        built = _build(model, seed, fitting | given)
     else:
         raise UnknownNameError.among(model, [*models.available(), "file.py:factory"], "model")
     if weights is not None:
         load_weights(built, weights)
     return built.eval()
+
+
+def _call(factory: Callable[..., Any], options: dict[str, Any], where: str) -> Any:
+    """The factory's model; a call that does not fit its parameters is the user's slip, not a failed run."""
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as problem:
+        fix = f"Its parameters are {inspect.signature(factory)}; give them with --model-option name=value"
+        raise InputError("the parameters that the factory takes", str(problem), where, fix) from problem
+    except ValueError:
+        pass  # no signature to be had, as of some classes written in C
+    return factory(**options)
+
+
+def _build(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
+    try:
+        return models.build(model, seed=seed, **options)
+    except InputError as problem:
+        fix = f"{problem.fix.rstrip('.')}. " if problem.fix else ""
+        fix += "Options are given as --model-option name=value, as in --model-option widths=64,32,10"
+        raise InputError(problem.expected, problem.got, problem.where, fix) from problem
+
+
+def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
+    """`name=value` entries as a dictionary; values are Python literals or words."""
+    options = {}
+    for entry in entries or ():
+        name, found, value = entry.partition("=")
+        if not (found and name.isidentifier()):
+            raise InputError("name=value, as in widths=64,32,10", repr(entry), where="--model-option")
+        options[name] = _literal(value)
+    return options
 
 
 def parse_options(entries: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -52,12 +114,16 @@ def parse_options(entries: Iterable[str]) -> dict[str, dict[str, Any]]:
         measure, dot, option = name.partition(".")
         if not (found and dot and option):
             raise InputError("measure.option=value, as in margin.epsilon=0.1", repr(entry), where="--option")
-        try:
-            parsed = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            parsed = value
-        options.setdefault(measure, {})[option] = parsed
+        options.setdefault(measure, {})[option] = _literal(value)
     return options
+
+
+def _literal(value: str) -> Any:
+    """A Python literal (number, True, tuple) or, failing that, the word itself."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
 
 
 def parse_dtype(name: str | None) -> torch.dtype | None:

@@ -8,20 +8,32 @@ from typing import Annotated
 import typer
 
 from flatscope.cli.output import show_grid, show_note
-from flatscope.cli.sources import load_model
+from flatscope.cli.sources import (
+    DataName,
+    DataRoot,
+    Flatten,
+    ModelName,
+    ModelOptions,
+    Standardize,
+    TestSize,
+    TrainSize,
+    load_model,
+    parse_model_options,
+)
 from flatscope.errors import InputError
 from flatscope.guards import write_whole
+from flatscope.inspection import usable_device
 from flatscope.table import number
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 from flatscope.training.initialization import initialize
 from flatscope.training.loop import train as train_model
-from flatscope.training.weights import save_weights
+from flatscope.training.weights import WEIGHTS_FILE, save_weights
 
 
 def train(
-    model: Annotated[str, typer.Option(help="file.py:factory, package.module:factory, or a built-in name.")],
-    data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, file.npz or module:factory.")],
+    model: ModelName,
+    data: DataName,
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, weights and history; resumes what it finds.")],
     lr: Annotated[float, typer.Option(help="Learning rate.")] = TrainConfig.lr,
     momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = TrainConfig.momentum,
@@ -36,9 +48,12 @@ def train(
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None,
     augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = TrainConfig.augmentation,
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data; else FLATSCOPE_DATA.")] = None,
-    train_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the training data.")] = None,
-    test_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the test data.")] = None,
+    model_option: ModelOptions = None,
+    data_root: DataRoot = None,
+    train_size: TrainSize = None,
+    test_size: TestSize = None,
+    standardize: Standardize = True,
+    flatten: Flatten = False,
     seed: Annotated[int, typer.Option(help="Of weights, sample order and subset.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
@@ -60,12 +75,26 @@ def train(
             "augmentation": augmentation,
         }
     )
-    loaded = load(data, data_root, train_size=train_size, test_size=test_size, seed=seed)
-    network = load_model(model, None, loaded, seed)
+    place = usable_device(device)
+    options = parse_model_options(model_option)
+    loaded = load(
+        data,
+        data_root,
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+        standardize=standardize,
+        flatten=flatten,
+    )
+    network = load_model(model, None, loaded, seed, options)
     if init is not None:
         initialize(network, init, seed)
-    save_weights(network, out / "initial.safetensors")
-    result = train_model(network.to(device), loaded, config, checkpoint=out / "checkpoint")
+    checkpoint = out / "checkpoint"
+    if not (checkpoint / WEIGHTS_FILE).exists():  # a run that is taken up, or refused, keeps the weights it began with
+        save_weights(network, out / "initial.safetensors")
+    result = train_model(network.to(place), loaded, config, checkpoint=checkpoint)
+    if result.resumed_from:
+        show_note(f"resumed after epoch {result.resumed_from}")
     save_weights(result.model, out / "weights.safetensors")
     write_whole(out / "history.csv", result.history.to_csv(index=False).encode())
     last = result.history.iloc[-1]
