@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from networks import Tiny
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -109,12 +109,23 @@ def margin(dense: Dense, epsilon: float = 0.05) -> float:
     return ordered[below - 1]
 
 
+def folded_weight(dense: Dense, layer: str) -> Tensor:
+    """The layer's weight, rows times the scale of a BatchNorm that stands right behind it."""
+    weight = dense.params[dense.weight_name(layer)]
+    modules = dict(dense.tiny.model.named_modules())
+    names = list(modules)
+    behind = modules.get(names[names.index(layer) + 1]) if layer in names and layer != names[-1] else None
+    if not isinstance(behind, nn.modules.batchnorm._BatchNorm):
+        return weight
+    scale = behind.weight.detach() / (behind.running_var + behind.eps).sqrt()
+    return torch.stack([row * factor for row, factor in zip(weight, scale, strict=True)])
+
+
 @twin
 def l2_norm(dense: Dense) -> dict[str, float]:
-    norms = {
-        layer: math.sqrt(sum(w * w for w in dense.params[dense.weight_name(layer)].flatten().tolist()))
-        for layer in dense.tiny.layers
-    }
+    norms = {}
+    for layer in dense.tiny.layers:
+        norms[layer] = math.sqrt(sum(w * w for w in folded_weight(dense, layer).flatten().tolist()))
     product = 1.0
     for value in norms.values():
         product *= value

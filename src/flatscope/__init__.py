@@ -5,6 +5,7 @@ from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
+from flatscope.symmetries import fold_batchnorm, rescale
 from flatscope.table import Table
 from flatscope.version import __version__
 
@@ -17,6 +18,8 @@ __all__ = [
     "Table",
     "__version__",
     "bounds",
+    "fold_batchnorm",
     "measure",
     "report",
+    "rescale",
 ]

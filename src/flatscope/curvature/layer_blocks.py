@@ -17,8 +17,7 @@ from flatscope.curvature.estimators import Operator
 from flatscope.curvature.factors import n_columns
 from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.curvature.patches import input_matrix, output_matrix, weight_gradients
-from flatscope.curvature.sweep import backpropagated, batch_size, exact_sweep
-from flatscope.layers import Call
+from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep
 
 DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
@@ -63,9 +62,9 @@ class FactoredBlock:
         total = torch.zeros(len(vector), dtype=torch.float64)
         for u, s, signs in zip(self.inputs, self.columns, self.signs, strict=True):
             matrix = vector.to(u).reshape(s.shape[2], u.shape[1])  # (out, in)
-            along = (s * (u @ matrix.T)).sum(2, keepdim=True)  # (k, n, 1)
-            along = along if signs is None else along * signs[:, :, None]
-            total += ((s * along).sum(0).T @ u).reshape(-1).double().cpu()
+            along = (s * (u @ matrix.T)[:, None]).sum(2)  # (n, k)
+            along = along if signs is None else along * signs
+            total += (torch.einsum("nko,nk->no", s, along).T @ u).reshape(-1).double().cpu()
         return total / self.n
 
 
@@ -89,8 +88,8 @@ def layer_blocks(ctx: Context) -> dict[str, Operator]:
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
     if any(isinstance(block, DenseBlock | FactoredBlock) for block in blocks.values()):
         for batch in ctx.batches(size=batch_size(ctx, k)):
-            for call, x, s, _, signs in backpropagated(ctx, batch, curved):
-                _add(ctx, blocks.get(call.weight), call, x, s, signs)
+            for flow in backpropagated(ctx, batch, curved):
+                _add(ctx, blocks.get(flow.call.weight), flow)
             ctx.count("forward", len(batch[1]))
             ctx.count("backward", len(batch[1]) * k)
     return blocks
@@ -112,7 +111,8 @@ def _to_keep(ctx: Context, curved: dict[str, str]) -> set[str]:
     return kept
 
 
-def _add(ctx: Context, block: Operator | None, call: Call, x: Tensor, s: Tensor, signs: Tensor | None) -> None:
+def _add(ctx: Context, block: Operator | None, flow: Flow) -> None:
+    call, x, s, signs = flow.call, flow.x, flow.s, flow.signs
     if isinstance(block, FactoredBlock):
         block.inputs.append(x)
         block.columns.append(s)
@@ -121,6 +121,6 @@ def _add(ctx: Context, block: Operator | None, call: Call, x: Tensor, s: Tensor,
         weight = ctx.params[call.weight]
         u = input_matrix(x, weight, call.kind, call.settings)
         out = output_matrix(s, weight, call.kind, call.settings)
-        gradients = weight_gradients(u, out, call.kind).reshape(-1, weight.numel())  # (k n, p)
+        gradients = weight_gradients(u, out, call.kind).reshape(-1, weight.numel())  # (n k, p)
         signed = gradients if signs is None else gradients * signs.reshape(-1, 1)
         block.matrix += (signed.T @ gradients).double() / ctx.problem.n_train

@@ -16,7 +16,7 @@ from flatscope.layers import Call
 from flatscope.params import Params
 
 # Names of autograd nodes, without "Backward" and version digits.
-_PIECEWISE_LINEAR = set(
+_PIECEWISE_LINEAR = frozenset(
     """
     Add Sub Rsub Neg Relu LeakyRelu Hardtanh Clamp ClampMin ClampMax Threshold Abs Maximum Minimum Max Min Amax Amin
     View ViewAs Alias UnsafeView ReshapeAlias Reshape Flatten Unflatten Expand Squeeze Unsqueeze Transpose T Permute
@@ -28,15 +28,15 @@ _PIECEWISE_LINEAR = set(
     ReplicationPad3D UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D UpsampleLinear1D
     UpsampleTrilinear3D UpsampleBicubic2D PixelShuffle PixelUnshuffle NativeChannelShuffle Median Sort Topk Col2Im
     Im2Col Tril Triu Fmax Fmin Identity Detach
-    """.split()
+    """.split()  # noqa: SIM905  a list literal of a hundred strings would hide the words
 )
 # Linear in each argument: piecewise linear in a parameter that enters through one of them only.
-_MULTILINEAR = set(
+_MULTILINEAR = frozenset(
     """
     Addmm Mm Bmm Baddbmm Addbmm Mv Addmv Dot Mul Linear MkldnnLinear Convolution MkldnnConvolution CudnnConvolution
     ConvolutionOverrideable SlowConv2D SlowConv3D ThnnConv2D SlowConvTranspose2D NativeBatchNorm CudnnBatchNorm
     MiopenBatchNorm BatchNorm PreluKernel Prelu EmbeddingBackward Embedding Einsum Addcmul
-    """.split()
+    """.split()  # noqa: SIM905  a list literal of a hundred strings would hide the words
 )
 
 

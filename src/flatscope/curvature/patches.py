@@ -1,4 +1,8 @@
-"""What one layer does to one sample, as matrices: its input patches, and the weight gradient they give."""
+"""What one layer does to one sample, as matrices: its input patches, and the weight gradient they give.
+
+Index letters: n samples, k columns, g groups, t positions (one for a dense layer on vectors), rows and features the
+two sides of the weight matrix of a group.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
 
 
 def patches(x: Tensor, kernel: tuple[int, ...], settings: dict[str, Any]) -> Tensor:
-    """Input patches of a convolution in any number of dimensions: (n, c, *space) -> (n, c, taps, positions)."""
+    """Input patches of a convolution in any number of dimensions: (n, c, *space) -> (n, c · taps, t)."""
     axes = len(kernel)
     stride = _per_axis(settings.get("stride", 1), axes)
     dilation = _per_axis(settings.get("dilation", 1), axes)
@@ -27,61 +31,87 @@ def patches(x: Tensor, kernel: tuple[int, ...], settings: dict[str, Any]) -> Ten
         sides = [(side, side) for side in _per_axis(0 if padding == "valid" else padding, axes)]
     if any(side != (0, 0) for side in sides):
         x = functional.pad(x, [amount for side in reversed(sides) for amount in side])
+    if axes == 2:
+        return functional.unfold(x, kernel, dilation=dilation, stride=stride)
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]  # appends the taps of this axis
     n, c = x.shape[:2]
     x = x.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))  # (n, c, *taps, *positions)
-    return x.reshape(n, c, math.prod(kernel), -1)
+    return x.reshape(n, c * math.prod(kernel), -1)
 
 
 def input_matrix(x: Tensor, weight: Tensor, kind: str, settings: dict[str, Any]) -> Tensor:
-    """Inputs of a layer as (n, groups, features, positions).
+    """Inputs of a layer as (n, g, features, t).
 
     Dense: one group, one position for vectors. Convolution: features = channels of the group × taps.
     Transposed convolution: the input itself (its patches are taken on the output side).
     """
     if kind == "dense":
-        return x.reshape(len(x), 1, -1, x.shape[-1]).mT  # (n, 1, in, t)
+        return x.reshape(len(x), 1, -1, x.shape[-1]).mT
     groups = int(settings.get("groups", 1))
     if kind == "conv":
-        unfolded = patches(x, tuple(weight.shape[2:]), settings)  # (n, in, taps, t)
+        unfolded = patches(x, tuple(weight.shape[2:]), settings)
         return unfolded.reshape(len(x), groups, -1, unfolded.shape[-1])
     return x.reshape(len(x), groups, x.shape[1] // groups, -1)
 
 
 def output_matrix(s: Tensor, weight: Tensor, kind: str, settings: dict[str, Any]) -> Tensor:
-    """Columns at a layer's output, (k, n, *output) -> (k, n, groups, features, positions)."""
-    k, n = s.shape[:2]
+    """Columns at a layer's output, (n, k, *output) -> (n, k, g, rows, t)."""
+    n, k = s.shape[:2]
     if kind == "dense":
-        return s.reshape(k, n, 1, -1, s.shape[-1]).mT  # (k, n, 1, out, t)
+        return s.reshape(n, k, 1, -1, s.shape[-1]).mT
     groups = int(settings.get("groups", 1))
     if kind == "conv":
-        return s.reshape(k, n, groups, s.shape[2] // groups, -1)
+        return s.reshape(n, k, groups, s.shape[2] // groups, -1)
     # y = convᵀ(x) reads its output where a convolution with the same settings would read its input.
     reading: dict[str, Any] = {name: settings[name] for name in ("stride", "padding", "dilation") if name in settings}
-    flat = s.reshape(k * n, *s.shape[2:])
-    unfolded = patches(flat, tuple(weight.shape[2:]), reading)  # (k n, out, taps, t)
-    return unfolded.reshape(k, n, groups, -1, unfolded.shape[-1])
+    unfolded = patches(s.reshape(n * k, *s.shape[2:]), tuple(weight.shape[2:]), reading)  # (n k, out · taps, t)
+    return unfolded.reshape(n, k, groups, -1, unfolded.shape[-1])
 
 
 def weight_gradients(u: Tensor, s: Tensor, kind: str) -> Tensor:
-    """Per-sample gradients G_c = Σ_t s_t u_tᵀ in the weight's own layout, (k, n, rows, features).
+    """Per-sample gradients G_c = Σ_t s_t u_tᵀ in the weight's own layout, (n, k, all rows, features).
 
     Rows are output channels for dense and convolutional weights, input channels for transposed ones.
     """
-    if u.shape[-1] == 1:
-        product = s * u.mT  # outer product, (k, n, g, out, in)
-    else:
-        product = torch.matmul(s, u.mT)
+    n, k, groups, rows, positions = s.shape
+    features = u.shape[2]
     if kind == "transposed":
-        product = product.mT
-    k, n, groups, rows, features = product.shape
-    return product.reshape(k, n, groups * rows, features)
+        product = torch.einsum("nkgrt,ngft->nkgfr", s, u)  # the weight is stored (in, out · taps)
+        return product.reshape(n, k, groups * features, rows)
+    if groups == 1:
+        # One matrix product per sample for all columns together, without copying u for each column.
+        product = torch.bmm(s.reshape(n, k * rows, positions), u.reshape(n, features, positions).mT)
+        return product.reshape(n, k, rows, features)
+    return torch.einsum("nkgrt,ngft->nkgrf", s, u).reshape(n, k, groups * rows, features)
 
 
-def rows_by_output(weight: Tensor, kind: str, groups: int = 1) -> Tensor:
-    """The weight as the matrix W̄ with one row per output channel: (out, in·taps)."""
+def by_output(weight: Tensor, kind: str, groups: int) -> Tensor:
+    """The weight as the matrix W̄ with one row per output channel: (out, in · taps)."""
     if kind != "transposed":
         return weight.reshape(len(weight), -1)
-    per_group = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)  # (g, in, out, taps)
-    return per_group.permute(0, 2, 1, 3).reshape(groups * weight.shape[1], -1)
+    return _swapped(weight[None], groups)[0]
+
+
+def gradients_by_output(gradients: Tensor, weight: Tensor, kind: str, groups: int) -> Tensor:
+    """Per-sample gradients (n, k, rows, features) laid out like W̄."""
+    if kind != "transposed":
+        return gradients
+    n, k = gradients.shape[:2]
+    return _swapped(gradients.reshape(n * k, *weight.shape), groups).reshape(n, k, groups * weight.shape[1], -1)
+
+
+def _swapped(weights: Tensor, groups: int) -> Tensor:
+    """Transposed weights (b, in, out of a group, *taps) -> (b, out, in of a group · taps)."""
+    b, inputs, outputs = weights.shape[:3]
+    grouped = weights.reshape(b, groups, inputs // groups, outputs, -1)
+    return grouped.transpose(2, 3).reshape(b, groups * outputs, -1)
+
+
+def normalised(x: Tensor, settings: dict[str, Any]) -> Tensor:
+    """The input of a BatchNorm in eval mode after subtracting its mean and dividing by its spread."""
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    spread = (settings["running_var"] + (1e-5 if settings["eps"] is None else settings["eps"])).sqrt()
+    centred: Tensor = x - settings["running_mean"].reshape(shape)
+    result: Tensor = centred / spread.reshape(shape)
+    return result

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.factors import output_columns
-from flatscope.curvature.patches import input_matrix, output_matrix
+from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.layers import Call, recorded
 from flatscope.samples import Inputs, moved
 
@@ -81,9 +81,10 @@ def _quadratic_forms_by_factors(
     columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
     calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
     edges = [call.edge for call in calls if call.edge is not None]
-    found = torch.autograd.grad(outputs, edges, columns.values, allow_unused=True, is_grads_batched=True)
+    rows = [torch.autograd.grad(outputs, edges, c, retain_graph=True, allow_unused=True) for c in columns.values]
+    found = [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
     forms: dict[str, float] = {}
-    signs = 1.0 if columns.signs is None else columns.signs
+    signs = 1.0 if columns.signs is None else columns.signs.T
     for call, s in zip(calls, found, strict=True):
         if s is None:
             continue
@@ -93,7 +94,7 @@ def _quadratic_forms_by_factors(
 
 
 def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """⟨G_c, v⟩ of weight and bias, (k, n) each."""
+    """⟨G_c, v⟩ of weight and bias, (n, k) each."""
     result = []
     if call.bias in directions:
         axis = -1 if call.kind == "dense" else 2
@@ -104,9 +105,7 @@ def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[st
         v, x = directions[call.weight], call.input.detach()
         if call.kind == "batchnorm":
             shape = (1, -1, *[1] * (x.ndim - 2))
-            eps = 1e-5 if call.settings["eps"] is None else call.settings["eps"]
-            spread = (call.settings["running_var"] + eps).sqrt().reshape(shape)
-            change = (x - call.settings["running_mean"].reshape(shape)) / spread * v.reshape(shape)
+            change = (normalised(x, call.settings) * v.reshape(shape))[:, None]
             result.append((call.weight, (s * change).flatten(2).sum(2)))
         else:
             result.append((call.weight, directional(call, x, s, params[call.weight].detach(), v)))
@@ -114,13 +113,13 @@ def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[st
 
 
 def directional(call: Call, x: Tensor, s: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """⟨G_c, v⟩ for a weight-shaped v, without forming G_c: (k, n)."""
+    """⟨G_c, v⟩ for a weight-shaped v, without forming G_c: (n, k)."""
     u = input_matrix(x, weight, call.kind, call.settings)  # (n, g, features, t)
-    out = output_matrix(s, weight, call.kind, call.settings)  # (k, n, g, rows, t)
+    out = output_matrix(s, weight, call.kind, call.settings)  # (n, k, g, rows, t)
     groups = u.shape[1]
     blocks = v.reshape(groups, v.shape[0] // groups, -1)  # (g, rows or in, features)
     moved_u = (blocks.mT if call.kind == "transposed" else blocks) @ u  # (n, g, rows, t)
-    return (out * moved_u).flatten(2).sum(2)
+    return (out * moved_u[:, None]).flatten(2).sum(2)
 
 
 def _double_targets(targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import MULTIPLIED_OUT
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.patches import rows_by_output
+from flatscope.curvature.patches import by_output
 from flatscope.errors import NumericalWarning
 from flatscope.layers import Layer
 
@@ -83,10 +83,10 @@ def row_directions(weight: Tensor, layer: Layer) -> Directions:
 
 def relative_directions(weight: Tensor, layer: Layer) -> Directions:
     """Directions whose sum is Σ_{s,s'} ⟨w_s, w_s'⟩ Tr H_{s,s'}: a root of W̄W̄ᵀ applied to unit vectors."""
-    matrix = rows_by_output(weight.double(), layer.kind, layer.groups)  # (out, q)
+    matrix = by_output(weight.double(), layer.kind, layer.groups)  # (out, q)
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
     root = vectors * eigenvalues.clamp_min(0).sqrt()  # (out, out)
-    index = rows_by_output(
+    index = by_output(
         torch.arange(weight.numel(), device=weight.device).reshape(weight.shape), layer.kind, layer.groups
     ).reshape(-1)  # where each entry of W̄ lies in the weight
     out, q = matrix.shape

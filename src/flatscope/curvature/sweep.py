@@ -3,10 +3,13 @@
 On a piecewise-linear network the Hessian block of one weight matrix is its Gauss-Newton block, a sum over samples
 and factor columns of outer products of per-sample gradients G_c. Traces, ρ of every unit and relative flatness
 are sums of squares of things the backward pass already holds; see the formulas at `LayerSums`.
+
+Index letters are those of `patches`: n samples, k columns, g groups, t positions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +18,24 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.factors import Columns, n_columns, output_columns
+from flatscope.curvature.factors import n_columns, output_columns
 from flatscope.curvature.linearity import curved_parameters
-from flatscope.curvature.patches import input_matrix, output_matrix, rows_by_output, weight_gradients
+from flatscope.curvature.patches import (
+    by_output,
+    gradients_by_output,
+    input_matrix,
+    normalised,
+    output_matrix,
+    weight_gradients,
+)
+from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.layers import Call, recorded
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs
 
-BATCH_BYTES = 192 * 2**20
-GRADIENT_BYTES = 64 * 2**20
+BATCH_BYTES = 48 * 2**20
+GRADIENT_BYTES = 16 * 2**20
+COLUMN_BLOCK = 32
 
 
 @dataclass
@@ -57,8 +69,9 @@ class Mean:
 class LayerSums:
     """Sums over the data for one weight matrix; s_c: columns at its output, u: its input patches, W̄: (out, in·taps).
 
-    trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})², j an input feature or channel;
-    rho_rows(i): the same for rows;  relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖²;  diagonal: mean Σ_c G_c².
+    trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c ⟨G_c, w(j)⟩², w(j) the weights of input feature or channel j, which is
+    (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})²;  rho_rows(i): the same for the weights of output i;
+    relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖².
     """
 
     trace: Mean = field(default_factory=Mean)
@@ -86,25 +99,33 @@ class Curvature:
     curved: dict[str, str]
 
 
-def exact_sweep(ctx: Context, diagonal: bool = False) -> Curvature:
+@dataclass(frozen=True)
+class Flow:
+    """What passes one layer for one batch: input (n, …), columns at the output (n, k, …), and at the input."""
+
+    call: Call
+    x: Tensor
+    s: Tensor
+    back: Tensor | None
+    signs: Tensor | None
+
+
+def exact_sweep(ctx: Context, diagonal: bool = False, rows: bool = False) -> Curvature:
     """Sweep the training data once.
 
     Args:
         ctx: the network; cached there, so ask through `ctx.sweep(exact_sweep)`.
         diagonal: also the diagonal of every covered block (one number per weight).
+        rows: also ρ of the rows.
     """
-    from flatscope.curvature.probe import disagreeing_parameters
-
     curved = dict(ctx.sweep(find_curved))
-    curved |= disagreeing_parameters(ctx, curved)
     result = Curvature({}, {}, Mean(), {}, curved)
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
     for batch in ctx.batches(size=batch_size(ctx, k)):
-        per_sample: Tensor | float = 0.0
-        for call, x, s, back, signs in backpropagated(ctx, batch, curved):
-            per_sample = per_sample + _add_call(ctx, result, call, x, s, back, signs, diagonal)
-        if isinstance(per_sample, Tensor):
-            result.total.add(per_sample)
+        per_sample = torch.zeros(len(batch[1]), dtype=torch.float64, device=ctx.problem.device)
+        for flow in backpropagated(ctx, batch, curved):
+            per_sample += _add_flow(ctx, result, flow, diagonal, rows)
+        result.total.add(per_sample)
         ctx.count("forward", len(batch[1]))
         ctx.count("backward", len(batch[1]) * k)
     result.diagonals = {name: value / ctx.problem.n_train for name, value in result.diagonals.items()}
@@ -112,13 +133,14 @@ def exact_sweep(ctx: Context, diagonal: bool = False) -> Curvature:
 
 
 def find_curved(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose block the sweep cannot give, read off the graph."""
+    """{parameter: reason} for trainable parameters whose block the sweep cannot give: by graph, then by probe."""
     leaves, outputs, calls = recorded_forward(ctx, ctx.problem.example())
     curved = curved_parameters(outputs, leaves, calls)
     seen = {call.weight for call in calls} | {call.bias for call in calls if call.bias}
     for name in leaves:
         if name not in seen:
             curved.setdefault(name, "not the weight, bias or BatchNorm parameter of a recorded layer")
+    curved |= disagreeing_parameters(ctx, curved)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
@@ -131,198 +153,199 @@ def recorded_forward(ctx: Context, inputs: Inputs) -> tuple[Params, Tensor, list
     return leaves, outputs, recorder.calls
 
 
-def backpropagated(
-    ctx: Context, batch: Batch, curved: dict[str, str]
-) -> Iterator[tuple[Call, Tensor, Tensor, Tensor | None, Tensor | None]]:
-    """(call, input, columns at its output, columns at its input, signs) of every exact layer, in blocks of columns."""
+def backpropagated(ctx: Context, batch: Batch, curved: dict[str, str]) -> Iterator[Flow]:
+    """What flows through every layer that has an exact block, layer by layer."""
     inputs, targets = batch
-    if isinstance(inputs, Tensor) and inputs.is_floating_point():
-        inputs = inputs.detach().requires_grad_()  # so that the first layer's input has a gradient too
     _, outputs, calls = recorded_forward(ctx, inputs)
     wanted = [call for call in calls if call.edge is not None and not call.opaque]
-    wanted = [call for call in wanted if call.weight not in curved or (call.bias or call.weight) not in curved]
+    wanted = [call for call in wanted if call.weight not in curved or (call.bias and call.bias not in curved)]
     columns = output_columns(ctx.problem.loss, outputs.detach(), targets)
-    targets_of_grad: list[Any] = [call.edge for call in wanted]
-    inner = [call for call in wanted if call.kind != "batchnorm" and call.input.requires_grad]
-    targets_of_grad += [call.input for call in inner]
-    width = max(1, len(columns.values)) if len(columns.values) <= 64 else 32
-    for start in range(0, len(columns.values), width):
-        block = columns.block(start, start + width)
-        found = _batched_backward(outputs, targets_of_grad, block)
-        at_input = {id(call): found[len(wanted) + i] for i, call in enumerate(inner)}
-        for call, s in zip(wanted, found, strict=False):
+    for start in range(0, len(columns.values), COLUMN_BLOCK):
+        block = columns.block(start, start + COLUMN_BLOCK)
+        through = [call for call in wanted if call.input.requires_grad and _by_positions(ctx, call, len(block.values))]
+        ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
+        found = stacked_backward(outputs, ends, block.values)
+        back = {id(call): found[len(wanted) + i] for i, call in enumerate(through)}
+        signs = None if block.signs is None else block.signs.T
+        for i, call in enumerate(wanted):
+            s = found[i]
+            found[i] = None  # freed as soon as its layer is done
             if s is not None:
-                yield call, call.input.detach(), s, at_input.get(id(call)), block.signs
+                yield Flow(call, call.input.detach(), s, back.pop(id(call), None), signs)
 
 
-def _batched_backward(outputs: Tensor, wanted: list[Any], block: Columns) -> list[Tensor | None]:
-    """Gradients of all columns at once, (k, n, …) each; None where nothing flows."""
-    found = torch.autograd.grad(
-        outputs, wanted, block.values, retain_graph=True, allow_unused=True, is_grads_batched=True
-    )
-    return list(found)
+def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[Tensor | None]:
+    """Gradients of each column (k, n, …) at each end, stacked to (n, k, …); None where nothing flows.
+
+    Column by column: a batched backward loops over the columns of convolution and pooling as well, and has them
+    in the wrong order for the matrix products that follow.
+    """
+    rows = [torch.autograd.grad(outputs, ends, column, retain_graph=True, allow_unused=True) for column in columns]
+    return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-def _add_call(
-    ctx: Context,
-    result: Curvature,
-    call: Call,
-    x: Tensor,
-    s: Tensor,
-    back: Tensor | None,
-    signs: Tensor | None,
-    diagonal: bool,
-) -> Tensor:
+def _add_flow(ctx: Context, result: Curvature, flow: Flow, diagonal: bool, rows: bool) -> Tensor:
     """Add one layer's block of columns; gives the per-sample traces, (n,)."""
-    per_sample = x.new_zeros(len(x), dtype=torch.float64)
+    call, x, s, signs = flow.call, flow.x, flow.s, flow.signs
+    per_sample = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     if call.bias and call.bias not in result.curved and call.bias in ctx.problem.trainable:
-        gradient = _bias_gradient(s, call.kind)  # (k, n, out)
-        per_sample += _tally(result, call.bias, gradient, signs, diagonal)
+        per_sample += _tally(result, call.bias, _over_positions(s, call.kind), signs, diagonal)
     if call.weight in result.curved or call.weight not in ctx.problem.trainable:
         return per_sample
     if call.kind == "batchnorm":
-        gradient = _scale_gradient(x, s, call.settings)
+        gradient = _over_positions(normalised(x, call.settings)[:, None] * s, "conv")
         return per_sample + _tally(result, call.weight, gradient, signs, diagonal)
     weight = ctx.params[call.weight]
     u = input_matrix(x, weight, call.kind, call.settings)  # (n, g, features, t)
-    out = output_matrix(s, weight, call.kind, call.settings)  # (k, n, g, rows, t)
-    trace, relative, diagonals = _squares(u, out, weight, call, signs, diagonal)
+    out = output_matrix(s, weight, call.kind, call.settings)  # (n, k, g, rows, t)
+    matrix = by_output(weight, call.kind, out.shape[2])  # W̄
+    gram = matrix @ matrix.T  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
     sums = result.layers.setdefault(call.weight, LayerSums())
+    if out.shape[-1] == 1 and out.shape[2] == 1 and call.kind != "transposed":
+        trace, relative, along = _one_position(u[:, 0, :, 0], out[:, :, 0, :, 0], weight, gram, signs)
+        squares = _signed_sum(out[:, :, 0, :, 0].square(), signs).T @ u[:, 0, :, 0].square() if diagonal else None
+    elif _by_positions(ctx, call, out.shape[1]) and not diagonal:
+        trace, relative = _by_overlaps(u[:, 0], out[:, :, 0], gram, signs)
+        along, squares = _along_inputs(flow, weight), None
+    else:
+        trace, relative, along, squares = _by_gradients(u, out, weight, call, gram, signs, diagonal)
     sums.trace.add(trace)
     sums.relative_flatness.add(relative)
-    if back is None:
-        back = torch.zeros_like(x).expand(len(s), *x.shape)
-    sums.rho.add(_signed_sum(_over_positions(x[None] * back, call.kind).square(), signs))
-    sums.rho_rows.add(_signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
+    sums.rho.add(_signed_sum(along.square(), signs))
+    if rows:
+        sums.rho_rows.add(_signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
     result.traces.setdefault(call.weight, Mean()).add(trace)
-    if diagonals is not None:
-        total = result.diagonals.get(call.weight, 0.0)
-        result.diagonals[call.weight] = total + diagonals.double().cpu().reshape(weight.shape)
+    if squares is not None:
+        _add_diagonal(result, call.weight, squares.reshape(weight.shape))
     return per_sample + trace.double()
 
 
 def _tally(result: Curvature, name: str, gradient: Tensor, signs: Tensor | None, diagonal: bool) -> Tensor:
-    """Add per-sample gradients (k, n, size) of a small parameter; gives the per-sample trace."""
+    """Add per-sample gradients (n, k, size) of a small parameter; gives the per-sample trace."""
     squares = _signed_sum(gradient.square(), signs)  # (n, size)
     trace = squares.sum(1)
     result.traces.setdefault(name, Mean()).add(trace)
     if diagonal:
-        result.diagonals[name] = result.diagonals.get(name, 0.0) + squares.double().sum(0).cpu()
+        _add_diagonal(result, name, squares.sum(0))
     return trace.double()
 
 
+def _add_diagonal(result: Curvature, name: str, squares: Tensor) -> None:
+    known = result.diagonals.get(name)
+    result.diagonals[name] = squares.double().cpu() + (0.0 if known is None else known)
+
+
 def _signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:
-    """Sum over columns, (k, n, …) -> (n, …), negative columns subtracted."""
+    """Sum over columns, (n, k, …) -> (n, …), negative columns subtracted."""
     if signs is not None:
         values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
-    return values.sum(0)
+    return values.sum(1)
 
 
 def _over_positions(values: Tensor, kind: str) -> Tensor:
-    """Sum over positions: (k, n, …) -> (k, n, channels); the channel axis is last for dense layers."""
+    """Sum over positions: (n, k, …) -> (n, k, channels); the channel axis is last for dense layers."""
     if kind == "dense":
         return values.flatten(2, -2).sum(2) if values.ndim > 3 else values
     return values.flatten(3).sum(3) if values.ndim > 3 else values
 
 
-def _along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """⟨G_c, w⟩ restricted to each row of the weight (one output channel): (k, n, out)."""
-    groups = u.shape[1]
-    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
-    if kind == "transposed":
-        taps = weight[0, 0].numel()
-        moved = (s * (blocks.mT @ u)).sum(-1)  # (k, n, g, out · taps)
-        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
-    return (s * (blocks @ u)).sum(-1).flatten(2)
-
-
-def _bias_gradient(s: Tensor, kind: str) -> Tensor:
-    return _over_positions(s, "dense" if kind == "dense" else "conv")
-
-
-def _scale_gradient(x: Tensor, s: Tensor, settings: dict[str, Any]) -> Tensor:
-    """Gradient with respect to BatchNorm's scale: the normalised input times the columns, (k, n, channels)."""
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    spread = (settings["running_var"] + (1e-5 if settings["eps"] is None else settings["eps"])).sqrt()
-    normalised = (x - settings["running_mean"].reshape(shape)) / spread.reshape(shape)
-    return _over_positions(normalised[None] * s, "conv")
-
-
-def _squares(
-    u: Tensor, s: Tensor, weight: Tensor, call: Call, signs: Tensor | None, diagonal: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σ_c ‖G_c‖² and Σ_c ‖W̄ᵀ G_c‖² per sample, and Σ_{n,c} G_c² per weight if asked for.
-
-    Three ways to the same numbers, by cost: one position factorises; otherwise per-sample gradients are formed,
-    or, where positions are few against weights, only the t × t Gram matrices of patches and columns.
-    """
-    k, n, groups, rows, positions = s.shape
-    features = u.shape[2]
-    by_output = rows_by_output(weight, call.kind, groups)
-    gram = by_output @ by_output.T  # (out, out): ‖W̄ᵀG‖² = tr(Gᵀ W̄W̄ᵀ G)
-    if groups == 1 and call.kind != "transposed":
-        if positions == 1:
-            return _one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], gram, signs, diagonal)
-        if not diagonal and positions * (features + k * rows) < k * rows * features:
-            return _by_grams(u[:, 0], s[:, :, 0], gram, signs)
-    return _by_gradients(u, s, weight, call, gram, signs, diagonal)
+def _by_positions(ctx: Context, call: Call, k: int) -> bool:
+    """Whether a layer has so few positions against weights that t × t overlaps cost less than weight gradients."""
+    if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:
+        return False
+    weight = ctx.params[call.weight]
+    rows, features = weight.shape[0], weight[0].numel()
+    channels = call.output_shape[-1] if call.kind == "dense" else call.output_shape[1]
+    positions = math.prod(call.output_shape[1:]) // channels
+    return positions > 1 and positions * (features + k * rows) < k * rows * features
 
 
 def _one_position(
-    u: Tensor, s: Tensor, gram: Tensor, signs: Tensor | None, diagonal: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    u: Tensor, s: Tensor, weight: Tensor, gram: Tensor, signs: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One position factorises: G_c = s_c uᵀ. Traces (n,), relative flatness (n,), ⟨G_c, w(j)⟩ (n, k, in)."""
     length = u.square().sum(1)  # (n,)
     trace = length * _signed_sum(s.square().sum(2), signs)
     relative = length * _signed_sum(((s @ gram) * s).sum(2), signs)
-    return trace, relative, _signed_sum(s.square(), signs).T @ u.square() if diagonal else None
+    channels = weight.shape[1]
+    along = (s @ weight.reshape(len(weight), -1)) * u[:, None]  # (n, k, in · taps)
+    return trace, relative, along.reshape(*along.shape[:2], channels, -1).sum(3)
 
 
-def _by_grams(u: Tensor, s: Tensor, gram: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor, None]:
-    k, n, rows, positions = s.shape
+def _by_overlaps(u: Tensor, s: Tensor, gram: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """‖G‖² = ⟨uᵀu, sᵀs⟩ over pairs of positions; G itself is never formed."""
+    n, k, rows, positions = s.shape
     overlap = u.mT @ u  # (n, t, t)
-    signed = s if signs is None else s * signs[:, :, None, None]
-    left = signed.permute(1, 3, 0, 2).reshape(n, positions, k * rows)  # (n, t, k·out)
-    right = s.permute(1, 0, 2, 3).reshape(n, k * rows, positions)
-    weighted = (gram @ s).permute(1, 0, 2, 3).reshape(n, k * rows, positions)
-    trace = ((left @ right) * overlap).sum((1, 2))
-    relative = ((left @ weighted) * overlap).sum((1, 2))
-    return trace, relative, None
+    flat = s.reshape(n, k * rows, positions)
+    signed = flat if signs is None else (s * signs[:, :, None, None]).reshape(n, k * rows, positions)
+    weighted = torch.matmul(gram, s).reshape(n, k * rows, positions)
+    trace = ((signed.mT @ flat) * overlap).sum((1, 2))
+    relative = ((signed.mT @ weighted) * overlap).sum((1, 2))
+    return trace, relative
+
+
+def _along_inputs(flow: Flow, weight: Tensor) -> Tensor:
+    """⟨G_c, w(j)⟩ = Σ_t φ_{j,t} (Wᵀ s_c)_{j,t}, from what the backward pass sent to the input: (n, k, in)."""
+    call, x = flow.call, flow.x
+    if flow.back is not None:
+        return _over_positions(x[:, None] * flow.back, call.kind)
+    # The network's own input has no gradient: apply the weights of one input feature at a time instead.
+    u = input_matrix(x, weight, call.kind, call.settings)[:, 0]  # (n, in · taps, t)
+    s = output_matrix(flow.s, weight, call.kind, call.settings)[:, :, 0]  # (n, k, out, t)
+    by_channel = u.reshape(len(u), weight.shape[1], -1, u.shape[-1])  # (n, in, taps, t)
+    taps = weight.reshape(*weight.shape[:2], -1)  # (out, in, taps)
+    return torch.einsum("nkot,oia,niat->nki", s, taps, by_channel)
 
 
 def _by_gradients(
     u: Tensor, s: Tensor, weight: Tensor, call: Call, gram: Tensor, signs: Tensor | None, diagonal: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    traces, relatives = [], []
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Per-sample gradients formed and squared, some samples at a time."""
+    groups = s.shape[2]
+    traces, relatives, alongs = [], [], []
     squares: Tensor | None = None
-    step = max(1, GRADIENT_BYTES // (s.shape[0] * weight.numel() * weight.element_size()))
+    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
     for start in range(0, len(u), step):
         part = slice(start, start + step)
-        gradients = weight_gradients(u[part], s[:, part], call.kind)  # (k, n, *) in the weight's layout
-        part_signs = None if signs is None else signs[:, part]
-        squared = gradients.square()
-        traces.append(_signed_sum(squared.sum((2, 3)), part_signs))
-        by_output = gradients
-        if call.kind == "transposed":
-            shape = (*gradients.shape[:2], *weight.shape)
-            groups = s.shape[2]
-            by_output = torch.stack(
-                [rows_by_output(g, call.kind, groups) for g in gradients.reshape(-1, *weight.shape)]
-            ).reshape(*shape[:2], len(gram), -1)
-        relatives.append(_signed_sum(((gram @ by_output) * by_output).sum((2, 3)), part_signs))
+        gradients = weight_gradients(u[part], s[part], call.kind)  # (n, k, *) in the weight's layout
+        part_signs = None if signs is None else signs[part]
+        laid_out = gradients_by_output(gradients, weight, call.kind, groups)
+        products = laid_out @ laid_out.mT  # GGᵀ, (n, k, out, out)
+        traces.append(_signed_sum(products.diagonal(dim1=2, dim2=3).sum(2), part_signs))
+        relatives.append(_signed_sum((products * gram).sum((2, 3)), part_signs))
+        alongs.append(_along_channels(gradients, weight, call.kind, groups))
         if diagonal:
-            total = _signed_sum(squared, part_signs).sum(0)
+            total = _signed_sum(gradients.square(), part_signs).sum(0)
             squares = total if squares is None else squares + total
-    return torch.cat(traces), torch.cat(relatives), squares
+    return torch.cat(traces), torch.cat(relatives), torch.cat(alongs), squares
+
+
+def _along_channels(gradients: Tensor, weight: Tensor, kind: str, groups: int) -> Tensor:
+    """⟨G_c, w(j)⟩ for every input channel j, from the gradients: (n, k, in)."""
+    n, k = gradients.shape[:2]
+    if kind == "transposed":
+        return (gradients * weight.reshape(len(weight), -1)).sum(3)
+    shaped = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)  # (g, out, in, taps)
+    products = gradients.reshape(n, k, *shaped.shape) * shaped
+    return products.sum((3, 5)).reshape(n, k, -1)
+
+
+def _along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """⟨G_c, w⟩ restricted to the weights of one output channel: (n, k, out)."""
+    groups = u.shape[1]
+    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
+    if kind == "transposed":
+        taps = weight[0, 0].numel()
+        moved = (s * (blocks.mT @ u)[:, None]).sum(-1)  # (n, k, g, out · taps)
+        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
+    return (s * (blocks @ u)[:, None]).sum(-1).flatten(2)
 
 
 def batch_size(ctx: Context, k: int) -> int:
-    """Samples per batch that keep the columns of all layers within the memory budget."""
-    sizes = [sum(_numel(shape) for shape in (layer.input_shape, layer.output_shape)) for layer in ctx.network]
-    patches = [_numel(layer.output_shape) * ctx.params[layer.weight][0].numel() for layer in ctx.network]
+    """Samples per batch that keep the columns of all layers and the largest set of patches within the budget."""
+    columns = min(k, COLUMN_BLOCK)
     item = torch.finfo(ctx.problem.dtype).bits // 8
-    per_sample = item * (2 * min(k, 64) * sum(sizes) + max(patches, default=0) // max(1, k))
+    held = sum(math.prod(layer.output_shape) for layer in ctx.network)
+    patches = [math.prod(layer.output_shape[1:]) * ctx.params[layer.weight][0].numel() for layer in ctx.network]
+    per_sample = item * (2 * columns * held + max(patches, default=0))
     return max(1, min(ctx.problem.n_train, BATCH_BYTES // max(1, per_sample)))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())

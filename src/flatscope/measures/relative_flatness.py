@@ -185,7 +185,7 @@ def rhos(ctx: Context, reading: str) -> dict[str, Value]:
     """ρ^l(j) of every unit of every layer, as one tensor a layer."""
     if reading not in ("column", "row"):
         raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
-    swept = ctx.sweep(exact_sweep)
+    swept = ctx.sweep(exact_sweep, rows=True) if reading == "row" else ctx.sweep(exact_sweep)
     layers = measured_layers(ctx)
     curved = tuple(layer for layer in layers if layer.weight in swept.curved)
     directions = column_directions if reading == "column" else row_directions
