@@ -211,13 +211,14 @@ def _batchnorm_scaled(tiny: Tiny) -> Tiny:
 
 def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
-    before = values_of(entry, tiny.problem())
-    after = values_of(
-        entry,
-        replace(transformed(tiny, symmetry), initial={}).problem()
-        if entry.needs & {"initial"}
-        else transformed(tiny, symmetry).problem(),
-    )
+    other = transformed(tiny, symmetry)
+    if "initial" in entry.needs:  # the weights before training belong to the network as it was written
+        other = replace(other, initial={})
+    before, after = values_of(entry, tiny.problem()), values_of(entry, other.problem())
+    if entry.per == "network":  # a product over layers may stand still while its factors move
+        before = {key: value for key, value in before.items() if key[0] == ""}
+        if not before:
+            return
     if symmetry == "permutation" and entry.per == "unit":
         before, after = _sorted_units(before), _sorted_units(after)
     scale = max([abs(v[0]) for v in before.values()] or [1.0]) or 1.0

@@ -24,7 +24,7 @@ from flatscope.measures.weight_flatness import (
 from flatscope.registry import Value, measure
 
 LAYERWISE = {"layer_scaling", "permutation"}
-UNITWISE = {"layer_scaling", "unit_scaling", "permutation"}
+UNITWISE = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 

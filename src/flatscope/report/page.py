@@ -44,7 +44,7 @@ SYMMETRY_WORDS = {
     "layer_scaling": ("layer", "one layer times c, the next divided by c"),
     "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
     "permutation": ("permutation", "units of a layer in another order"),
-    "batchnorm_scaling": ("BatchNorm", "weights in front of a BatchNorm times c"),
+    "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
     "output_scaling": ("output", "all outputs times c, margins scaling along"),
 }
 META_WORDS = {
