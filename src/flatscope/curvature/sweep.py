@@ -122,10 +122,10 @@ def exact_sweep(ctx: Context, diagonal: bool = False, rows: bool = False) -> Cur
     result = Curvature({}, {}, Mean(), {}, curved)
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
     for batch in ctx.batches(size=batch_size(ctx, k)):
-        per_sample = torch.zeros(len(batch[1]), dtype=torch.float64, device=ctx.problem.device)
+        sums = BatchSums()
         for flow in backpropagated(ctx, batch, curved):
-            per_sample += _add_flow(ctx, result, flow, diagonal, rows)
-        result.total.add(per_sample)
+            _add_flow(ctx, result, sums, flow, diagonal, rows)
+        _add_batch(result, sums)
         ctx.count("forward", len(batch[1]))
         ctx.count("backward", len(batch[1]) * k)
     result.diagonals = {name: value / ctx.problem.n_train for name, value in result.diagonals.items()}
@@ -184,23 +184,44 @@ def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[
     return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-def _add_flow(ctx: Context, result: Curvature, flow: Flow, diagonal: bool, rows: bool) -> Tensor:
-    """Add one layer's block of columns; gives the per-sample traces, (n,)."""
+class BatchSums(dict[tuple[str, str], Tensor]):
+    """Per-sample numbers of one batch by (parameter, quantity), summed over blocks of columns."""
+
+    def add(self, name: str, quantity: str, values: Tensor) -> None:
+        """Add one block's share, (n,) or (n, units)."""
+        known = self.get((name, quantity))
+        self[name, quantity] = values.double() if known is None else known + values.double()
+
+
+def _add_batch(result: Curvature, sums: BatchSums) -> None:
+    """Let the samples of a finished batch into the means."""
+    total: Tensor | None = None
+    for (name, quantity), values in sums.items():
+        if quantity == "trace":
+            result.traces.setdefault(name, Mean()).add(values)
+            total = values if total is None else total + values
+        if (name, "relative_flatness") in sums:
+            getattr(result.layers.setdefault(name, LayerSums()), quantity).add(values)
+    if total is not None:
+        result.total.add(total)
+
+
+def _add_flow(ctx: Context, result: Curvature, sums: BatchSums, flow: Flow, diagonal: bool, rows: bool) -> None:
+    """Add what one layer's block of columns gives."""
     call, x, s, signs = flow.call, flow.x, flow.s, flow.signs
-    per_sample = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     if call.bias and call.bias not in result.curved and call.bias in ctx.problem.trainable:
-        per_sample += _tally(result, call.bias, _over_positions(s, call.kind), signs, diagonal)
+        _add_vector(result, sums, call.bias, _over_positions(s, call.kind), signs, diagonal)
     if call.weight in result.curved or call.weight not in ctx.problem.trainable:
-        return per_sample
+        return
     if call.kind == "batchnorm":
         gradient = _over_positions(normalised(x, call.settings)[:, None] * s, "conv")
-        return per_sample + _tally(result, call.weight, gradient, signs, diagonal)
+        _add_vector(result, sums, call.weight, gradient, signs, diagonal)
+        return
     weight = ctx.params[call.weight]
     u = input_matrix(x, weight, call.kind, call.settings)  # (n, g, features, t)
     out = output_matrix(s, weight, call.kind, call.settings)  # (n, k, g, rows, t)
     matrix = by_output(weight, call.kind, out.shape[2])  # W̄
     gram = matrix @ matrix.T  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
-    sums = result.layers.setdefault(call.weight, LayerSums())
     if out.shape[-1] == 1 and out.shape[2] == 1 and call.kind != "transposed":
         trace, relative, along = _one_position(u[:, 0, :, 0], out[:, :, 0, :, 0], weight, gram, signs)
         squares = _signed_sum(out[:, :, 0, :, 0].square(), signs).T @ u[:, 0, :, 0].square() if diagonal else None
@@ -209,25 +230,23 @@ def _add_flow(ctx: Context, result: Curvature, flow: Flow, diagonal: bool, rows:
         along, squares = _along_inputs(flow, weight), None
     else:
         trace, relative, along, squares = _by_gradients(u, out, weight, call, gram, signs, diagonal)
-    sums.trace.add(trace)
-    sums.relative_flatness.add(relative)
-    sums.rho.add(_signed_sum(along.square(), signs))
+    sums.add(call.weight, "trace", trace)
+    sums.add(call.weight, "relative_flatness", relative)
+    sums.add(call.weight, "rho", _signed_sum(along.square(), signs))
     if rows:
-        sums.rho_rows.add(_signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
-    result.traces.setdefault(call.weight, Mean()).add(trace)
+        sums.add(call.weight, "rho_rows", _signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
     if squares is not None:
         _add_diagonal(result, call.weight, squares.reshape(weight.shape))
-    return per_sample + trace.double()
 
 
-def _tally(result: Curvature, name: str, gradient: Tensor, signs: Tensor | None, diagonal: bool) -> Tensor:
-    """Add per-sample gradients (n, k, size) of a small parameter; gives the per-sample trace."""
+def _add_vector(
+    result: Curvature, sums: BatchSums, name: str, gradient: Tensor, signs: Tensor | None, diagonal: bool
+) -> None:
+    """Add per-sample gradients (n, k, size) of a bias or a BatchNorm scale."""
     squares = _signed_sum(gradient.square(), signs)  # (n, size)
-    trace = squares.sum(1)
-    result.traces.setdefault(name, Mean()).add(trace)
+    sums.add(name, "trace", squares.sum(1))
     if diagonal:
         _add_diagonal(result, name, squares.sum(0))
-    return trace.double()
 
 
 def _add_diagonal(result: Curvature, name: str, squares: Tensor) -> None:
