@@ -15,6 +15,7 @@ import flatscope as fs
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import sweep as sweeping
 from flatscope.curvature.factors import softmax_columns
+from flatscope.curvature.products import by_products, relative_directions
 from flatscope.curvature.sweep import exact_sweep
 
 
@@ -57,7 +58,7 @@ class Hidden(nn.Module):
 def _convs() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     head = lambda size: [nn.ReLU(), nn.Flatten(), nn.Linear(size, 3)]  # noqa: E731
     return {
-        "3-D": (nn.Sequential(nn.Conv3d(1, 2, 2, stride=(1, 2, 1), padding=(0, 1, 0)), *head(12)), (1, 3, 3, 3)),
+        "3-D": (nn.Sequential(nn.Conv3d(1, 2, 2, stride=(1, 2, 1), padding=(0, 1, 0)), *head(16)), (1, 3, 3, 3)),
         "same padding": (nn.Sequential(nn.Conv2d(1, 2, (3, 2), padding="same", dilation=(1, 2)), *head(18)), (1, 3, 3)),
         "depthwise": (nn.Sequential(nn.Conv2d(2, 4, 2, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 1), *head(8)), (2, 3, 3)),
         "transposed": (nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2, padding=1), *head(48)), (2, 3, 3)),
@@ -103,9 +104,12 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
         return functional.cross_entropy(outputs, tiny.y)
 
     hessian = torch.autograd.functional.hessian(loss, torch.zeros(len(weight), dtype=torch.float64))
-    torch.testing.assert_close(
-        fs.measure(problem, "rho_unit").units("rho_unit", "0"), hessian.diagonal(), rtol=1e-9, atol=1e-12
-    )
+    found = fs.measure(problem, "rho_unit").units("rho_unit", "0")
+    torch.testing.assert_close(found, hessian.diagonal(), rtol=1e-9, atol=1e-12)
+    ctx = fs.Context(problem)
+    by_hessian = by_products(ctx, ctx.network.layers, relative_directions)
+    for layer, value in fs.measure(problem, "relative_flatness").layer("relative_flatness").items():
+        assert value == pytest.approx(float(by_hessian[layer].value), rel=1e-9)
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
@@ -198,21 +202,20 @@ def test_a_scaled_loss_scales_everything(scale: float) -> None:
         assert other.layer("layer_max_eigenvalue")[layer] == pytest.approx(scale * value, rel=1e-6)
 
 
-def test_near_interpolation_in_float32_keeps_its_digits() -> None:
-    tiny = mlp()
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-    torch.manual_seed(0)
-    x = torch.randn(20, 4, dtype=torch.float64)
+@pytest.mark.parametrize("gain", [60.0, 200.0, 1000.0])
+def test_near_interpolation_in_float32_keeps_its_digits(gain: float) -> None:
+    tiny = _built("near", nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4,), 3, ("0", "2"), n=40)
     with torch.no_grad():
-        model[2].weight.mul_(200)
-        y = model(x).argmax(1)
-        margins = model(x).topk(2).values
-        kept = (margins[:, 0] - margins[:, 1]) > 14
-    near = replace(tiny, model=model, x=x[kept], y=y[kept], layers=("0", "2"), xt=None, yt=None, initial={})
+        tiny.model[2].weight.mul_(gain)
+        top = tiny.model(tiny.x).topk(2)
+    sure = (top.values[:, 0] - top.values[:, 1]) > 12
+    near = replace(tiny, x=tiny.x[sure], y=top.indices[sure, 0], xt=None, yt=None, initial={})
     assert len(near.x) >= 3
-    assert 0 < float(Dense(near).loss()) < 1e-6
+    assert 0 < float(Dense(near).loss()) < 1e-5
     single = fs.measure(near.problem(dtype=torch.float32), ["layer_trace", "hessian_trace"])
+    double = fs.measure(near.problem(), ["layer_trace", "hessian_trace"])
     assert bool(single.to_frame()["exact"].all())
+    assert single["hessian_trace"] == pytest.approx(double["hessian_trace"], rel=1e-3)
     for layer, expected in TWINS["layer_trace"](Dense(near)).items():
         assert single.layer("layer_trace")[layer] == pytest.approx(expected, rel=1e-3)
 

@@ -13,10 +13,12 @@ from flatscope.context import Context
 from flatscope.curvature.factors import output_columns
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.layers import Call, recorded
+from flatscope.loss import as_loss
 from flatscope.samples import Inputs, moved
 
 PROBED_SAMPLES = 3
 TOLERANCE = 1e-5
+ROUNDING = 1e-13
 
 
 def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, str]:
@@ -28,13 +30,13 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, st
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}
-    by_factors = _quadratic_forms_by_factors(ctx, inputs, targets, directions)
+    by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions)
     by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
-    scale = max((abs(value) for value in by_hessian.values()), default=0.0)
     return {
         name: "its second derivative differs from the Gauss-Newton block"
         for name in names
-        if abs(by_factors.get(name, 0.0) - by_hessian[name]) > TOLERANCE * (abs(by_hessian[name]) + 1e-6 * scale)
+        if abs(by_factors.get(name, 0.0) - by_hessian[name])
+        > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0)
     }
 
 
@@ -72,25 +74,35 @@ def _quadratic_forms_by_hessian(
 
 def _quadratic_forms_by_factors(
     ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
-) -> dict[str, float]:
-    """Σ_c ⟨G_c, v⟩² per parameter, from what the sweep records."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Σ_c ⟨G_c, v⟩² per parameter from what the sweep records, and ‖Jv‖²: how far v moves the outputs.
+
+    Where the network is sure of its samples the Hessian product is a small difference of numbers of size ‖Jv‖²,
+    so their rounding is the least that it can be off.
+    """
     inputs, params, buffers = _in_double(ctx, inputs)
     params |= {name: params[name].detach().requires_grad_() for name in directions}
     with torch.enable_grad(), recorded(ctx.problem, params, isolate=True) as recorder:
         outputs = ctx.problem.forward(inputs, params, buffers)
     columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
+    units = output_columns(as_loss("mse"), outputs.detach(), targets)  # √2 times the unit vectors
     calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
+    results: list[dict[str, float]] = []
+    for factors in (columns, units):
+        forms: dict[str, float] = {}
+        signs = 1.0 if factors.signs is None else factors.signs.T
+        for call, s in zip(calls, _at_outputs(outputs, calls, factors.values), strict=True):
+            for name, along in [] if s is None else _along(call, s, params, directions):
+                forms[name] = forms.get(name, 0.0) + float((along.square() * signs).sum())
+        results.append(forms)
+    return results[0], results[1]
+
+
+def _at_outputs(outputs: Tensor, calls: list[Call], columns: Tensor) -> list[Tensor | None]:
+    """Columns (k, n, …) sent back to the output of each call, (n, k, …)."""
     edges = [call.edge for call in calls if call.edge is not None]
-    rows = [torch.autograd.grad(outputs, edges, c, retain_graph=True, allow_unused=True) for c in columns.values]
-    found = [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
-    forms: dict[str, float] = {}
-    signs = 1.0 if columns.signs is None else columns.signs.T
-    for call, s in zip(calls, found, strict=True):
-        if s is None:
-            continue
-        for name, along in _along(call, s, params, directions):
-            forms[name] = forms.get(name, 0.0) + float((along.square() * signs).sum())
-    return forms
+    rows = [torch.autograd.grad(outputs, edges, c, retain_graph=True, allow_unused=True) for c in columns]
+    return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
 def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -159,6 +159,8 @@ def backpropagated(ctx: Context, batch: Batch, curved: dict[str, str]) -> Iterat
     _, outputs, calls = recorded_forward(ctx, inputs)
     wanted = [call for call in calls if call.edge is not None and not call.opaque]
     wanted = [call for call in wanted if call.weight not in curved or (call.bias and call.bias not in curved)]
+    if not wanted:
+        return
     columns = output_columns(ctx.problem.loss, outputs.detach(), targets)
     for start in range(0, len(columns.values), COLUMN_BLOCK):
         block = columns.block(start, start + COLUMN_BLOCK)
