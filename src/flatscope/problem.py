@@ -256,7 +256,7 @@ class Problem:
                 raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{shown}", where=f"initial, {name}")
             if not found.isfinite().all():
                 raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
-        return {name: given[name].detach().to(self.device, self.dtype) for name in self.params}
+        return {name: given[name].detach().to(self.device, self.dtype, copy=True) for name in self.params}
 
 
 def output_tensor(raw: Any) -> Tensor:

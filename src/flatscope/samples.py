@@ -191,7 +191,8 @@ def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
             samples = Samples(lambda: loader, generators, where)
             _refuse_if_changing(samples)
             return samples
-        index_sampler: Any = loader.batch_sampler or loader.sampler  # batch_sampler is None when batching is off
+        # None when batching is off; an empty one is false as well, but is the one that counts.
+        index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         indices = _sorted_indices(index_sampler)
         if indices != _sorted_indices(index_sampler):
             raise InputError(

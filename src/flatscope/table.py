@@ -62,7 +62,7 @@ class Table:
         if missing and len(frame):
             raise InputError(f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where="table")
         self._frame = frame.reindex(columns=list(types)).astype(types).reset_index(drop=True)
-        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+        self.meta: dict[str, Any] = _plain(meta or {})
 
     def __len__(self) -> int:
         return len(self._frame)
@@ -181,7 +181,8 @@ class Table:
             {name: _jsonable(value) for name, value in zip(self._frame.columns, row, strict=True)}
             for row in self._frame.itertuples(index=False, name=None)
         ]
-        return json.dumps({"flatscope_table": 1, "meta": self.meta, "rows": records}, indent=1)
+        content = {"flatscope_table": 1, "meta": _plain(self.meta), "rows": records}
+        return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Table:
@@ -199,7 +200,7 @@ class Table:
     def to_parquet(self) -> bytes:
         """Rows and provenance as a Parquet file."""
         arrow = pa.Table.from_pandas(self._frame, preserve_index=False)
-        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(self.meta).encode()}
+        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(_plain(self.meta)).encode()}
         buffer = io.BytesIO()
         pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
         return buffer.getvalue()
@@ -294,6 +295,12 @@ def _bracketed(options: str) -> str:
 def _markdown_cell(text: str) -> str:
     """Layers have the names that users gave them, which may be read as markup."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").splitlines())
+
+
+def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Provenance as JSON gives it back; what JSON cannot hold (paths, NaN) as text."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(meta), default=str), parse_constant=str)
+    return plain
 
 
 def _jsonable(value: Any) -> Any:

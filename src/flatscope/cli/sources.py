@@ -68,7 +68,9 @@ def load_model(
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
         built = _build(model, seed, fitting | given)
     else:
-        raise UnknownNameError.among(model, [*models.available(), "file.py:factory"], "model")
+        unknown = UnknownNameError.among(model, models.available(), "model")
+        unknown.fix += " A model of your own is named file.py:factory"
+        raise unknown
     if weights is not None:
         load_weights(built, weights)
     return built.eval()
