@@ -11,7 +11,7 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from flatscope.cli.output import show_grid
+from flatscope.cli.output import check_place, show_grid
 from flatscope.context import Context
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
@@ -42,6 +42,7 @@ def demo(
 ) -> None:
     """Train two networks on the embedded digits, measure both, write a report. Needs no download."""
     say = Console(stderr=True, soft_wrap=True).print
+    check_place(out / "report.html", (".html",))  # before the minutes of training
     data = load("digits", flatten=True, seed=seed)
     tables: dict[str, Table] = {}
     histories: dict[str, pd.DataFrame] = {}

@@ -1,0 +1,355 @@
+"""The command line as its users meet it: what goes to stdout, what to stderr, exit codes, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_public_sets import put
+from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
+
+import flatscope.cli.demo as demo
+from flatscope import Table, __version__
+from flatscope.catalogue import catalogue_markdown
+from flatscope.cli import main
+from flatscope.factories import find_factory
+from flatscope.registry import declarations
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.data import load
+
+ROOT = Path(__file__).parents[1]
+MODEL = f"{ROOT / 'examples' / 'my_model.py'}:build"
+SMALL = ["--model", MODEL, "--data", "digits", "--train-size", "60", "--test-size", "20"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process, as the installed script does."""
+    for name in ("FORCE_COLOR", "FLATSCOPE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what main replaces
+
+    def call(*words: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["flatscope", *map(str, words)])
+        capfd.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        out, err = capfd.readouterr()
+        assert isinstance(code, int)
+        return Outcome(code, out, err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("weights") / "mine.safetensors"
+    save_file(find_factory(MODEL)().state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["measure"], ["train"], ["measures"], ["data"], ["data", "list"], ["data", "fetch"]]
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_every_command_has_help(run: Run, command: list[str], flag: str) -> None:
+    outcome = run(*command, flag)
+    assert outcome.code == 0
+    assert "Usage: " in outcome.out
+    assert outcome.err == ""
+
+
+def test_version_and_no_command(run: Run) -> None:
+    assert run("--version").out == f"flatscope {__version__}\n"
+    assert run().code == 2
+
+
+def test_list_of_measures_names_all(run: Run) -> None:
+    shown = run("measures").out
+    assert all(name in shown for name in [*declarations(), *declarations("bound")])
+    assert run("measures", "--markdown").out == catalogue_markdown() + "\n"
+
+
+def test_measures_and_bounds_are_explained(run: Run) -> None:
+    outcome = run("measures", "margin", "parameter_*")
+    titles = [line for line in outcome.out.splitlines() if line and not line.startswith(" ")]
+    assert titles == ["margin", "parameter_count", "parameter_counting"]
+    for words in ("Neyshabur et al. 2017", "epsilon=0.05", "symbol", "invariant under", "loss in [0, 1]"):
+        assert words in outcome.out
+    unknown = run("measures", "margn")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "Did you mean margin" in unknown.err
+
+
+def test_json_is_all_that_stdout_carries(run: Run, weights: Path) -> None:
+    outcome = run("measure", *SMALL, "--weights", weights, "-m", "margin", "-m", "rho", "--json")
+    assert outcome.code == 0
+    table = Table.from_json(outcome.out)  # raises if anything else was printed
+    assert table.names == ["margin", "rho"]
+    assert list(table.layer("rho")) == ["conv", "fc1", "fc2"]
+    assert table.meta["data"] == "digits"
+    assert table.meta["command"].startswith("flatscope measure --model ")
+    assert "60 training samples, standardised: loss " in outcome.err
+    assert "error " in outcome.err
+
+
+def test_bounds_come_beside_the_measures(run: Run, weights: Path, tmp_path: Path) -> None:
+    common = ["measure", *SMALL, "--weights", weights, "-m", "margin", "--bounds"]
+    both = json.loads(run(*common, "--json", "--out", tmp_path / "t.json").out)
+    assert {name: Table.from_json(json.dumps(part)).names for name, part in both.items()} == {
+        "measures": ["margin"],
+        "bounds": list(declarations("bound")),
+    }
+    assert Table.load(tmp_path / "t-bounds.json").names == list(declarations("bound"))
+    assert "vacuous" in run(*common).out
+
+
+@pytest.mark.parametrize("ending", Table.ENDINGS)
+def test_table_goes_to_a_file_of_any_kind(run: Run, weights: Path, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "new" / f"t{ending}"
+    outcome = run("measure", *SMALL, "--weights", weights, "-m", "parameter_count", "--out", path)
+    assert outcome.code == 0
+    assert "parameter_count" in outcome.out
+    assert "4538" in outcome.out
+    if ending in (".json", ".parquet"):
+        assert Table.load(path)["parameter_count"] == 4538
+    else:
+        assert "parameter_count" in path.read_text(encoding="utf-8")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_report_is_written(run: Run, weights: Path, tmp_path: Path) -> None:
+    outcome = run("measure", *SMALL, "--weights", weights, "-m", "margin", "-m", "rho", "--report", tmp_path / "r.html")
+    assert outcome.code == 0
+    assert f"report written to {tmp_path / 'r.html'}" in outcome.err
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "flatscope measure --model" in page
+
+
+def test_options_data_and_precision_are_taken(run: Run, weights: Path) -> None:
+    common = ["measure", *SMALL, "--weights", weights, "-m", "margin", "--json"]
+    plain = Table.from_json(run(*common).out)
+    other = Table.from_json(run(*common, "--option", "margin.epsilon=0.5", "--dtype", "float64").out)
+    assert other["margin"] > plain["margin"]
+    assert other.to_frame().loc[0, ["options", "dtype"]].tolist() == ['{"epsilon": 0.5}', "float64"]
+    raw = run(*common, "--no-standardize", "--seed", "1", "--batch-size", "7")
+    assert "as they are: loss" in raw.err
+    assert Table.from_json(raw.out)["margin"] != plain["margin"]
+
+
+def test_built_in_models_take_options(run: Run) -> None:
+    common = ["measure", "--model", "mlp", "--data", "digits", "--train-size", "30", "-m", "parameter_count"]
+    outcome = run(*common, "--model-option", "widths=64,5,10", "--flatten")
+    assert outcome.code == 0
+    assert str(64 * 5 + 5 + 50 + 10) in outcome.out
+    assert "no --weights were given" in outcome.err
+    assert "--model-option" in run(*common).err
+
+
+def test_modules_are_found_from_where_one_stands(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"
+    (tmp_path / "at_hand.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    common = ["--data", "digits", "--train-size", "30", "-m", "parameter_count"]
+    assert "650" in run("measure", "--model", "at_hand:build", *common).out
+    assert str(tmp_path) not in sys.path
+    del sys.modules["at_hand"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure", "--model", "nope", "--data", "digits"], "'nope'"),
+        (["measure", *SMALL, "-m", "margn"], "Did you mean margin"),
+        (["measure", *SMALL, "--weights", "none.pt"], "none.pt: expected a readable weight file"),
+        (["measure", *SMALL, "--option", "margin"], "--option: expected measure.option=value"),
+        (["measure", *SMALL, "--option", "margin.epsilon=x"], "margin, epsilon: expected a number"),
+        (["measure", *SMALL, "--dtype", "float8"], "dtype"),
+        (["measure", *SMALL, "--device", "cdua"], "device"),
+        (["measure", *SMALL, "--loss", "hinge"], "loss"),
+        (["measure", *SMALL, "--out", "t.xlsx"], "ending in .parquet"),
+        (["measure", *SMALL, "--report", "t.pdf"], "ending in .html"),
+        (["measure", *SMALL, "--train-size", "0"], "number of samples from 1"),
+        (["measure", "--model", MODEL, "--data", "minst"], "mnist"),
+        (["train", *SMALL, "--out", "run", "--lr-step", "3"], "--lr-step: expected epoch:factor"),
+        (["train", *SMALL, "--out", "run", "--epochs", "0"], "epochs"),
+        (["train", *SMALL, "--out", "run", "--device", "cdua"], "device"),
+        (["data", "verify", "minst"], "mnist"),
+        (["measure", "--data", "digits"], "--model"),
+        (["measure", *SMALL, "--unknown"], "--unknown"),
+        (["measur"], "measure"),
+    ],
+)
+def test_wrong_usage_is_2_without_a_traceback(
+    run: Run, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run(*words)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(run: Run) -> None:
+    for words in (["--debug", "measures", "margn"], ["measures", "margn", "--debug"]):
+        outcome = run(*words)
+        assert outcome.code == 2
+        assert "Traceback" in outcome.err
+        assert "UnknownNameError" in outcome.err
+
+
+def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def build(): raise RuntimeError('out of luck')")
+    outcome = run("measure", "--model", f"{tmp_path / 'broken.py'}:build", "--data", "digits")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "RuntimeError: out of luck (--debug shows where)" in outcome.err
+    diverged = run("train", *SMALL, "--out", tmp_path / "run", "--lr", "1e20", "--epochs", "3")
+    assert diverged.code == 1
+    assert "stopped by diverged" in diverged.out
+
+
+def test_places_are_checked_before_the_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flatscope.cli.measures.load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("data were read first"))
+    (tmp_path / "file").touch()
+    for words in (
+        ["measure", *SMALL, "--out", tmp_path / "file" / "t.json"],
+        ["measure", *SMALL, "--report", tmp_path / "file" / "r.html"],
+        ["demo", "--out", tmp_path / "file"],
+    ):
+        outcome = run(*words)
+        assert outcome.code == 2
+        assert "is not a folder" in outcome.err
+
+
+def test_train_resume_measure(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    common = ["train", *SMALL, "--out", folder, "--lr", "0.1"]
+    first = run(*common, "--epochs", "2")
+    assert (first.code, "stopped by epochs" in first.out) == (0, True)
+    names = ["checkpoint", "history.csv", "initial.safetensors", "weights.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    initial = (folder / "initial.safetensors").read_bytes()
+
+    again = run(*common, "--epochs", "4")
+    assert (again.code, "resumed after epoch 2" in again.err) == (0, True)
+    assert pd.read_csv(folder / "history.csv")["epoch"].tolist() == [1, 2, 3, 4]
+    trained = load_file(folder / "weights.safetensors")
+
+    refused = run(*common, "--epochs", "4", "--seed", "5")
+    assert (refused.code, "seed 0 there, 5 here" in refused.err) == (2, True)
+    assert (folder / "initial.safetensors").read_bytes() == initial  # a refused command changes nothing
+    assert all(torch.equal(value, trained[name]) for name, value in load_file(folder / "weights.safetensors").items())
+
+    whole = run("train", *SMALL, "--out", tmp_path / "whole", "--lr", "0.1", "--epochs", "4")
+    assert whole.code == 0
+    assert (tmp_path / "whole" / "initial.safetensors").read_bytes() == initial  # the factory draws by the seed
+    assert (tmp_path / "whole" / "weights.safetensors").read_bytes() == (folder / "weights.safetensors").read_bytes()
+
+    for place in (folder / "weights.safetensors", folder / "checkpoint"):
+        words = ["--weights", place, "--initial", folder / "initial.safetensors", "-m", "margin", "--json"]
+        measured = run("measure", *SMALL, *words)
+        assert measured.code == 0
+        last = pd.read_csv(folder / "history.csv").iloc[-1]
+        assert f"loss {last['train_loss']:.4g}, error {100 * last['train_error']:.2f} %" in measured.err
+
+
+def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar: dict[str, bytes]) -> None:
+    put(tmp_path / "cifar-10", tiny_cifar)
+    listed = run("data", "list", "--data-root", tmp_path)
+    assert listed.code == 0
+    status = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in listed.out.splitlines() if "│" in line}
+    assert status == {"digits": "embedded", "mnist": "absent", "fashion-mnist": "absent", "cifar10": "complete"}
+    assert str(tmp_path) in listed.err
+
+    good = run("data", "verify", "cifar10", "--data-root", tmp_path)
+    assert (good.code, good.out.count(" ok ")) == (0, 6)
+    damaged = tmp_path / "cifar-10" / "test_batch.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
+    found = run("data", "verify", "cifar10", "--data-root", tmp_path)
+    assert (found.code, found.out.count(" ok "), found.out.count("damaged")) == (1, 5, 1)
+    missing = run("data", "verify", "mnist", "--data-root", tmp_path)
+    assert missing.code == 1
+    assert "train-images-idx3-ubyte" in missing.out
+    for command in ("verify", "fetch"):
+        embedded = run("data", command, "digits")
+        assert (embedded.code, "embedded" in embedded.err) == (0, True)
+
+
+def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
+    runs = {f"batch {size}": TrainConfig(batch_size=size, epochs=1) for size in (16, 60)}
+    monkeypatch.setattr(demo, "RUNS", runs)
+    outcome = run("demo", "--out", tmp_path)
+    assert outcome.code == 0
+    assert all(name in outcome.out for name, entry in declarations().items() if entry.per == "network")
+    assert "Report: " in outcome.err
+    files = sorted(path.name for path in tmp_path.iterdir())
+    expected = [f"batch-{size}.{ending}" for size in (16, 60) for ending in ("parquet", "safetensors")]
+    assert files == [*expected, "figures", "report.html"]
+    assert list((tmp_path / "figures").glob("*.png"))
+    assert Table.load(tmp_path / "batch-16.parquet")["parameter_count"] == 64 * 64 + 64 + 64 * 32 + 32 + 320 + 10
+
+
+SLOW_MODEL = """
+import time
+from torch import nn
+
+class Slow(nn.Flatten):
+    def forward(self, x):
+        time.sleep(0.02)
+        return super().forward(x)
+
+def build():
+    return nn.Sequential(Slow(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal")
+def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_MODEL)
+    words = ["--model", f"{tmp_path / 'slow.py'}:build", "--data", "digits", "--train-size", "60"]
+    command = [sys.executable, "-m", "flatscope", "train", *words, "--out", str(tmp_path / "run"), "--epochs", "100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    saved = tmp_path / "run" / "checkpoint" / "weights.safetensors"
+    for _ in range(1200):
+        if saved.exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "goes on from the last checkpoint" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert load_file(saved)["model.1.weight"].shape == (10, 64)
