@@ -1,0 +1,56 @@
+"""Examples run: those in docstrings, and the files that users are told to start from."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import flatscope
+from flatscope import InputError, Problem, measure
+from flatscope.cli.sources import load_model
+from flatscope.training.data import load
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+MODULES = [
+    found.name
+    for found in pkgutil.walk_packages(flatscope.__path__, "flatscope.")
+    if not found.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_show_what_happens(name: str) -> None:
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+    source = Path(module.__file__ or "").read_text()
+    assert bool(result.attempted) == (">>> " in source), "an example in a place where doctest does not look"
+
+
+def test_there_are_examples_in_docstrings() -> None:
+    for public in (flatscope.Problem, flatscope.measure):
+        assert ">>> " in (public.__doc__ or "")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_files_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def test_the_users_model_can_be_measured() -> None:
+    (path,) = [path for path in EXAMPLES if path.name == "my_model.py"]
+    data = load("digits", train_size=40, test_size=20)
+    model = load_model(f"{path}:build", seed=1)
+    again = load_model(f"{path}:build", seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    table = measure(Problem(model, train=data.train, test=data.test), ["parameter_count", "kappa_trace"])
+    assert list(table.layer("kappa_trace")) == ["conv", "fc1", "fc2"]
+    with pytest.raises(InputError, match="train, layer conv: expected inputs that the model accepts"):
+        Problem(model, train=load("digits", train_size=40, flatten=True).train)

@@ -1,0 +1,207 @@
+"""The shape of the source: imports go one way, files are short, what is declared is documented, nothing unsafe."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flatscope.measuring  # noqa: F401  declares every measure
+from flatscope.catalogue import catalogue_markdown
+from flatscope.registry import Declaration, declarations
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "flatscope"
+LONGEST = 400
+# From the ground up. A file imports only from levels below its own, or from its own package.
+LEVELS = (
+    {"errors", "version"},
+    {"progress", "guards", "params", "loss", "factories", "registry"},
+    {"samples", "table"},
+    {"inspection"},
+    {"problem"},
+    {"layers", "graph"},
+    {"context", "symmetries"},
+    {"curvature", "perturbation"},
+    {"measures"},
+    {"bounds"},
+    {"measuring", "catalogue"},
+    {"report", "training"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl"}
+OPTIONAL = ("plotly", "ray", "pooch", "playwright", "requests")
+
+FILES = sorted(SOURCE.rglob("*.py"))
+by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+
+
+def module_name(path: Path) -> str:
+    """Dotted name below the package: `curvature.sweep`; a package's own file has the package's name."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, module below the package) of every import of our own: inside functions and for type checking too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "flatscope":
+                    yield node.lineno, alias.name.removeprefix("flatscope").removeprefix(".") or "__init__"
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield node.lineno, "a relative import"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flatscope":
+            below = (node.module or "").removeprefix("flatscope").removeprefix(".")
+            for alias in node.names:
+                longer = f"{below}.{alias.name}".removeprefix(".")
+                yield node.lineno, longer if longer in MODULES else below or "__init__"
+
+
+def level(name: str) -> int:
+    top = name.split(".")[0]
+    found = [number for number, names in enumerate(LEVELS) if top in names]
+    assert found, f"{top} has no place in LEVELS: say there what it stands on"
+    return found[0]
+
+
+def wrong_imports(name: str, tree: ast.AST) -> list[str]:
+    """Imports that do not go down; the package's own `__init__` is above all, so nothing may import from it."""
+    wrong = []
+    for line, target in imports(tree):
+        own = target.split(".")[0] == name.split(".")[0]
+        if not own and level(target) >= level(name):
+            wrong.append(f"line {line}: {name} imports {target}")
+    return wrong
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """Every call with the name that is called, as written: `torch.load`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def unsafe_calls(tree: ast.AST) -> list[str]:
+    """Calls that could run what a file contains."""
+    found = []
+    for call, name in calls(tree):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        unsafe = (
+            name in ("eval", "exec", "pickle.load", "pickle.loads")
+            or (name == "torch.load" and given.get("weights_only") != "True")
+            or (name in ("np.load", "numpy.load") and given.get("allow_pickle") != "False")
+        )
+        if unsafe:
+            found.append(f"line {call.lineno}: {name}")
+    return found
+
+
+@by_file
+def test_imports_go_one_way(path: Path) -> None:
+    assert wrong_imports(module_name(path), ast.parse(path.read_text())) == []
+
+
+def test_no_module_imports_itself_by_detours() -> None:
+    graph = {name: {t for _, t in imports(ast.parse(path.read_text())) if t != name} for name, path in MODULES.items()}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@by_file
+def test_files_are_short_and_named_for_what_they_hold(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+    assert not EMPTY_WORDS & set(path.stem.strip("_").split("_"))
+
+
+@by_file
+def test_nothing_is_unpickled_evaluated_or_printed(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert unsafe_calls(tree) == []
+    if path.parent.name != "cli":  # results belong to the caller, progress and notes to stderr
+        assert [call.lineno for call, name in calls(tree) if name == "print"] == []
+
+
+def test_the_checks_above_find_what_they_look_for() -> None:
+    upward = "def f():\n    from flatscope.cli import main\nif TYPE_CHECKING:\n    import flatscope.context\n"
+    assert len(wrong_imports("problem", ast.parse(upward))) == 2
+    assert wrong_imports("problem", ast.parse("from flatscope import Table"))
+    assert wrong_imports("problem", ast.parse("from flatscope.errors import InputError")) == []
+    assert wrong_imports("curvature.sweep", ast.parse("from flatscope.curvature import probe")) == []
+    for code in ("torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)", "pickle.load(f)", "eval(s)"):
+        assert unsafe_calls(ast.parse(code)), code
+    assert unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f, allow_pickle=False)")) == []
+
+
+@pytest.mark.parametrize(
+    "entry", [*declarations().values(), *declarations("bound").values()], ids=lambda entry: entry.name
+)
+def test_every_measure_and_bound_is_documented(entry: Declaration) -> None:
+    assert entry.summary.endswith((".", "?"))
+    assert len(entry.summary) <= 120
+    assert entry.symbol
+    assert entry.equation
+    assert entry.conventions if entry.kind == "measure" else entry.assumptions
+    doc = entry.function.__doc__ or ""
+    assert [name for name in entry.options if f"{name}:" not in doc] == []
+
+
+def test_table_of_measures_in_the_readme_is_the_generated_one() -> None:
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("there is no README yet")
+    _, opened, rest = readme.read_text(encoding="utf-8").partition("<!-- measures -->")
+    table, closed, _ = rest.partition("<!-- /measures -->")
+    assert opened, "no <!-- measures --> in the README"
+    assert closed, "no <!-- /measures --> in the README"
+    assert table.strip() == catalogue_markdown(), "paste the output of `flatscope measures --markdown` there"
+
+
+def test_no_file_knows_where_it_was_written() -> None:
+    private = ("/wo" + "rk/", "../sha" + "red")
+    text_files = [*FILES, *ROOT.glob("tests/*.py"), *ROOT.glob("examples/*"), *ROOT.glob("docs/**/*.md")]
+    text_files += [*ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    found = [str(path) for path in text_files if path.is_file() and any(p in path.read_text() for p in private)]
+    assert found == []
+
+
+BARE_MACHINE = f"""
+import importlib.metadata, runpy, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OPTIONAL}:
+            raise ModuleNotFoundError(f"{{name}} is not installed here", name=name)
+
+def without_metadata(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+importlib.metadata.distribution = without_metadata
+
+import torch, flatscope as fs
+assert fs.__file__.startswith(sys.argv[1]), fs.__file__
+problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+assert fs.measure(problem, "hessian_trace")["hessian_trace"] > 0
+fs.report(fs.measure(problem, ["margin", "kappa*"]), sys.argv[2])
+sys.argv = ["flatscope", "--help"]
+runpy.run_module("flatscope", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_core_runs_from_the_source_without_optional_packages_or_metadata(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", BARE_MACHINE, str(SOURCE), str(tmp_path / "r.html")]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: " in done.stdout
+    assert (tmp_path / "r.html").stat().st_size > 1000
