@@ -1,15 +1,20 @@
-"""Margins: how far the output of the right class is above the others."""
+"""Margins: how far the output of the right class is above the others, and norms relative to them."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable
-from flatscope.registry import measure
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.layers import Layer
+from flatscope.registry import Value, measure
 
 FUNCTION_SYMMETRIES = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 
@@ -69,3 +74,151 @@ def _margins(ctx: Context) -> Tensor:
     if values is None:
         raise NotApplicable("needs class labels and at least two outputs")
     return values
+
+
+def positive_margin(ctx: Context, epsilon: float = 0.05) -> float:
+    """The margin of the training set; refused where it is not positive, since dividing by it means nothing then."""
+    found = margin(ctx, epsilon=epsilon)
+    if not found > 0:
+        raise NotApplicable(
+            f"a positive margin of all but {epsilon:g} of the training samples",
+            f"{found:.4g}",
+            fix="Norms are compared with the margin of a network that fits its data",
+        )
+    return float(found)
+
+
+def from_log(log_value: float, as_log: bool = False) -> Value:
+    """A number from its logarithm; beyond the range of float64 the remark keeps the logarithm."""
+    if as_log or log_value == -math.inf or _LOWEST < log_value < _HIGHEST:
+        return Value(log_value if as_log else math.exp(log_value))
+    remark = f"e^{log_value:.8g}, beyond the range of float64; log=True gives the logarithm"
+    return Value(math.inf if log_value > 0 else 0.0, reason=remark)
+
+
+_LOWEST, _HIGHEST = math.log(5e-324), math.log(1.7e308)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The capacity that a paper prints for a norm: γ⁻² norm² times what depends on depth and width alone.
+
+    Attributes:
+        symbol: LaTeX.
+        with_4d: whether a factor 4 per layer is printed.
+        width_power: power of the widths h_i of the layers, given the options; None where none are printed.
+        equation: where in the paper.
+    """
+
+    symbol: str
+    with_4d: bool
+    width_power: Callable[[Mapping[str, Any]], float] | None = None
+    equation: str = "Section 2.2"
+
+
+def declare_with_margin(
+    base: Callable[..., Any],
+    log_norm: Callable[..., float],
+    *,
+    norm: str,
+    capacity: Capacity,
+    invariant_under: Iterable[str],
+    chain: bool = False,
+) -> None:
+    """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
+
+    Args:
+        base: the measure of the norm; its options are those of the two as well.
+        log_norm: logarithm of the network-wide norm, of (ctx, **options).
+        norm: LaTeX of the norm.
+        capacity: the printed capacity.
+        invariant_under: what leaves the norm unchanged; its ratio to the margin also keeps still under
+            `output_scaling`, which multiplies both.
+        chain: whether the norm itself exists only where layers form a chain.
+    """
+    name, text = base.__name__, inspect.cleandoc(base.__doc__ or "")
+    listed = text.partition("\nArgs:\n")[2].rstrip()
+    options = [p for p in inspect.signature(base).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    own = {"epsilon": inspect.Parameter("epsilon", _KEYWORD, default=0.05, annotation="float")}
+    sizes = {"with_4d": inspect.Parameter("with_4d", _KEYWORD, default=capacity.with_4d, annotation="bool")}
+    if capacity.width_power is not None:
+        sizes["width"] = inspect.Parameter("width", _KEYWORD, default="channels", annotation="str")
+
+    defaults = {parameter.name: parameter.default for parameter in options if parameter.name != "log"}
+
+    def log_ratio(ctx: Context, epsilon: float, given: dict[str, Any]) -> float:
+        value = log_norm(ctx, **{**defaults, **given})  # first: it may have no value whatever the margin is
+        return 2 * (value - math.log(positive_margin(ctx, epsilon)))
+
+    def over_margin(ctx: Context, *, epsilon: float = 0.05, log: bool = False, **given: Any) -> Value:
+        return from_log(log_ratio(ctx, epsilon, given), log)
+
+    def printed(
+        ctx: Context, *, epsilon: float = 0.05, log: bool = False, with_4d: bool = capacity.with_4d, **given: Any
+    ) -> Value:
+        width = given.pop("width", "channels")
+        total = log_ratio(ctx, epsilon, given)
+        total += math.log(4) * len(ctx.network.layers) if with_4d else 0.0
+        if capacity.width_power is not None:
+            total += capacity.width_power({**defaults, **given}) * sum(log_widths(ctx, width))
+        return from_log(total, log)
+
+    about = f"{{}} of `{name}`: {{}}.\n\n{{}}\n\nArgs:\n{listed}\n{_EPSILON}"
+    kinds = (
+        (
+            f"{name}_over_margin",
+            over_margin,
+            own,
+            rf"\left({norm} / \gamma_{{\mathrm{{margin}}}}\right)^2",
+            "Figure 1",
+            about.format("Square of the ratio to the margin", "the quantity of Figure 1", _OVER),
+        ),
+        (
+            f"{name}_capacity",
+            printed,
+            own | sizes,
+            capacity.symbol,
+            capacity.equation,
+            about.format("Capacity that goes with the norm", "the printed form", _CAPACITY)
+            + _WITH_4D
+            + (_WIDTH if "width" in sizes else ""),
+        ),
+    )
+    for full_name, function, more, symbol, equation, doc in kinds:
+        function.__name__ = function.__qualname__ = full_name
+        function.__module__, function.__doc__ = base.__module__, doc
+        parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_ONLY), *options, *more.values()]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[union-attr]
+        needs_chain = chain or function is printed  # the depth of a branching network is not one number
+        measure(
+            symbol=symbol,
+            paper="neyshabur2017",
+            equation=equation,
+            direction="lower",
+            invariant_under={*invariant_under, "output_scaling"},
+            needs={"classes", "chain"} if needs_chain else {"classes"},
+            passes={"forward": 1},
+            on_folded=True,
+            conventions="the norm's own; margin of the training set as `margin` gives it, refused where not positive",
+        )(function)
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_OVER = "Factors that depend on depth and width alone are left out, as in the paper's figures."
+_CAPACITY = "As printed, with the factors that depend on depth and width."
+_EPSILON = "    epsilon: fraction of the training samples that may lie at or below the margin."
+_WITH_4D = "\n    with_4d: whether to count a factor 4 per layer."
+_WIDTH = '\n    width: h_i of a convolution: "channels", or "units" (channels times positions).'
+
+
+def log_widths(ctx: Context, width: str) -> list[float]:
+    """Logarithm of the width h_i of each layer, the last included and the input left out."""
+    if width not in ("channels", "units"):
+        raise UnknownNameError.among(width, ("channels", "units"), "width")
+    return [math.log(math.prod(layer.output_shape) if width == "units" else n_out(ctx, layer)) for layer in ctx.network]
+
+
+def n_out(ctx: Context, layer: Layer) -> int:
+    """Output channels or features of a layer."""
+    shape = ctx.params[layer.weight].shape
+    return int(shape[1]) * layer.groups if layer.kind == "transposed" else int(shape[0])

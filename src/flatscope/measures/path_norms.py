@@ -1,0 +1,187 @@
+"""Path norms: one forward pass in which every weight w is |w|^p and the input is all ones.
+
+The value that arrives at an output is the sum over all paths to it of the p-th powers of their weights. A bias is an
+edge from a unit that is always on. The network itself is run with other rules for its operations, so whatever it is
+made of (convolutions, skips, concatenations) is counted as it is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.graph.operation import replay
+from flatscope.measures.margins import FUNCTION_SYMMETRIES, Capacity, declare_with_margin, from_log
+from flatscope.measures.path_pass import POOLINGS, PathPass
+from flatscope.problem import output_tensor
+from flatscope.registry import Value, measure
+from flatscope.samples import Inputs, parts_of
+
+_CONVENTIONS = "biases are edges from a unit that is always on; max-pooling as `max`; summed over all outputs; float64"
+
+
+@measure(
+    symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=FUNCTION_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions=_CONVENTIONS,
+)
+def l1_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
+    """Sum over all paths from input to output of the product of their absolute weights.
+
+    Args:
+        ctx: the network.
+        pooling: "max": a max-pool passes on the largest of its paths, which bounds every choice it can make; "sum":
+            every path through it counts.
+        biases: whether biases count as edges from a unit that is always on.
+        log: give the natural logarithm instead.
+    """
+    return from_log(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
+
+
+@measure(
+    symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=FUNCTION_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions=_CONVENTIONS,
+)
+def l2_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
+    """Square root of the sum over all paths of the product of their squared weights.
+
+    Args:
+        ctx: the network.
+        pooling: "max": a max-pool passes on the largest of its paths; "sum": every path through it counts.
+        biases: whether biases count as edges from a unit that is always on.
+        log: give the natural logarithm instead.
+    """
+    return from_log(log_path_norm(ctx, p=2.0, pooling=pooling, biases=biases), log)
+
+
+@measure(
+    symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=FUNCTION_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions=_CONVENTIONS,
+)
+def path_norm(
+    ctx: Context, *, p: float = 2.0, pooling: str = "max", outputs: str = "sum", biases: bool = True, log: bool = False
+) -> Value:
+    """Norm of order p of the vector of all paths.
+
+    The paper calls it the smallest product of ℓ_{p,∞} norms of the layers over all rescalings of the units. That is
+    so for a network with one output; with several it is the largest of their norms (`outputs="max"`), while the
+    paper's formulas sum over them.
+
+    Args:
+        ctx: the network.
+        p: order, at least 1.
+        pooling: "max": a max-pool passes on the largest of its paths; "sum": every path through it counts.
+        outputs: "sum" over the paths to all outputs, or the "max" over outputs.
+        biases: whether biases count as edges from a unit that is always on.
+        log: give the natural logarithm instead.
+    """
+    return from_log(log_path_norm(ctx, p=p, pooling=pooling, outputs=outputs, biases=biases), log)
+
+
+def log_path_norm(ctx: Context, *, p: float, pooling: str = "max", outputs: str = "sum", biases: bool = True) -> float:
+    """Logarithm of the path norm over all outputs."""
+    if outputs not in ("sum", "max"):
+        raise UnknownNameError.among(outputs, ("sum", "max"), "outputs of a path norm")
+    logs = log_output_path_norms(ctx, p=p, pooling=pooling, biases=biases)
+    return float(logs.max()) if outputs == "max" else float(torch.logsumexp(p * logs, 0)) / p
+
+
+def output_path_norms(ctx: Context, *, p: float = 1.0, pooling: str = "max", biases: bool = True) -> Tensor:
+    """Path norm of order p of each output of the network, (n_outputs,), float64.
+
+    Without biases and for p = 1, the norm of an output bounds the ℓ1 norm of its gradient at every input.
+    """
+    return log_output_path_norms(ctx, p=p, pooling=pooling, biases=biases).exp()
+
+
+def log_output_path_norms(ctx: Context, *, p: float, pooling: str = "max", biases: bool = True) -> Tensor:
+    """Logarithms of the path norms of the outputs, computed once per context."""
+    if not (1 <= p < math.inf):
+        raise InputError("an order p of at least 1", str(p), where="path norm")
+    if pooling not in POOLINGS:
+        raise UnknownNameError.among(pooling, POOLINGS, "pooling of a path norm")
+    return ctx.sweep(_pass_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
+
+
+def log_gradient_bounds(ctx: Context) -> Tensor:
+    """Logarithm of a bound on the ℓ1 norm of the gradient of each output, at every input.
+
+    The ℓ1 path norm without biases; activations that are not homogeneous but have a bounded slope are let through.
+    """
+    return ctx.sweep(_pass_over_paths, p=1.0, pooling="max", biases=False, curves=True)
+
+
+def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> Tensor:
+    model = copy.deepcopy(ctx.problem.model).double()
+    params = {name: v.double() if v.is_floating_point() else v for name, v in ctx.params.items()}
+    passing = PathPass(p, pooling, biases, curves)
+    inputs = _all_ones(ctx.problem.example(1), passing)
+    with torch.no_grad():
+        outputs = output_tensor(replay(model, inputs, passing.follow, params))
+    if not passing.knows(outputs):
+        raise NotApplicable("outputs that are reached from a real-valued input", "none", where="path norm")
+    logs: Tensor = (outputs.log() + passing.log_scale(outputs)).flatten() / p
+    return logs.cpu()
+
+
+def _all_ones(example: Inputs, passing: PathPass) -> Inputs:
+    """The example's real-valued parts replaced by ones, known to the pass as what paths start from."""
+    ones = [
+        passing.start(torch.ones_like(part, dtype=torch.float64)) if part.is_floating_point() else part
+        for part in parts_of(example)
+    ]
+    if isinstance(example, dict):
+        return dict(zip(example, ones, strict=True))
+    return tuple(ones) if isinstance(example, tuple) else ones[0]
+
+
+declare_with_margin(
+    l1_path_norm,
+    lambda ctx, **options: log_path_norm(ctx, p=1.0, **options),
+    norm=r"\phi_1(w)",
+    capacity=Capacity(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True),
+    invariant_under=FUNCTION_SYMMETRIES,
+)
+declare_with_margin(
+    l2_path_norm,
+    lambda ctx, **options: log_path_norm(ctx, p=2.0, **options),
+    norm=r"\phi_2(w)",
+    capacity=Capacity(
+        r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2", with_4d=True, width_power=lambda options: 1.0
+    ),
+    invariant_under=FUNCTION_SYMMETRIES,
+)
+declare_with_margin(
+    path_norm,
+    log_path_norm,
+    norm=r"\phi_p(w)",
+    capacity=Capacity(
+        r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}",
+        with_4d=True,
+        # From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
+        width_power=lambda options: 2 - 2 / float(options["p"]),
+    ),
+    invariant_under=FUNCTION_SYMMETRIES,
+)

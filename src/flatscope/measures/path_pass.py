@@ -1,0 +1,384 @@
+"""What each torch operation does to sums over paths: the rules of the pass behind path norms.
+
+Every tensor that comes from the input holds, for each of its entries, the sum over the paths that lead there of the
+p-th powers of their weights, divided by one number per tensor whose logarithm is kept aside: products over many
+layers then neither overflow nor vanish.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flatscope.errors import NotApplicable
+from flatscope.graph.operation import Operation, tensors_in, with_tensors
+from flatscope.graph.rules import RULES, create, move
+from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.measures.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
+
+POOLINGS = ("max", "sum")
+_LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")
+_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
+# Largest slope of activations that are not homogeneous: they bound a gradient, though they have no paths.
+SLOPES = {
+    "tanh": 1.0,
+    "sigmoid": 0.25,
+    "softplus": 1.0,
+    "softsign": 1.0,
+    "logsigmoid": 1.0,
+    "relu6": 1.0,
+    "hardtanh": 1.0,
+    "gelu": 1.1289,  # at the square root of 2
+    "silu": 1.0999,
+}
+
+
+class PathPass:
+    """A rule for `replay` that lets sums over paths travel through a network.
+
+    Args:
+        p: weights count with their p-th power.
+        pooling: "max" or "sum": what a maximum does with the paths that enter it.
+        biases: whether biases, and other constants that are added, are edges from a unit that is always on.
+        curves: whether activations of bounded slope are let through, as if that slope were the weight of an edge.
+    """
+
+    def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
+        self.p, self.pooling, self.biases, self.curves = p, pooling, biases, curves
+        self._known: dict[int, tuple[Tensor, float]] = {}  # the tensor is kept, so that its id is not reused
+
+    def start(self, tensor: Tensor, log_scale: float = 0.0) -> Tensor:
+        """Count the entries of a tensor as sums over paths."""
+        self._known[id(tensor)] = (tensor, log_scale)
+        return tensor
+
+    def knows(self, value: Any) -> bool:
+        """Whether this is a tensor that paths lead to."""
+        return isinstance(value, Tensor) and id(value) in self._known
+
+    def log_scale(self, tensor: Tensor) -> float:
+        """Logarithm of the number by which the tensor is to be multiplied."""
+        return self._known[id(tensor)][1]
+
+    def follow(self, op: Operation) -> Any:
+        """Stand in for one torch operation."""
+        if not any(self.knows(tensor) for tensor in op.tensors):
+            return op.run()  # about constants or the weights themselves
+        if op.name == "setitem":
+            return self._set_item(op)
+        if RULES.get(op.name) is create and not _is_in_place(op):
+            return op.run()  # a constant of the same shape
+        rule = _move if RULES.get(op.name) is move else _RULES.get(op.name)
+        if rule is None and self.curves and op.name in SLOPES:
+            rule = _curve
+        if rule is None:
+            result = op.run()  # a question about its shape, perhaps
+            if any(True for _ in tensors_in(result)) or op.name in _LEAVES_TORCH:
+                self.refuse(op)
+            return result
+        if "out" in op.kwargs:
+            self.refuse(op)
+        result, log_scale = rule(self, op)
+        if _is_in_place(op):
+            return self._written(op.args[0], result, log_scale)
+        for tensor in tensors_in(result):
+            if tensor.is_floating_point():
+                self.start(tensor, log_scale)
+        return result
+
+    def refuse(self, op: Operation, why: str = "") -> NoReturn:
+        """There is no such thing as a path through this operation."""
+        raise NotApplicable(
+            "paths lead only through linear maps, maxima and activations that are positively homogeneous",
+            where=f"{op.place}{', ' + why if why else ''}",
+        )
+
+    def power(self, weight: Tensor | float) -> Tensor:
+        """|w|^p, in float64."""
+        return torch.as_tensor(weight).detach().double().abs().pow(self.p)
+
+    def one_signal(self, op: Operation) -> Tensor:
+        """The only tensor among the arguments that paths lead to."""
+        known = [tensor for tensor in op.tensors if self.knows(tensor)]
+        if len(known) != 1:
+            self.refuse(op, "of two signals")
+        return known[0]
+
+    def aligned(self, *terms: Any) -> tuple[list[Tensor], float]:
+        """Tensors and constants that are to be added, brought to one scale; constants count as biases."""
+        scales = [self.log_scale(term) if self.knows(term) else self._constant_scale(term) for term in terms]
+        common = max(scales)
+        values = []
+        for term, scale in zip(terms, scales, strict=True):
+            value = term if self.knows(term) else self.power(term) * float(self.biases)
+            factor = math.exp(scale - common) if scale > -math.inf else 1.0  # zeros have no scale
+            values.append(value if factor == 1 else value * factor)
+        return values, common
+
+    def _constant_scale(self, term: Any) -> float:
+        return 0.0 if self.biases and bool((torch.as_tensor(term) != 0).any()) else -math.inf
+
+    def _set_item(self, op: Operation) -> None:
+        """Entries overwritten in place, in a tensor of paths or of zeros."""
+        target, index, value = op.args
+        if not self.knows(target):
+            if bool((target != 0).any()):
+                self.refuse(op, "in a constant")
+            self.start(target, self.log_scale(value) if self.knows(value) else 0.0)
+        shift = (self.log_scale(value) if self.knows(value) else 0.0) - self.log_scale(target)
+        paths = value if self.knows(value) else self.power(value) * float(self.biases)
+        target[index] = paths * math.exp(shift)
+
+    def _written(self, target: Tensor, result: Tensor, log_scale: float) -> Tensor:
+        """An operation in place: the target keeps its scale, since views of it may be in use."""
+        if not self.knows(target):
+            self.start(target, log_scale)
+        target.copy_(result * math.exp(log_scale - self.log_scale(target)))
+        return target
+
+
+# A rule gives the result of the operation and the logarithm of its scale.
+Rule = Callable[[PathPass, Operation], tuple[Any, float]]
+
+
+def _is_in_place(op: Operation) -> bool:
+    name = getattr(op.function, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _layer(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """A linear map with absolute weights; the result is normalised."""
+    given = op.named(*LAYER_CALLS[op.name][1])
+    x, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
+    if not paths.knows(x) or paths.knows(weight) or paths.knows(bias):
+        paths.refuse(op, "with a weight that depends on the input")
+    terms, log_scale = paths.aligned(x, 0.0 if bias is None else bias)
+    bias = None if bias is None or not paths.biases else terms[1]
+    return _normalised(op.function(terms[0], paths.power(weight), bias, **given), log_scale)
+
+
+def _normalised(value: Tensor, log_scale: float) -> tuple[Tensor, float]:
+    top = float(value.max()) if value.numel() else 0.0
+    if not 0 < top < math.inf:
+        return value, log_scale
+    return value / top, log_scale + math.log(top)
+
+
+def _batch_norm(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """A BatchNorm that was not folded: an edge |a| from each channel to itself, and a bias."""
+    given = op.named(*LAYER_CALLS[op.name][1])
+    x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
+    if given.get("training") or mean is None or variance is None:
+        paths.refuse(op, "with the statistics of the batch")
+    scale = (variance.double() + given.get("eps", 1e-5)).rsqrt()
+    scale = scale if given.get("weight") is None else scale * given["weight"].double()
+    shift = -mean.double() * scale
+    shift = shift if given.get("bias") is None else shift + given["bias"].double()
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    terms, log_scale = paths.aligned(x, shift.reshape(shape))
+    return _normalised(terms[0] * paths.power(scale.reshape(shape)) + terms[1], log_scale)
+
+
+def _same(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """An edge of weight 1 from every entry to itself."""
+    x = paths.one_signal(op)
+    return x, paths.log_scale(x)
+
+
+def _copied(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """As `_same`, where the caller relies on a new tensor or on how it lies in memory."""
+    x = paths.one_signal(op)
+    return x.clone() if op.name == "clone" else x.contiguous(), paths.log_scale(x)
+
+
+def _cast(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """Other number types and devices: paths are counted in float64 where they are."""
+    if op.name in ("float", "type") and not isinstance(op.run(), Tensor):
+        paths.refuse(op, "as a Python number")
+    x = op.args[0] if op.args else op.kwargs["input"]
+    if not paths.knows(x):
+        paths.refuse(op)
+    return x, paths.log_scale(x)
+
+
+def _move(paths: PathPass, op: Operation) -> tuple[Any, float]:
+    """Entries change places, are repeated or dropped; what is put together is brought to one scale."""
+    signals = [tensor for tensor in op.tensors if tensor.is_floating_point()]
+    scales = {paths.log_scale(tensor) if paths.knows(tensor) else None for tensor in signals}
+    if len(scales) == 1:
+        return op.run(), scales.pop() or 0.0  # on the tensors themselves: the result may be a view of them
+    values, common = paths.aligned(*signals)
+    by_id = {id(tensor): value for tensor, value in zip(signals, values, strict=True)}
+
+    def at_scale(tensor: Tensor) -> Tensor:
+        return by_id.get(id(tensor), tensor)
+
+    return op.function(*with_tensors(op.args, at_scale), **with_tensors(op.kwargs, at_scale)), common
+
+
+def _pad(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    given = op.named("input", "pad", "mode", "value")
+    x, filler = given["input"], float(given.get("value") or 0.0)
+    mode = given.get("mode", "constant")
+    if mode != "constant" or filler == 0:
+        return op.run(), paths.log_scale(x)
+    terms, log_scale = paths.aligned(x, filler)
+    return functional.pad(terms[0], list(given["pad"]), "constant", float(terms[1])), log_scale
+
+
+def _add(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """Sums and differences: paths add up."""
+    given = op.named("input", "other")
+    factor = paths.power(given.get("alpha", 1))
+    (left, right), log_scale = paths.aligned(given["input"], given["other"])
+    return left + factor * right, log_scale
+
+
+def _scale(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """Times a constant, or divided by one."""
+    given = op.named("input", "other")
+    x = paths.one_signal(op)
+    factor = given["other"] if x is given["input"] else given["input"]
+    if op.name == "div":
+        if x is not given["input"] or given.get("rounding_mode"):
+            paths.refuse(op, "by a signal")
+        return x / paths.power(factor), paths.log_scale(x)
+    return x * paths.power(factor), paths.log_scale(x)
+
+
+def _matrix_product(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """With a constant matrix."""
+    x = paths.one_signal(op)
+    left, right = (tensor if tensor is x else paths.power(tensor) for tensor in op.tensors[:2])
+    return _normalised(left @ right, paths.log_scale(x))
+
+
+def _sum(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """A mean of n has edges of weight 1/n, whose p-th power is not 1/n."""
+    given = op.named("input", "dim", "keepdim")
+    x, dim = given["input"], given.get("dim", given.get("axis"))
+    total = x.sum() if dim is None else x.sum(dim, keepdim=bool(given.get("keepdim")))
+    n = x.numel() / max(total.numel(), 1)
+    return total / (n**paths.p if op.name == "mean" else 1.0), paths.log_scale(x)
+
+
+def _maximum(paths: PathPass, op: Operation) -> tuple[Any, float]:
+    """Of two tensors or along axes; a minimum is one of its arguments as well."""
+    given = op.named("input", "dim", "keepdim")
+    other = given.get("other", given.get("dim"))
+    if isinstance(other, Tensor):
+        (left, right), log_scale = paths.aligned(given["input"], other)
+        return torch.maximum(left, right) if paths.pooling == "max" else left + right, log_scale
+    x, dim, keep = given["input"], given.get("dim", given.get("axis")), bool(given.get("keepdim"))
+    axes = tuple(range(x.ndim)) if dim is None else dim
+    value = x.amax(axes, keepdim=keep) if paths.pooling == "max" else x.sum(axes, keepdim=keep)
+    if dim is not None and op.name in ("max", "min"):
+        return torch.return_types.max((value, x.max(dim, keepdim=keep).indices)), paths.log_scale(x)
+    return value, paths.log_scale(x)
+
+
+def _max_pool(paths: PathPass, op: Operation) -> tuple[Any, float]:
+    x = paths.one_signal(op)
+    result = op.run()
+    if paths.pooling == "max":
+        return result, paths.log_scale(x)
+    pooled = result if isinstance(result, Tensor) else result[0]
+    if op.name.startswith("adaptive"):
+        summed = along_axes(x, [(matrix > 0).to(x) for matrix in adaptive_matrices(x, pooled, spatial_axes(op))])
+    else:
+        summed = window_sums(x, pooled.shape, **pool_arguments(op))
+    return summed if isinstance(result, Tensor) else (summed, *result[1:]), paths.log_scale(x)
+
+
+def _average_pool(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """Edges of weight 1/n count with (1/n)^p: running the pool itself is right for p = 1 only."""
+    x = paths.one_signal(op)
+    if op.name.startswith("adaptive"):
+        matrices = [matrix.pow(paths.p) for matrix in adaptive_matrices(x, op.run(), spatial_axes(op))]
+        return along_axes(x, matrices), paths.log_scale(x)
+    pooled = op.run()
+    if paths.p == 1:
+        return pooled, paths.log_scale(x)
+    ones = torch.ones_like(x)
+    averages = op.function(**{**op.named("input", *_AVERAGE_ORDER), "input": ones})
+    divisors = window_sums(ones, pooled.shape, **pool_arguments(op)) / averages
+    return pooled * divisors.pow(1 - paths.p), paths.log_scale(x)
+
+
+_AVERAGE_ORDER = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+
+
+def _interpolate(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """Nearest neighbours are copies; other modes mix with weights whose p-th power this does not know."""
+    mode = op.named("input", "size", "scale_factor", "mode").get("mode", "nearest")
+    if not mode.startswith("nearest") and (paths.p != 1 or mode == "bicubic"):
+        paths.refuse(op, f"mode {mode}")
+    x = paths.one_signal(op)
+    return op.run(), paths.log_scale(x)
+
+
+def _leaky(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """The steeper of the two slopes."""
+    x = paths.one_signal(op)
+    slope = torch.as_tensor(op.named("input", "negative_slope").get("negative_slope", 0.01))
+    if op.name == "prelu":
+        slope = op.named("input", "weight")["weight"]
+        slope = slope.reshape(-1, *[1] * (x.ndim - 2)) if slope.numel() > 1 and x.ndim > 1 else slope
+    return x * paths.power(slope).clamp_min(1), paths.log_scale(x)
+
+
+def _one_sided(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """A ReLU written as a bound at zero; any other bound is not homogeneous."""
+    named = op.named("input", "min", "max") if op.name != "threshold" else op.named("input", "threshold", "value")
+    bounds = [value for name, value in named.items() if name not in ("input", "inplace") and value is not None]
+    if any(isinstance(bound, Tensor) or bound != 0 for bound in bounds):
+        paths.refuse(op, "at a bound other than zero")
+    return _same(paths, op)
+
+
+def _curve(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    """An activation of bounded slope."""
+    x = paths.one_signal(op)
+    return x * SLOPES[op.name] ** paths.p, paths.log_scale(x)
+
+
+def _masked_fill(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+    given = op.named("input", "mask", "value")
+    value = float(given["value"])
+    if not math.isfinite(value):
+        paths.refuse(op, "with an infinity")
+    terms, log_scale = paths.aligned(given["input"], value)
+    return terms[0].masked_fill(given["mask"], float(terms[1])), log_scale
+
+
+_SAME = """relu abs neg positive dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout
+    feature_alpha_dropout requires_grad alias detach data"""
+_MAX_POOLS = [
+    f"{kind}max_pool{n}d{end}" for kind in ("", "adaptive_") for n in (1, 2, 3) for end in ("", "_with_indices")
+]
+_AVERAGE_POOLS = [f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(LAYER_CALLS, _layer),
+    "batch_norm": _batch_norm,
+    **dict.fromkeys(_SAME.split(), _same),
+    **dict.fromkeys(("contiguous", "clone"), _copied),
+    **dict.fromkeys(("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"), _cast),
+    **dict.fromkeys(("add", "sub"), _add),
+    **dict.fromkeys(("mul", "div"), _scale),
+    **dict.fromkeys(("matmul", "mm", "bmm"), _matrix_product),
+    **dict.fromkeys(("sum", "mean"), _sum),
+    **dict.fromkeys(("max", "min", "amax", "amin", "maximum", "minimum", "fmax", "fmin"), _maximum),
+    **dict.fromkeys(_MAX_POOLS, _max_pool),
+    **dict.fromkeys(_AVERAGE_POOLS, _average_pool),
+    **dict.fromkeys(("interpolate", "upsample"), _interpolate),
+    **dict.fromkeys(("leaky_relu", "prelu"), _leaky),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "threshold"), _one_sided),
+    "masked_fill": _masked_fill,
+    "pad": _pad,
+}
