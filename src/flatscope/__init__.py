@@ -5,11 +5,12 @@ from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
-from flatscope.symmetries import fold_batchnorm, rescale
+from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
 from flatscope.table import Table
 from flatscope.version import __version__
 
 __all__ = [
+    "BasisPaths",
     "Context",
     "FlatscopeError",
     "InputError",

@@ -1,5 +1,6 @@
 """Transformations of the weights that leave the function unchanged."""
 
+from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.scaling import (
     given_scales,
@@ -14,6 +15,7 @@ from flatscope.symmetries.scaling import (
 )
 
 __all__ = [
+    "BasisPaths",
     "fold_batchnorm",
     "given_scales",
     "permuted_params",
