@@ -1,12 +1,14 @@
 """Hessian blocks of single layers as operators that cost almost nothing to multiply with.
 
 One sweep keeps, for each exact layer, what its block is made of: for a dense layer on vectors the inputs and the
-columns at its output (a product is then two small matrix products), for a layer of few weights the block itself.
-What fits neither way is streamed: each product is then a pass over the data.
+columns at its output, for other layers the per-sample gradients; a product is then two matrix products. What does
+not fit in memory is written out as a matrix if it has few weights, and streamed otherwise: each product is then a
+pass over the data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +19,8 @@ from flatscope.curvature.estimators import Operator
 from flatscope.curvature.factors import n_columns
 from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.curvature.patches import input_matrix, output_matrix, weight_gradients
-from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep
+from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep, smaller_until_it_fits
+from flatscope.layers import Layer
 
 DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
@@ -25,7 +28,7 @@ KEPT_BYTES = 2**30
 
 @dataclass
 class DenseBlock:
-    """A block small enough to be written out."""
+    """A block written out."""
 
     matrix: Tensor
 
@@ -37,21 +40,50 @@ class DenseBlock:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self.matrix @ vectors.to(self.matrix)
 
+    def add(self, gradients: Tensor, signs: Tensor | None, n: int) -> None:
+        """Add the gradients (n k, p) of a batch."""
+        signed = gradients if signs is None else gradients * signs.reshape(-1, 1)
+        self.matrix += (signed.T @ gradients).double() / n
+
 
 @dataclass
-class FactoredBlock:
-    """mean Σ_c (s_c s_cᵀ) ⊗ (u uᵀ) of a dense layer on vectors."""
+class GradientBlock:
+    """mean Σ_c vec(G_c) vec(G_c)ᵀ from the kept per-sample gradients, (n k, p) a batch."""
 
-    inputs: list[Tensor] = field(default_factory=list)
-    columns: list[Tensor] = field(default_factory=list)
+    size: int
+    n: int
+    gradients: list[Tensor] = field(default_factory=list)
     signs: list[Tensor | None] = field(default_factory=list)
-    n: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
         """(p, p)."""
-        size = self.inputs[0].shape[1] * self.columns[0].shape[2]
-        return size, size
+        return self.size, self.size
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.reshape(self.size, -1)
+        total = torch.zeros(columns.shape, dtype=torch.float64)
+        for rows, signs in zip(self.gradients, self.signs, strict=True):
+            along = rows @ columns.to(rows)  # (n k, vectors)
+            along = along if signs is None else along * signs.reshape(-1, 1)
+            total += (rows.T @ along).double().cpu()
+        return (total / self.n).reshape(vectors.shape)
+
+
+@dataclass
+class FactoredBlock:
+    """mean Σ_c (s_c s_cᵀ) ⊗ (u uᵀ) of a dense layer on vectors, from its kept inputs and columns."""
+
+    size: int
+    n: int
+    inputs: list[Tensor] = field(default_factory=list)
+    columns: list[Tensor] = field(default_factory=list)
+    signs: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, p)."""
+        return self.size, self.size
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(len(vectors), -1)
@@ -64,30 +96,21 @@ class FactoredBlock:
             matrix = vector.to(u).reshape(s.shape[2], u.shape[1])  # (out, in)
             along = (s * (u @ matrix.T)[:, None]).sum(2)  # (n, k)
             along = along if signs is None else along * signs
-            total += (torch.einsum("nko,nk->no", s, along).T @ u).reshape(-1).double().cpu()
+            total += ((s * along[:, :, None]).sum(1).T @ u).reshape(-1).double().cpu()
         return total / self.n
 
 
 def layer_blocks(ctx: Context) -> dict[str, Operator]:
     """The Hessian block of every trainable layer by weight name, from one sweep over the data."""
-    curved = ctx.sweep(exact_sweep).curved
-    layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
-    blocks: dict[str, Operator] = {}
-    sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
-    kept = _to_keep(ctx, curved)
-    for layer in layers:
-        if layer.weight in curved:
-            blocks[layer.weight] = Hessian(ctx, [layer.weight])
-        elif layer.weight in kept:
-            blocks[layer.weight] = FactoredBlock(n=ctx.problem.n_train)
-        elif sizes[layer.weight] <= DENSE_WEIGHTS:
-            size = sizes[layer.weight]
-            blocks[layer.weight] = DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device))
-        else:
-            blocks[layer.weight] = GaussNewton(ctx, [layer.weight])
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    if any(isinstance(block, DenseBlock | FactoredBlock) for block in blocks.values()):
-        for batch in ctx.batches(size=batch_size(ctx, k)):
+    return smaller_until_it_fits(batch_size(ctx, k), lambda size: _filled_blocks(ctx, size, k))
+
+
+def _filled_blocks(ctx: Context, size: int, k: int) -> dict[str, Operator]:
+    curved = ctx.sweep(exact_sweep).curved
+    blocks = dict(_empty_blocks(ctx, curved))
+    if any(isinstance(block, DenseBlock | GradientBlock | FactoredBlock) for block in blocks.values()):
+        for batch in ctx.batches(size=size):
             for flow in backpropagated(ctx, batch, curved):
                 _add(ctx, blocks.get(flow.call.weight), flow)
             ctx.count("forward", len(batch[1]))
@@ -95,32 +118,49 @@ def layer_blocks(ctx: Context) -> dict[str, Operator]:
     return blocks
 
 
-def _to_keep(ctx: Context, curved: dict[str, str]) -> set[str]:
-    """Dense layers on vectors whose factors are smaller than their block, largest gain first, within the budget."""
-    k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
+def _empty_blocks(ctx: Context, curved: dict[str, str]) -> Iterator[tuple[str, Operator]]:
+    """Decide, layer by layer, how its block is kept; the small ones first have a claim on the memory."""
+    k, n = n_columns(ctx.problem.loss, ctx.problem.n_outputs), ctx.problem.n_train
     item = torch.finfo(ctx.problem.dtype).bits // 8
-    budget, kept = KEPT_BYTES, set()
-    for layer in ctx.network:
-        if layer.weight in curved or layer.kind != "dense" or len(layer.input_shape) != 1:
-            continue
-        need = ctx.problem.n_train * (k * layer.output_shape[0] + layer.input_shape[0]) * item
-        small = ctx.params[layer.weight].numel() <= DENSE_WEIGHTS // 4  # then writing it out costs less
-        if not small and need <= budget:
-            budget -= need
-            kept.add(layer.weight)
-    return kept
+    layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
+    sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
+    needs = {}
+    for layer in layers:
+        per_sample = k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(layer) else k * sizes[layer.weight]
+        needs[layer.weight] = n * per_sample * item
+    left, kept = KEPT_BYTES, set()
+    for weight, need in sorted(needs.items(), key=lambda entry: entry[1]):
+        if weight not in curved and need <= left:
+            left -= need
+            kept.add(weight)
+    for layer in layers:
+        weight, size = layer.weight, sizes[layer.weight]
+        if weight in curved:
+            yield weight, Hessian(ctx, [weight])
+        elif weight in kept:
+            yield weight, FactoredBlock(size, n) if _on_vectors(layer) else GradientBlock(size, n)
+        elif size <= DENSE_WEIGHTS:
+            yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device))
+        else:
+            yield weight, GaussNewton(ctx, [weight])
+
+
+def _on_vectors(layer: Layer) -> bool:
+    return layer.kind == "dense" and len(layer.input_shape) == 1
 
 
 def _add(ctx: Context, block: Operator | None, flow: Flow) -> None:
-    call, x, s, signs = flow.call, flow.x, flow.s, flow.signs
     if isinstance(block, FactoredBlock):
-        block.inputs.append(x)
-        block.columns.append(s)
-        block.signs.append(signs)
-    elif isinstance(block, DenseBlock):
-        weight = ctx.params[call.weight]
-        u = input_matrix(x, weight, call.kind, call.settings)
-        out = output_matrix(s, weight, call.kind, call.settings)
-        gradients = weight_gradients(u, out, call.kind).reshape(-1, weight.numel())  # (n k, p)
-        signed = gradients if signs is None else gradients * signs.reshape(-1, 1)
-        block.matrix += (signed.T @ gradients).double() / ctx.problem.n_train
+        block.inputs.append(flow.x)
+        block.columns.append(flow.s)
+        block.signs.append(flow.signs)
+    elif isinstance(block, GradientBlock | DenseBlock):
+        call, weight = flow.call, ctx.params[flow.call.weight]
+        u = input_matrix(flow.x, weight, call.kind, call.settings)
+        s = output_matrix(flow.s, weight, call.kind, call.settings)
+        gradients = weight_gradients(u, s, call.kind).reshape(-1, weight.numel())  # (n k, p)
+        if isinstance(block, DenseBlock):
+            block.add(gradients, flow.signs, ctx.problem.n_train)
+        else:
+            block.gradients.append(gradients)
+            block.signs.append(flow.signs)

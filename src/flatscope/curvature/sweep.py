@@ -10,9 +10,9 @@ Index letters are those of `patches`: n samples, k columns, g groups, t position
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.layers import Call, recorded
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs
+
+T = TypeVar("T")
 
 BATCH_BYTES = 48 * 2**20
 GRADIENT_BYTES = 16 * 2**20
@@ -118,12 +120,15 @@ def exact_sweep(ctx: Context, diagonal: bool = False, rows: bool = False) -> Cur
         diagonal: also the diagonal of every covered block (one number per weight).
         rows: also ρ of the rows.
     """
-    curved = dict(ctx.sweep(find_curved))
-    result = Curvature({}, {}, Mean(), {}, curved)
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    for batch in ctx.batches(size=batch_size(ctx, k)):
+    return smaller_until_it_fits(batch_size(ctx, k), lambda size: _swept(ctx, size, k, diagonal, rows))
+
+
+def _swept(ctx: Context, size: int, k: int, diagonal: bool, rows: bool) -> Curvature:
+    result = Curvature({}, {}, Mean(), {}, dict(ctx.sweep(find_curved)))
+    for batch in ctx.batches(size=size):
         sums = BatchSums()
-        for flow in backpropagated(ctx, batch, curved):
+        for flow in backpropagated(ctx, batch, result.curved):
             _add_flow(ctx, result, sums, flow, diagonal, rows)
         _add_batch(result, sums)
         ctx.count("forward", len(batch[1]))
@@ -369,4 +374,19 @@ def batch_size(ctx: Context, k: int) -> int:
     held = sum(math.prod(layer.output_shape) for layer in ctx.network)
     patches = [math.prod(layer.output_shape[1:]) * ctx.params[layer.weight][0].numel() for layer in ctx.network]
     per_sample = item * (2 * columns * held + max(patches, default=0))
-    return max(1, min(ctx.problem.n_train, BATCH_BYTES // max(1, per_sample)))
+    budget = BATCH_BYTES
+    if ctx.problem.device.type == "cuda":  # a GPU wants large batches; a CPU wants what fits its caches
+        budget = max(budget, torch.cuda.mem_get_info(ctx.problem.device)[0] // 8)
+    return max(1, min(ctx.problem.n_train, budget // max(1, per_sample)))
+
+
+def smaller_until_it_fits(size: int, run: Callable[[int], T]) -> T:
+    """`run(size)`, with half the size after each time the GPU's memory did not suffice."""
+    while True:
+        try:
+            return run(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            torch.cuda.empty_cache()
+            size //= 2
