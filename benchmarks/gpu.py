@@ -38,9 +38,8 @@ def main() -> None:
         table = fs.measure(problem, TABLE[:-1])
         torch.cuda.synchronize()
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-        print(
-            f"{n} images: {time.perf_counter() - begun:.2f} s, {peak:.0f} MiB above the data, trace {table['hessian_trace']:.4f}"
-        )
+        seconds = time.perf_counter() - begun
+        print(f"{n} images: {seconds:.2f} s, {peak:.0f} MiB above the data, trace {table['hessian_trace']:.4f}")
     begun = time.perf_counter()
     fs.measure(problem, "layer_max_eigenvalue")
     print(f"50,000 images: top eigenvalue of every layer {time.perf_counter() - begun:.2f} s")
