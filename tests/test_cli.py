@@ -25,7 +25,7 @@ from flatscope import Table, __version__
 from flatscope.catalogue import catalogue_markdown
 from flatscope.cli import main
 from flatscope.factories import find_factory
-from flatscope.registry import declarations
+from flatscope.registry import declarations, select
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 
@@ -312,7 +312,7 @@ def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demo, "RUNS", runs)
     outcome = run("demo", "--out", tmp_path)
     assert outcome.code == 0
-    assert all(name in outcome.out for name, entry in declarations().items() if entry.per == "network")
+    assert all(entry.name in outcome.out for entry in select(None) if entry.per == "network")
     assert "Report: " in outcome.err
     files = sorted(path.name for path in tmp_path.iterdir())
     expected = [f"batch-{size}.{ending}" for size in (16, 60) for ending in ("parquet", "safetensors")]

@@ -84,8 +84,9 @@ def test_the_probe_leaves_every_generator_as_it_was() -> None:
     own.set_state(before[0])
     for source in (loader, weighted):
         assert as_samples(source, "train").generators == (own,)
-    with pytest.raises(InputError):
-        as_samples(Augmenting("numpy"), "train")
+    for name in ("torch", "numpy", "python"):
+        with pytest.raises(InputError):
+            as_samples(Augmenting(name), "train")
     assert torch.equal(own.get_state(), before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == (python, array.tolist())

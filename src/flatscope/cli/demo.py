@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -15,10 +16,10 @@ from flatscope.cli.output import check_place, show_grid
 from flatscope.context import Context
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
-from flatscope.registry import declarations
+from flatscope.report.comparison import lines
 from flatscope.report.figures import save_figures
 from flatscope.report.page import report
-from flatscope.table import Table, number
+from flatscope.table import Table
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, load
 from flatscope.training.loop import train
@@ -83,15 +84,14 @@ def _show(tables: dict[str, Table], histories: dict[str, pd.DataFrame]) -> None:
         ["training loss", *[f"{h['train_loss'].iloc[-1]:.4f}" for h in histories.values()], "", ""],
         ["test error", *[f"{100 * h['test_error'].iloc[-1]:.2f} %" for h in histories.values()], "", ""],
     ]
-    for name, entry in declarations().items():
-        if entry.per != "network":
+    for line in lines(tables):  # what was measured: declarations also have long ones, and several rows of one name
+        cells = [cell for cell in line.cells if cell is not None]
+        if line.entry is None or line.entry.per != "network" or len(cells) < len(tables):
             continue
-        values = [tables[run][name] for run in tables]
-        errors = [tables[run].stderr(name) for run in tables]
-        cells = [f"{number(v)} ± {number(e)}" if e else number(v) for v, e in zip(values, errors, strict=True)]
-        ratio = f"{values[1] / values[0]:.2f}" if others and values[0] else ""
-        kept = ", ".join(sorted(key.removesuffix("_scaling") for key in entry.invariant_under)) or "—"
-        rows.append([name, *cells, ratio, kept])
+        shown = [f"{cell.text} ± {cell.stderr}" if cell.stderr else cell.text for cell in cells]
+        ratio = cells[-1].value / cells[0].value if cells[0].value else math.nan
+        kept = ", ".join(sorted(key.removesuffix("_scaling") for key in line.entry.invariant_under)) or "—"
+        rows.append([line.label, *shown, f"{ratio:.2f}" if math.isfinite(ratio) else "", kept])
     show_grid(header, rows, title=f"{first} against {', '.join(others)}")
 
 
