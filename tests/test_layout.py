@@ -32,6 +32,7 @@ LEVELS = (
     {"measures"},
     {"bounds"},
     {"measuring", "catalogue"},
+    {"auditing"},
     {"report", "training"},
     {"cli"},
     {"__init__", "__main__"},

@@ -1,15 +1,18 @@
 """How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
 
+from flatscope.auditing import audit
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
 from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
+from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 from flatscope.version import __version__
 
 __all__ = [
+    "Audit",
     "BasisPaths",
     "Context",
     "FlatscopeError",
@@ -18,6 +21,7 @@ __all__ = [
     "Problem",
     "Table",
     "__version__",
+    "audit",
     "bounds",
     "fold_batchnorm",
     "measure",

@@ -11,6 +11,7 @@ import warnings
 
 import typer
 
+import flatscope.cli.audit as audit
 import flatscope.cli.data as data
 import flatscope.cli.demo as demo
 import flatscope.cli.measures as measures
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("measure")(measures.measure)
+app.command("audit")(audit.audit)
 app.command("train")(train.train)
 app.command("measures")(measures.measures)
 app.add_typer(data.app, name="data")

@@ -1,0 +1,129 @@
+"""`flatscope audit`: which measures move when the same function is written with other weights."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from flatscope import auditing
+from flatscope.cli.output import check_place, show_note
+from flatscope.cli.sources import (
+    DataName,
+    DataRoot,
+    Flatten,
+    ModelName,
+    ModelOptions,
+    Standardize,
+    TestSize,
+    TrainSize,
+    load_model,
+    parse_model_options,
+    parse_options,
+)
+from flatscope.errors import UnknownNameError
+from flatscope.problem import Problem
+from flatscope.registry import select
+from flatscope.symmetries.audit import Audit
+from flatscope.symmetries.folding import has_batchnorm
+from flatscope.training.data import load
+
+_STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
+
+
+def audit(
+    model: ModelName,
+    data: DataName,
+    weights: Annotated[
+        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
+    ] = None,
+    measures: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3,
+    option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    model_option: ModelOptions = None,
+    data_root: DataRoot = None,
+    train_size: TrainSize = None,
+    test_size: TestSize = None,
+    standardize: Standardize = True,
+    flatten: Flatten = False,
+    seed: Annotated[int, typer.Option(help="Of the draws and of all random streams.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the audit as JSON, nothing else on stdout.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None,
+) -> None:
+    """Rewrite a network's weights without changing its function, and see which measures move."""
+    select(measures)
+    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    for way in by or ():
+        if way not in auditing.SYMMETRY_OF:
+            raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
+    if out is not None:
+        check_place(out, Audit.ENDINGS)
+    loaded = load(
+        data,
+        data_root,
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+        standardize=standardize,
+        flatten=flatten,
+    )
+    problem = Problem(
+        load_model(model, weights, loaded, seed, factory_options),
+        train=loaded.train,
+        test=loaded.test,
+        loss=loss,
+        device=device,
+        batch_size=batch_size,
+    )
+    ways = by or [way for way in auditing.SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
+    found = auditing.audit(problem, measures, ways, trials, seed, options=options)
+    command = shlex.join(["flatscope", *sys.argv[1:]])
+    found.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        _show(found)
+    if weights is None:
+        show_note("no --weights were given: these are the weights that the factory made")
+    if out is not None:
+        found.save(out)
+
+
+def _show(found: Audit) -> None:
+    """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
+    grid = Grid(title="relative change of each measure, same function", title_justify="left", header_style="bold")
+    for name in ("measure", *found.symmetries):
+        grid.add_column(name.replace("_", " "), overflow="fold")
+    for (name, _), *cells in found.lines():
+        shown = [Text(text, style="bold red" if wrong else _style(text)) for text, wrong in cells]
+        grid.add_row(Text(name), *shown)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # piped to a file or a pager there is no width to fit
+    console.print(grid)
+    for reason, names in found.notes().items():
+        listed = "all measures" if len(names) == len(found.measures) else ", ".join(names)
+        show_note(f"{reason.rstrip('.')} ({listed})")
+    wrong = found.disagrees
+    for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
+        says = "declared invariant, and moved" if declared else "not declared invariant, yet stands still"
+        show_note(f"{name} under {symmetry.replace('_', ' ')}: {says}")
+
+
+def _style(text: str) -> str:
+    return next((style for verdict, style in _STYLES.items() if text.startswith(verdict)), "")

@@ -1,0 +1,250 @@
+"""Audit: the verdicts, as a frame, for people, and in files."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import write_whole
+
+COLUMNS = {
+    "measure": "str",
+    "symmetry": "str",
+    "before": "float64",
+    "after": "float64",
+    "relative_change": "float64",
+    "stderr": "float64",
+    "verdict": "str",
+    "reason": "str",
+    "declared": "bool",
+}
+# A change that an undeclared symmetry makes at the least; below it the declaration says too little.
+STANDS_STILL = 1e-3
+CLEAR = 1e-2  # standard error with which "stands still" can be said
+_FORMAT_KEY = b"flatscope_audit"
+
+
+class Audit:
+    """What happened to each measure when the same function was written with other weights; see `to_frame`.
+
+    Args:
+        frame: one row per measure and symmetry, with the columns of `to_frame`.
+        meta: how the networks were drawn.
+    """
+
+    ENDINGS = (".parquet", ".json", ".csv", ".md", ".html")
+
+    def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
+        missing = [name for name in COLUMNS if name not in frame.columns]
+        if missing:
+            raise InputError(f"columns {', '.join(COLUMNS)}", f"none called {', '.join(missing)}", where="audit")
+        self._frame = frame.reindex(columns=list(COLUMNS)).astype(COLUMNS).reset_index(drop=True)
+        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Audit) and self._frame.equals(other._frame) and self.meta == other.meta
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measure and symmetry.
+
+        `before` and `after` are the value (of the network, or of the layer, unit or sample that changed most, in the
+        trial in which it did), `relative_change` the distance between them divided by the largest value of that
+        measure before, `stderr` the standard error of that ratio, `declared` whether the measure is declared
+        invariant under this symmetry.
+        """
+        return self._frame.copy()
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of the audited measures."""
+        return list(dict.fromkeys(self._frame["measure"]))
+
+    @property
+    def symmetries(self) -> list[str]:
+        """Names of the symmetries that were tried."""
+        return list(dict.fromkeys(self._frame["symmetry"]))
+
+    def verdict(self, measure: str, symmetry: str) -> str:
+        """`invariant`, `moved` or `not tested`."""
+        if measure not in self.measures:
+            raise UnknownNameError.among(measure, self.measures, "measure in this audit")
+        if symmetry not in self.symmetries:
+            raise UnknownNameError.among(symmetry, self.symmetries, "symmetry in this audit")
+        rows = self._frame[(self._frame["measure"] == measure) & (self._frame["symmetry"] == symmetry)]
+        return str(rows["verdict"].iloc[0])
+
+    @property
+    def disagrees(self) -> pd.DataFrame:
+        """The rows in which a verdict contradicts the declaration.
+
+        Declared invariant and moved; or not declared, and yet the value stands clearly still. An estimate too
+        noisy to tell is neither.
+        """
+        frame = self._frame
+        wrong = frame["declared"] & (frame["verdict"] == "moved")
+        still = (frame["relative_change"] < STANDS_STILL) & (frame["stderr"] < CLEAR)
+        modest = ~frame["declared"] & (frame["verdict"] == "invariant") & still
+        return frame[wrong | modest].copy()
+
+    def summary(self) -> str:
+        """What moved, what stood still and what could not be tried, in a few sentences."""
+        lines = [f"The same function written with other weights, {self.meta.get('trials', '?')} draws of each kind."]
+        for symmetry, rows in self._frame.groupby("symmetry", sort=False):
+            words = str(symmetry).replace("_", " ")
+            tested = rows[rows["verdict"] != "not tested"]
+            if tested.empty:
+                lines.append(f"{words}: not tested. {rows['reason'].iloc[0]}".rstrip())
+                continue
+            for verdict, verb in (("moved", "move"), ("invariant", "stand still")):
+                found = tested[tested["verdict"] == verdict]["measure"].tolist()
+                lines.append(f"{words}: {len(found)} of {len(tested)} measures {verb}" + _listed(found))
+            left = rows[rows["verdict"] == "not tested"]["measure"].tolist()
+            if left:
+                lines.append(f"{words}: {len(left)} have no value here" + _listed(left))
+        wrong = self.disagrees
+        if len(wrong):
+            pairs = [
+                f"{m} under {s} ({v})"
+                for m, s, v in zip(wrong["measure"], wrong["symmetry"], wrong["verdict"], strict=True)
+            ]
+            lines.append("Against what they declare" + _listed(pairs))
+        return "\n".join(lines)
+
+    def lines(self) -> list[list[tuple[str, bool]]]:
+        """The matrix for people: per measure its name, then one cell per symmetry; True where it disagrees."""
+        wrong = set(zip(self.disagrees["measure"], self.disagrees["symmetry"], strict=True))
+        cells = {
+            (row.measure, row.symmetry): (_cell(row), (row.measure, row.symmetry) in wrong)
+            for row in self._frame.itertuples()
+        }
+        return [
+            [(name, False), *[cells.get((name, symmetry), ("", False)) for symmetry in self.symmetries]]
+            for name in self.measures
+        ]
+
+    def notes(self) -> dict[str, list[str]]:
+        """Reasons why something was not tested or is to be read with care, with the measures concerned."""
+        found: dict[str, list[str]] = {}
+        for row in self._frame[self._frame["reason"] != ""].itertuples():
+            names = found.setdefault(f"{row.symmetry}: {row.reason}", [])
+            names.append(str(row.measure))
+        return found
+
+    def to_html(self) -> str:
+        """The matrix as an HTML table; red where a verdict contradicts the declaration."""
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("measure", *self.symmetries))
+        body = ""
+        for line in self.lines():
+            cells = "".join(
+                f'<td style="color:#c00;font-weight:bold">{html.escape(text)}</td>'
+                if bad
+                else f"<td>{html.escape(text)}</td>"
+                for text, bad in line
+            )
+            body += f"<tr>{cells}</tr>\n"
+        return f'<table class="flatscope"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        rows = [[text + (" !" if bad else "") for text, bad in line] for line in self.lines()]
+        return pd.DataFrame(rows, columns=["measure", *self.symmetries]).to_string(index=False)
+
+    def to_markdown(self) -> str:
+        """The matrix as a Markdown table; bold where a verdict contradicts the declaration."""
+        rows = [[f"**{text}**" if bad else text for text, bad in line] for line in self.lines()]
+        header = ["measure", *self.symmetries]
+        return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+
+    def to_json(self) -> str:
+        """Rows and provenance as JSON; numbers that JSON cannot hold are written as strings."""
+        rows = [
+            {name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
+            for record in self._frame.to_dict(orient="records")
+        ]
+        return json.dumps({"flatscope_audit": 1, "meta": self.meta, "rows": rows}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Audit:
+        """The audit that `to_json` wrote."""
+        try:
+            content = json.loads(text)
+            rows = content["rows"]
+            return cls(pd.DataFrame(rows, columns=None if rows else list(COLUMNS)), content["meta"])
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError) as problem:
+            raise InputError("a flatscope audit as JSON", str(problem), where="audit file") from problem
+
+    def to_parquet(self) -> bytes:
+        """Rows and provenance as a Parquet file."""
+        arrow = pa.Table.from_pandas(self._frame, preserve_index=False)
+        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(self.meta).encode()}
+        buffer = io.BytesIO()
+        pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_parquet(cls, content: bytes) -> Audit:
+        """The audit that `to_parquet` wrote."""
+        try:
+            arrow = pq.read_table(io.BytesIO(content))
+            meta = json.loads(arrow.schema.metadata[_FORMAT_KEY])
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
+            raise InputError("a flatscope audit as Parquet", str(problem), where="audit file") from problem
+        return cls(arrow.to_pandas(), meta)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write .parquet, .json, .csv, .md or .html, whole or not at all."""
+        writers: dict[str, Callable[[], bytes]] = {
+            ".parquet": self.to_parquet,
+            ".json": lambda: (self.to_json() + "\n").encode(),
+            ".csv": lambda: self._frame.to_csv(index=False).encode(),
+            ".md": lambda: (self.to_markdown() + "\n").encode(),
+            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
+        }
+        suffix = Path(path).suffix.lower()
+        if suffix not in writers:
+            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
+        write_whole(path, writers[suffix]())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Audit:
+        """Read an audit written as .parquet or .json."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in (".parquet", ".json"):
+            raise InputError("a .parquet or .json audit", str(path), where="load")
+        try:
+            content = Path(path).read_bytes()
+        except OSError as problem:
+            raise InputError("an audit file that can be read", str(problem), where="load") from problem
+        return cls.from_parquet(content) if suffix == ".parquet" else cls.from_json(content.decode())
+
+
+def _cell(row: Any) -> str:
+    """The verdict with the change that led to it."""
+    if row.verdict == "not tested":
+        return "not tested"
+    error = f" ± {row.stderr:.1g}" if row.stderr > 0 else ""
+    return f"{row.verdict} {row.relative_change:.2g}{error}"
+
+
+def _listed(names: list[str]) -> str:
+    return f": {', '.join(names)}." if names else "."
