@@ -12,6 +12,7 @@ import references_norms  # noqa: F401
 import torch
 from networks import Tiny
 from references import TWINS, Dense
+from references_sharpness import SEARCH, SEARCHED, STRONG_OPTIONS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -45,6 +46,11 @@ def tolerance_of(entry: Declaration) -> float:
     return EIGENVALUE if "eigenvalue" in entry.name or entry.name in ("kappa", "kappa_max", "kappa_sum") else EXACT
 
 
+def search_of(entry: Declaration) -> float:
+    """How much of a maximum a search may miss: it may end on another hill when a rounding or a random start differs."""
+    return SEARCH if entry.name in SEARCHED else 0.0
+
+
 def equals_its_twin(entry: Declaration, dense: Dense) -> None:
     assert entry.name in TWINS, f"{entry.name} has no naive twin in tests/references.py"
     tiny = dense.tiny
@@ -70,10 +76,9 @@ def equals_its_twin(entry: Declaration, dense: Dense) -> None:
             assert abs(value - expected[key]) <= tolerance_of(entry) * scale + 1e-13, (
                 f"{key}: {value} against {expected[key]}"
             )
-        else:
-            assert abs(value - expected[key]) <= 4.5 * stderr + tolerance_of(entry) * scale, (
-                f"{key}: {value} ± {stderr} against {expected[key]}"
-            )
+        else:  # a maximum that both only search: neither may be far above the other
+            allowed = 4.5 * stderr + tolerance_of(entry) * scale + search_of(entry) * abs(expected[key])
+            assert abs(value - expected[key]) <= allowed, f"{key}: {value} ± {stderr} against {expected[key]}"
 
 
 def same_for_any_batches(entry: Declaration, tiny: Tiny) -> None:
@@ -116,7 +121,9 @@ def seed_matters_only_to_estimates(entry: Declaration, tiny: Tiny) -> None:
             assert abs(value - other[key][0]) <= tolerance, f"{key} is called exact but changes with the seed"
         else:
             spread = (stderr**2 + other[key][1] ** 2) ** 0.5
-            assert abs(value - other[key][0]) <= 5 * spread, f"{key}: two seeds differ by more than their error"
+            assert abs(value - other[key][0]) <= 5 * spread + search_of(entry) * abs(value), (
+                f"{key}: two seeds differ by more than their error"
+            )
 
 
 def leaves_everything_untouched(entry: Declaration, tiny: Tiny) -> None:
@@ -156,7 +163,10 @@ def costs_what_it_declares(entry: Declaration, tiny: Tiny) -> None:
 
 def close_in_float32(entry: Declaration, tiny: Tiny) -> None:
     double = values_of(entry, tiny.problem())
-    assert_same(double, values_of(entry, tiny.problem(dtype=torch.float32)), 2e-3, "float32 against float64")
+    scale = max([abs(v[0]) for v in double.values()] or [1.0]) or 1.0
+    noise = max([v[1] for v in double.values()] or [0.0]) / scale  # rounding well below it harms no estimate
+    allowed = 2e-3 + 0.1 * noise + search_of(entry)
+    assert_same(double, values_of(entry, tiny.problem(dtype=torch.float32)), allowed, "float32 against float64")
 
 
 def declares_itself(entry: Declaration) -> None:
@@ -215,7 +225,8 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     other = transformed(tiny, symmetry)
     if "initial" in entry.needs:  # the weights before training belong to the network as it was written
         other = replace(other, initial={})
-    before, after = values_of(entry, tiny.problem()), values_of(entry, other.problem())
+    options = STRONG_OPTIONS.get((entry.name, symmetry), {})
+    before, after = (values_of(entry, network.problem(), **options) for network in (tiny, other))
     if entry.per == "network":  # a product over layers may stand still while its factors move
         before = {key: value for key, value in before.items() if key[0] == ""}
         if not before:
@@ -226,11 +237,13 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     change = max([abs(v[0] - after[k][0]) / scale for k, v in before.items()] or [0.0])
     noise = max([(v[1] ** 2 + after[k][1] ** 2) ** 0.5 / scale for k, v in before.items()] or [0.0])
     if symmetry in entry.invariant_under:
-        assert change <= 100 * tolerance_of(entry) + 4.5 * noise, (
+        assert change <= 100 * tolerance_of(entry) + 4.5 * noise + search_of(entry), (
             f"declared invariant under {symmetry}, moved by {change:.2g}"
         )
     else:
-        assert change > 1e-3 + 4.5 * noise, f"not declared invariant under {symmetry}, yet moved by {change:.2g} only"
+        assert change > 1e-3 + 4.5 * noise + search_of(entry), (
+            f"not declared invariant under {symmetry}, yet moved by {change:.2g} only"
+        )
 
 
 def _sorted_units(values: dict[Any, Any]) -> dict[Any, Any]:

@@ -1,0 +1,300 @@
+"""Sharpness: how far the training loss rises when the weights move.
+
+Maxima are searched, not solved: what is returned is a lower bound, and the table says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.curvature.operators import Hessian
+from flatscope.curvature.spectrum import extreme_eigenpair
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.params import Params, count, norm, unflatten
+from flatscope.perturbation import (
+    Move,
+    ascend,
+    minibatches,
+    perturbed_gradients,
+    perturbed_losses,
+    random_normal,
+    shrinking,
+    unit_directions,
+)
+from flatscope.registry import Value, measure
+from flatscope.samples import Batch
+
+LAWS = ("gaussian", "ball", "sphere")
+ROUGH = 0.1  # the top eigenvector is only a place to start from
+SIGN_STEPS = 10
+EVALUATIONS = 20
+
+
+@measure(
+    symbol=r"\max_{\|u\|_2 \le \epsilon} \frac{\hat L(w+u) - \hat L(w)}{1 + \hat L(w)}",
+    paper="yi2019",
+    equation="Definition 2.1, eq (1)",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="long",
+    exact=False,
+    on_folded=True,
+    conventions="all trainable parameters, biases included; full training set; a lower bound of the maximum",
+)
+def epsilon_flatness(
+    ctx: Context, *, epsilon: float = 0.01, relative: bool = True, restarts: int = 3, steps: int = 30
+) -> Value:
+    """Largest relative rise of the training loss in a ball around the weights: a lower bound by ascent.
+
+    Projected ascent along the normalised gradient of the full training set, with shrinking steps. One ascent starts
+    in the direction of the gradient, one in that of the top eigenvector of the Hessian, the others at random.
+
+    Args:
+        ctx: the network.
+        epsilon: radius of the ball.
+        relative: whether the radius is epsilon times the norm of the weights.
+        restarts: number of ascents.
+        steps: steps of each ascent.
+    """
+    _positive(epsilon=epsilon, restarts=restarts, steps=steps)
+    radius = epsilon * norm(ctx.trainable) if relative else epsilon
+    best, _ = highest_in_ball(ctx, radius, restarts, steps)
+    return _lower_bound(ctx, best, f"best of {restarts} ascents, {steps} steps each", normalised=True)
+
+
+def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> tuple[float, Params]:
+    """The largest training loss found within a distance of the weights, and the perturbation that leads there."""
+
+    def climb(gradients: Params) -> Params:
+        return {name: radius * value for name, value in unit_directions(gradients).items()}
+
+    def project(points: Params) -> Params:
+        onto = climb(points)
+        length = torch.stack([value.square().flatten(1).sum(1) for value in points.values()]).sum(0).sqrt()
+        outside = length > radius
+        return {
+            name: torch.where(outside.reshape(-1, *[1] * (value.ndim - 1)), onto[name], value)
+            for name, value in points.items()
+        }
+
+    directions = [{name: value[None] for name, value in ctx.gradient().items()}]
+    if restarts > 1:
+        directions.append(_signed_top_direction(ctx, climb))
+    if restarts > 2:
+        generator = ctx.generator("epsilon_flatness")
+        directions.append(random_normal(ctx, generator, ctx.trainable, restarts - 2))
+    starts = climb({name: torch.cat([one[name] for one in directions]) for name in ctx.trainable})
+    losses, where = ascend(partial(perturbed_gradients, ctx), starts, climb, project, shrinking(steps))
+    top = int(losses.argmax())
+    return float(losses[top]), {name: value[top] for name, value in where.items()}
+
+
+def _signed_top_direction(ctx: Context, climb: Move) -> Params:
+    """The Hessian's top eigenvector, with the sign that leads higher."""
+    pair = extreme_eigenpair(Hessian(ctx), ctx.generator("top direction"), tolerance=ROUGH)
+    top = {name: value.to(ctx.problem.device) for name, value in unflatten(pair.vector, ctx.trainable).items()}
+    both = climb({name: torch.stack([value, -value]) for name, value in top.items()})
+    losses = perturbed_losses(ctx, [{name: value[i] for name, value in both.items()} for i in range(2)])
+    chosen = slice(1, 2) if losses[1] > losses[0] else slice(0, 1)
+    return {name: value[chosen] for name, value in both.items()}
+
+
+@measure(
+    symbol=r"|\mathbb{E}_u \hat L(w+u) - \hat L(w)|",
+    paper="yi2019",
+    equation="Definition 2.1",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="long",
+    passes={"forward": 101},
+    exact=False,
+    on_folded=True,
+    conventions="all trainable parameters, biases included; u has mean 0 and covariance σ²I whatever its law",
+)
+def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, law: str = "gaussian") -> Value:
+    r"""How far the training loss changes on average when the weights are perturbed at random.
+
+    Every draw is evaluated on the full training set, and comes with its mirror image −u, which has the same law:
+    the first-order term cancels and the standard error is that of the curvature alone. Where the loss is quadratic
+    the value is :math:`\tfrac{\sigma^2}{2} |\operatorname{tr} \nabla^2 \hat L(w)|` for each of the laws.
+
+    Args:
+        ctx: the network.
+        sigma: standard deviation of each coordinate of u.
+        draws: number of perturbed networks, mirror images included; even.
+        law: "gaussian": N(0, σ²I); "ball": uniform in the ball of radius σ√(p+2), p the number of parameters;
+            "sphere": uniform on the sphere of radius σ√p.
+    """
+    _positive(sigma=sigma, draws=draws)
+    if law not in LAWS:
+        raise UnknownNameError.among(law, LAWS, "law of expected_flatness")
+    if draws % 2 or draws < 4:
+        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+    losses = perturbed_losses(ctx, _mirrored_draws(ctx, sigma, draws // 2, law))
+    rises = losses.reshape(-1, 2).mean(1) - ctx.scores().loss  # (pairs,)
+    return Value(abs(float(rises.mean())), stderr=float(rises.std()) / math.sqrt(len(rises)))
+
+
+def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterator[Params]:
+    generator, p = ctx.generator("expected_flatness"), count(ctx.trainable.values())
+    for _ in range(pairs):
+        drawn = random_normal(ctx, generator, ctx.trainable)
+        size = sigma
+        if law != "gaussian":
+            drawn = unit_directions(drawn)
+            uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+            size *= math.sqrt(p) if law == "sphere" else math.sqrt(p + 2) * uniform ** (1 / p)
+        for sign in (size, -size):
+            yield {name: sign * value[0] for name, value in drawn.items()}
+
+
+@measure(
+    symbol=r"\zeta_\alpha = \max_{|\nu_i| \le \alpha(|w_i|+1)} \frac{\hat L(w+\nu) - \hat L(w)}{1 + \hat L(w)}",
+    paper="neyshabur2017",
+    equation="Section 2.4, eq (4); Appendix A",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="long",
+    exact=False,
+    on_folded=True,
+    conventions="all trainable parameters, biases included; the loss, not the error; a lower bound of the maximum; "
+    "batches are drawn without replacement, and depend on the order of the samples where there are more than `batch`",
+)
+def sharpness(
+    ctx: Context,
+    *,
+    alpha: float = 5e-4,
+    steps: int = 2000,
+    batch: int = 64,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    normalised: bool = True,
+    restarts: int = 0,
+) -> Value:
+    """Largest relative rise of the training loss in a box around the weights: a lower bound by ascent.
+
+    The paper's stochastic gradient ascent, kept in the box, its iterates compared on the full training set; and
+    beside it steps from corner to corner of the box by the sign of the full gradient. The larger of the two.
+
+    Args:
+        ctx: the network.
+        alpha: the box is |ν_i| ≤ alpha (|w_i| + 1).
+        steps: steps of stochastic gradient ascent.
+        batch: samples of one step; all of them where there are no more.
+        lr: step size.
+        momentum: of the ascent.
+        normalised: whether to divide by 1 + loss; False gives the numerator.
+        restarts: further stochastic ascents, from random points of the box (the paper's starts at its centre); the
+            sign steps start from the corner of the gradient, a random one, and one more for each of these.
+    """
+    _positive(alpha=alpha, steps=steps, batch=batch, lr=lr)
+    if not 0 <= momentum < 1 or restarts < 0:
+        raise InputError("momentum in [0, 1) and restarts from 0", f"{momentum}, {restarts}", where="sharpness")
+    box = {name: alpha * (value.double().abs() + 1) for name, value in ctx.trainable.items()}
+    generator = ctx.generator("sharpness")
+    ways = (stochastic_ascent(ctx, box, steps, batch, lr, momentum, generator, run > 0) for run in range(restarts + 1))
+    by_batches = float(perturbed_losses(ctx, chain.from_iterable(ways)).nan_to_num(nan=-torch.inf).max())
+    by_corners, _ = highest_corner(ctx, box, restarts + 1)
+    way = f"stochastic ascent of {steps} steps" if by_batches >= by_corners else "sign steps between corners"
+    return _lower_bound(ctx, max(by_batches, by_corners), f"best by {way}", normalised)
+
+
+def stochastic_ascent(
+    ctx: Context,
+    box: Params,
+    steps: int,
+    batch: int,
+    lr: float,
+    momentum: float,
+    generator: torch.Generator,
+    random_start: bool = False,
+) -> Iterator[Params]:
+    """Perturbations along a stochastic gradient ascent in the box, twenty of them evenly spaced, the last included.
+
+    With no more samples than `batch` every step sees all of them, and the ascent ends as soon as it cannot move.
+    """
+    point = {name: torch.zeros_like(value) for name, value in box.items()}
+    if random_start:
+        draw = {name: torch.rand(value.shape, generator=generator, dtype=torch.float64) for name, value in box.items()}
+        point = {name: (2 * draw[name].to(value.device) - 1) * value for name, value in box.items()}
+    velocity = {name: torch.zeros_like(value) for name, value in box.items()}
+    whole = ctx.problem.n_train <= batch
+    batches = None if whole else minibatches(ctx, batch, generator)
+    every = max(1, steps // EVALUATIONS)
+    for step in range(1, steps + 1):
+        gradient = _gradient_at(ctx, point, None if batches is None else next(batches))
+        velocity = {name: momentum * value + gradient[name] for name, value in velocity.items()}
+        following = {name: _clipped(point[name] + lr * velocity[name], box[name]) for name in box}
+        # Nothing moves and every gradient pushes outwards: all further steps would stay here.
+        settled = whole and all(
+            torch.equal(point[name], following[name]) and bool((gradient[name] * point[name] >= 0).all())
+            for name in box
+        )
+        point = following
+        if step % every == 0 or step == steps or settled:
+            yield point
+        if settled:
+            break
+
+
+def highest_corner(ctx: Context, box: Params, random_corners: int) -> tuple[float, Params]:
+    """The largest loss met when stepping from corner to corner of the box by the sign of the full gradient."""
+
+    def climb(gradients: Params) -> Params:
+        return {name: box[name] * value.sign() for name, value in gradients.items()}
+
+    def project(points: Params) -> Params:
+        return {name: _clipped(value, box[name]) for name, value in points.items()}
+
+    directions = {name: value[None] for name, value in ctx.gradient().items()}
+    drawn = random_normal(ctx, ctx.generator("corners"), box, random_corners)
+    directions = {name: torch.cat([value, drawn[name]]) for name, value in directions.items()}
+    sizes = [2.0] * SIGN_STEPS  # twice the half-width: from any corner to any other
+    losses, where = ascend(partial(perturbed_gradients, ctx), climb(directions), climb, project, sizes)
+    top = int(losses.argmax())
+    return float(losses[top]), {name: value[top] for name, value in where.items()}
+
+
+def _gradient_at(ctx: Context, perturbation: Params, batch: Batch | None) -> Params:
+    """Gradient of the mean loss of a batch, or of all training samples, at the perturbed weights."""
+    if batch is None:
+        stacked = {name: value[None] for name, value in perturbation.items()}
+        return {name: value[0] for name, value in perturbed_gradients(ctx, stacked)[1].items()}
+    inputs, targets = batch
+    leaves = {
+        name: (ctx.params[name] + value.to(ctx.params[name])).requires_grad_() for name, value in perturbation.items()
+    }
+    with torch.enable_grad():
+        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    ctx.count("forward", len(targets))
+    ctx.count("backward", len(targets))
+    return {name: gradient.double() for name, gradient in zip(leaves, gradients, strict=True)}
+
+
+def _clipped(value: Tensor, bound: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(value, -bound), bound)
+
+
+def _lower_bound(ctx: Context, highest: float, how: str, normalised: bool) -> Value:
+    """The rise from the loss at the weights themselves, which lie in the set: never negative."""
+    loss = ctx.scores().loss
+    rise = max(0.0, highest - loss)
+    if normalised:
+        if loss <= -1:
+            raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
+        rise /= 1 + loss
+    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}")
+
+
+def _positive(**options: float) -> None:
+    for name, value in options.items():
+        if not value > 0:
+            raise InputError("a positive number", str(value), where=name)

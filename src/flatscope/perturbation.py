@@ -1,0 +1,224 @@
+"""The training loss, and its gradient, at many perturbed weights: the hot loop of everything that moves weights.
+
+One pass over the data serves a block of perturbed networks. They run together on stacked weights (`torch.vmap`)
+where calls cost more than arithmetic: on a GPU, and on data sets of a few samples (2 to 7 times as fast on a CPU);
+on larger ones a CPU is as fast or faster with one network after the other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.params import Params, count
+from flatscope.samples import Batch, Inputs, parts_of
+
+STACKED = 16
+STACK_BYTES = 256 * 2**20
+KEPT_BYTES = 2**30
+FEW_SAMPLES = 64
+TOGETHER = 4096  # samples times networks in one call
+
+Evaluate = Callable[[Params], tuple[Tensor, Params]]
+Move = Callable[[Params], Params]
+
+
+def perturbed_losses(ctx: Context, perturbations: Iterable[Params]) -> Tensor:
+    """Mean training loss at w + u for each u: (k,), float64, on the CPU.
+
+    Args:
+        ctx: the point w; its pass counter is charged.
+        perturbations: one dictionary u per value, holding the parameters that move. Read a block at a time, so
+            that a generator of many draws never has them all in memory.
+    """
+    source, found = iter(perturbations), [torch.zeros(0, dtype=torch.float64)]
+    while block := list(islice(source, _width(ctx))):
+        stacked = {name: torch.stack([perturbation[name] for perturbation in block]) for name in block[0]}
+        found.append(_streamed(ctx, stacked, with_gradients=False)[0])
+    return torch.cat(found)
+
+
+def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
+    """Mean training loss (k,) and its gradient, stacked (k, *shape), at w + u for perturbations stacked likewise."""
+    return _streamed(ctx, stacked, with_gradients=True)
+
+
+def ascend(
+    evaluate: Evaluate, starts: Params, climb: Move, project: Move, sizes: Sequence[float]
+) -> tuple[Tensor, Params]:
+    """Projected ascent from several starts at once: the largest loss on each way (k,), and where it was met.
+
+    Stops early when no point moves any more.
+
+    Args:
+        evaluate: stacked points -> losses (k,) and gradients with respect to the points.
+        starts: stacked points of the allowed set.
+        climb: gradients -> the longest uphill move that the set allows from its centre.
+        project: points -> nearest points of the set.
+        sizes: step sizes, in units of that longest move; 2 reaches any point of the boundary from any other.
+    """
+    point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
+    for size in (*sizes, None):
+        losses, gradients = evaluate(point)
+        better = losses > best  # never for NaN
+        best = torch.where(better, losses, best)
+        where = {name: torch.where(_expanded(better, value), value, where[name]) for name, value in point.items()}
+        if size is None:
+            break
+        uphill = climb(gradients)
+        following = project({name: value + size * uphill[name] for name, value in point.items()})
+        if all(torch.equal(value, point[name]) for name, value in following.items()):
+            break
+        point = following
+    return best, where
+
+
+def shrinking(steps: int, first: float = 2.0, last: float = 0.01) -> tuple[float, ...]:
+    """Step sizes that shrink geometrically: long ones to find the region of the maximum, short ones to settle."""
+    return tuple(first * (last / first) ** (i / max(1, steps - 1)) for i in range(steps))
+
+
+def unit_directions(stacked: Params) -> Params:
+    """Every stacked point divided by its Euclidean norm over all parameters; zero stays zero."""
+    squares = torch.stack([_flat(value).square().sum(1) for value in stacked.values()])
+    norms = squares.sum(0).sqrt()
+    inverse = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
+    return {name: value * _expanded(inverse, value) for name, value in stacked.items()}
+
+
+def random_normal(ctx: Context, generator: torch.Generator, like: Params, copies: int = 1) -> Params:
+    """Standard normal numbers stacked (copies, *shape), float64: drawn on the CPU so that devices agree."""
+    device = ctx.problem.device
+    return {
+        name: torch.randn(copies, *value.shape, generator=generator, dtype=torch.float64).to(device)
+        for name, value in like.items()
+    }
+
+
+def minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """Training batches without end: a new random order for each pass over samples that fit in memory.
+
+    Samples that do not fit (or whose shapes differ from batch to batch) come in the order of their source.
+    """
+    kept = _kept(ctx)
+    while True:
+        if kept is None:
+            yield from ctx.batches(size=size)
+            continue
+        inputs, targets = kept
+        order = torch.randperm(len(targets), generator=generator)
+        for start in range(0, len(order) - size + 1, size):  # every batch has the same weight: no ragged last one
+            chosen = order[start : start + size]
+            yield _picked(inputs, chosen), targets[chosen.to(targets.device)]
+
+
+def stackable(ctx: Context) -> bool:
+    """Whether the network runs on stacked weights; tried on two samples and compared with running one by one."""
+    inputs, targets = next(iter(ctx.batches(size=2)))
+    points = {name: torch.stack([value, 1.01 * value]).requires_grad_() for name, value in ctx.trainable.items()}
+    results = []
+    with torch.enable_grad():
+        for run in (_one_by_one, _together):
+            try:
+                losses = run(ctx, points, inputs, targets)
+                gradients = torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                return False  # an operation without a batching rule, or one that looks at values
+            results.append([losses, *gradients])
+    rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
+    return all(bool((a - b).abs().max() <= rounding * (1 + a.abs().max())) for a, b in zip(*results, strict=True))
+
+
+def _width(ctx: Context) -> int:
+    """Perturbed networks of one pass, bounded by the memory of their weights."""
+    return max(1, min(STACKED, STACK_BYTES // (8 * count(ctx.trainable.values()))))
+
+
+def _streamed(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tensor, Params]:
+    k = _stack_size(stacked)
+    points = {name: (ctx.params[name] + value.to(ctx.params[name])).detach() for name, value in stacked.items()}
+    tensors = [point.requires_grad_(with_gradients) for point in points.values()]
+    losses = torch.zeros(k, dtype=torch.float64)
+    gradients = {name: torch.zeros_like(point, dtype=torch.float64) for name, point in points.items()}
+    by_arithmetic = ctx.problem.device.type == "cpu" and ctx.problem.n_train > FEW_SAMPLES
+    run, size = _one_by_one, ctx.problem.batch_size
+    if k > 1 and not by_arithmetic and ctx.sweep(stackable):
+        run, size = _together, min(size, max(1, TOGETHER // k))
+    with torch.set_grad_enabled(with_gradients):
+        for inputs, targets in ctx.batches(size=size):
+            values = run(ctx, points, inputs, targets)  # (k, n)
+            losses += values.detach().double().sum(1).cpu()
+            ctx.count("forward", k * len(targets))
+            if with_gradients:
+                parts = torch.autograd.grad(values.sum(), tensors, materialize_grads=True)
+                ctx.count("backward", k * len(targets))
+                for name, part in zip(gradients, parts, strict=True):
+                    gradients[name] += part
+    n = ctx.problem.n_train
+    return losses / n, {name: value / n for name, value in gradients.items()} if with_gradients else {}
+
+
+def _one_by_one(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+    """Losses (k, n) of the samples at each stacked point."""
+    rows = [{name: value[i] for name, value in points.items()} for i in range(_stack_size(points))]
+    return torch.stack([ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **row}), targets) for row in rows])
+
+
+def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+    """The same on stacked weights; what no moved weight precedes is computed once."""
+
+    def losses(point: Params) -> Tensor:
+        return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        result: Tensor = torch.vmap(losses)(points)
+    return result
+
+
+def _kept(ctx: Context) -> Batch | None:
+    """All training samples as one batch, or None where they are too many or do not stack."""
+    parts: list[Batch] = []
+    kept = 0
+    for inputs, targets in ctx.batches(size=ctx.problem.n_train):  # tensors come back as they are: no copy
+        kept += sum(part.numel() * part.element_size() for part in parts_of(inputs))
+        if kept > KEPT_BYTES:
+            return None
+        parts.append((inputs, targets))
+    if len(parts) == 1:
+        return parts[0]
+    shapes = {tuple(tuple(part.shape[1:]) for part in parts_of(inputs)) for inputs, _ in parts}
+    if len(shapes) > 1:
+        return None
+    targets = torch.cat([targets for _, targets in parts])
+    columns = [torch.cat(column) for column in zip(*(parts_of(inputs) for inputs, _ in parts), strict=True)]
+    first = parts[0][0]
+    if isinstance(first, dict):
+        return dict(zip(first, columns, strict=True)), targets
+    return (tuple(columns) if isinstance(first, tuple) else columns[0]), targets
+
+
+def _picked(inputs: Inputs, chosen: Tensor) -> Inputs:
+    if isinstance(inputs, dict):
+        return {name: value[chosen.to(value.device)] for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(value[chosen.to(value.device)] for value in inputs)
+    return inputs[chosen.to(inputs.device)]
+
+
+def _stack_size(stacked: Params) -> int:
+    return len(next(iter(stacked.values())))
+
+
+def _flat(value: Tensor) -> Tensor:
+    return value.reshape(len(value), -1)
+
+
+def _expanded(per_point: Tensor, value: Tensor) -> Tensor:
+    """(k,) shaped to multiply (k, *shape)."""
+    return per_point.to(value.device).reshape(-1, *[1] * (value.ndim - 1))

@@ -1,0 +1,125 @@
+"""Naive twins of the measures that move weights: maxima by SciPy's general solver, means by many plain draws.
+
+A maximum is only searched, by the measure and by its twin alike. They use different parametrisations and solvers, so
+where both come to the same number within `SEARCH` neither has left the allowed set nor stopped on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from references import Dense, twin
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from flatscope.symmetries import fold_batchnorm
+
+SEARCHED = {"epsilon_flatness", "sharpness", "feature_robustness"}  # lower bounds of a maximum
+SEARCH = 0.02  # relative agreement of two searches
+STARTS = 6
+
+# Perturbations small enough for a quadratic loss hide in their own noise what a rescaling does; these show it.
+_WIDE = {"sigma": 0.3, "draws": 2000}
+STRONG_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("expected_flatness", "layer_scaling"): _WIDE,
+    ("expected_flatness", "unit_scaling"): _WIDE,
+    ("expected_flatness", "batchnorm_scaling"): _WIDE,
+    ("expected_flatness", "permutation"): _WIDE,
+    ("expected_flatness", "output_scaling"): {"draws": 4000},
+}
+
+
+def _folded(dense: Dense) -> Dense:
+    """The network without BatchNorm, on which weights are moved."""
+    tiny = dense.tiny
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in tiny.model.modules()):
+        return dense
+    return Dense(tiny.with_model(fold_batchnorm(tiny.model, tiny.x)))
+
+
+def _highest(loss: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: Any = None) -> float:
+    """The largest value that L-BFGS-B finds from the given starts."""
+
+    def negative(array: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(array.copy()).requires_grad_()
+        value = loss(point)
+        gradient = torch.autograd.grad(value, point, materialize_grads=True)[0]
+        return -float(value.detach()), -gradient.numpy()
+
+    found = [
+        minimize(negative, s.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 200})
+        for s in starts
+    ]
+    return max(-result.fun for result in found)
+
+
+def _normals(count: int, *shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def _gradient(dense: Dense, names: list[str]) -> Tensor:
+    return torch.autograd.functional.jacobian(lambda v: dense.loss_of(v, names), dense.vector(names))
+
+
+@twin
+def epsilon_flatness(dense: Dense, epsilon: float = 0.01, relative: bool = True, **options: Any) -> float:
+    """Over directions z, at w + r z/‖z‖: the maximum of these tiny networks lies on the sphere."""
+    dense = _folded(dense)
+    names = list(dense.params)
+    w, loss = dense.vector(names), float(dense.loss())
+    radius = epsilon * float(w.norm()) if relative else epsilon
+    starts = [_gradient(dense, names), *_normals(STARTS, len(w))]
+    highest = _highest(lambda z: dense.loss_of(w + radius * z / z.norm(), names), [s / s.norm() for s in starts])
+    return (highest - loss) / (1 + loss)
+
+
+@twin
+def sharpness(dense: Dense, alpha: float = 5e-4, normalised: bool = True, **options: Any) -> float:
+    """Over t in [-1, 1]^p, at w + t α(|w| + 1)."""
+    dense = _folded(dense)
+    names = list(dense.params)
+    w, loss = dense.vector(names), float(dense.loss())
+    box = alpha * (w.abs() + 1)
+    starts = [_gradient(dense, names).sign(), *[v.clamp(-1, 1) for v in _normals(STARTS, len(w))]]
+    highest = _highest(lambda t: dense.loss_of(w + t * box, names), starts, [(-1, 1)] * len(w))
+    return (highest - loss) / ((1 + loss) if normalised else 1)
+
+
+@twin
+def expected_flatness(dense: Dense, sigma: float = 0.01, draws: int = 3000, **options: Any) -> float:
+    dense = _folded(dense)
+    names = list(dense.params)
+    w, loss = dense.vector(names), float(dense.loss())
+    rises = []
+    with torch.no_grad():
+        for u in _normals(draws // 2, len(w)):
+            rises += [float(dense.loss_of(w + sign * sigma * u, names)) - loss for sign in (1, -1)]
+    return abs(sum(rises) / len(rises))
+
+
+@twin
+def feature_robustness(dense: Dense, delta: float = 0.1, **options: Any) -> dict[str, float]:
+    """Over A = exp(K − Kᵀ) diag(sin s) exp(M − Mᵀ): every matrix of spectral norm at most 1, no projection needed."""
+    result = {}
+    for layer in dense.tiny.layers:
+        name = dense.weight_name(layer)
+        weight, loss = dense.params[name], float(dense.loss())
+        groups = getattr(dict(dense.tiny.model.named_modules()).get(layer), "groups", 1)
+        d = weight.shape[1]
+
+        def rise(point: Tensor, name: str = name, weight: Tensor = weight, groups: int = groups, d: int = d) -> Tensor:
+            own = point.reshape(groups, -1)
+            parts = []
+            for g, rows in enumerate(weight.chunk(groups)):
+                K, M = (part.reshape(d, d) for part in own[g, : 2 * d * d].chunk(2))
+                A = torch.matrix_exp(K - K.T) @ torch.diag(own[g, 2 * d * d :].sin()) @ torch.matrix_exp(M - M.T)
+                parts.append(rows + delta * torch.einsum("oi...,ij->oj...", rows, A))
+            return dense.loss({**dense.params, name: torch.cat(parts)})
+
+        starts = _normals(STARTS, groups * (2 * d * d + d))
+        result[layer] = _highest(rise, starts) - loss
+    return result
