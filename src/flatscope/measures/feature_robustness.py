@@ -1,0 +1,235 @@
+"""Feature robustness (Petzka et al. 2019): the rise of the loss when a layer's input features φ become φ + δAφ.
+
+For a layer that computes wφ this is a change of its weight, E_emp(w + δwA) − E_emp(w), with w as rows. A convolution
+sees a square A on its input channels, applied at every position: then φ + δAφ and w + δwA agree for any stride,
+padding and dilation. With groups, A mixes channels within a group only: one block of A per group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.layers import Layer
+from flatscope.measures.weight_flatness import measured_layers, top_eigenpairs
+from flatscope.params import Params
+from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking
+from flatscope.registry import Value, measure
+
+KINDS = ("worst", "random")
+TOLERANCE = 1e-6
+NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are rounding, and their directions chance
+
+
+@measure(
+    symbol=r"\max_{\|A\|_2 \le 1} \hat L(w_l + \delta w_l A) - \hat L(w_l)",
+    paper="petzka2019",
+    equation="Appendix C.1, D",
+    per="layer",
+    direction="lower",
+    invariant_under={"layer_scaling", "permutation"},
+    cost="long",
+    exact=False,
+    conventions="the layer's weight without its bias, as rows; A acts on input features (channels of a convolution)",
+)
+def feature_robustness(
+    ctx: Context, *, delta: float = 0.1, kind: str = "worst", restarts: int = 3, steps: int = 30, draws: int = 20
+) -> dict[str, Value]:
+    r"""Rise of the training loss when a layer's input features φ become φ + δAφ with a matrix A of norm one.
+
+    The upper end of the interval is the paper's bound with the term that vanishes at a critical point,
+
+    .. math:: \delta \|w_l^\top \nabla_{w_l} \hat L\|_* + \tfrac{\delta^2}{2} \kappa^l + O(\delta^3)
+
+    Args:
+        ctx: the network.
+        delta: size of the change relative to the features.
+        kind: "worst": the largest rise over matrices of spectral norm at most 1, a lower bound by ascent; "random":
+            the mean over random orthogonal matrices, which is also the mean over noise on each sample's features,
+            uniform in direction and as long as δ times the features.
+        restarts: ascents of "worst": from the gradient, from the top eigenvector of the layer's Hessian, at random.
+        steps: steps of each ascent.
+        draws: matrices of "random", each with its negative; even.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError.among(kind, KINDS, "kind of feature_robustness")
+    for name, value in (("delta", delta), ("restarts", restarts), ("steps", steps)):
+        if not value > 0:
+            raise InputError("a positive number", str(value), where=name)
+    if draws % 2 or draws < 4:
+        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+    if kind == "random":
+        return {layer.name: random_robustness(ctx, layer, delta, draws) for layer in measured_layers(ctx)}
+    return {layer.name: _worst(ctx, layer, delta, restarts, steps) for layer in measured_layers(ctx)}
+
+
+def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> float:
+    """F(δ, S, A) of one layer for a given matrix A: (features, features), or one per group."""
+    weight = ctx.params[layer.weight].double()
+    moved = delta * times_features(weight, matrix.to(weight), layer)
+    return float(perturbed_losses(ctx, [{layer.weight: moved}])) - ctx.scores().loss
+
+
+def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> Value:
+    """Mean of F over random orthogonal A and −A, whose first-order terms cancel."""
+    losses = perturbed_losses(ctx, _random_moves(ctx, layer, delta, draws // 2))
+    rises = losses.reshape(-1, 2).mean(1) - ctx.scores().loss
+    return Value(float(rises.mean()), float(rises.std()) / math.sqrt(len(rises)), exact=False)
+
+
+def _random_moves(ctx: Context, layer: Layer, delta: float, pairs: int) -> Iterator[Params]:
+    generator, acting = ctx.generator(f"feature_robustness {layer.name}"), Acting(ctx, layer)
+    groups, rank, features = acting.shape
+    for _ in range(pairs):
+        normal = torch.randn(groups, features, rank, generator=generator, dtype=torch.float64)
+        basis, triangle = torch.linalg.qr(normal)  # Haar once the signs of R are made positive (Mezzadri 2007)
+        basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+        move = acting.moves(basis.mT[None].to(ctx.problem.device))[0]
+        for size in (delta, -delta):
+            yield {layer.weight: size * move}
+
+
+class Acting:
+    """All wA with ‖A‖₂ ≤ 1 of one layer, as wA = US·C with w = USVᵀ and ‖C‖₂ ≤ 1, C = VᵀA.
+
+    C has as many rows as w has rank: no matrix larger than the weight is ever made.
+    """
+
+    def __init__(self, ctx: Context, layer: Layer) -> None:
+        self.layer = layer
+        self.weight = ctx.params[layer.weight].double()
+
+    @cached_property
+    def left(self) -> Tensor:
+        """US by group: (groups, rows, rank)."""
+        U, S, _ = torch.linalg.svd(by_feature(self.weight[None], self.layer)[0], full_matrices=False)
+        left: Tensor = U * S[:, None, :]
+        return left
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(groups, rank, features of a group) of C."""
+        return self.left.shape[0], self.left.shape[2], by_feature(self.weight[None], self.layer).shape[3]
+
+    def moves(self, points: Tensor) -> Tensor:
+        """wA, shaped as the weight (k, *shape), for each C of (k, groups, rank, features)."""
+        return from_feature(self.left @ points, self.weight, self.layer)
+
+    def pulled(self, gradients: Tensor) -> Tensor:
+        """Gradients with respect to the weight (k, *shape) as gradients with respect to C."""
+        return self.left.mT @ by_feature(gradients, self.layer)
+
+
+def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) -> Value:
+    acting, name = Acting(ctx, layer), layer.weight
+
+    def evaluate(points: Params) -> tuple[Tensor, Params]:
+        losses, gradients = perturbed_gradients(ctx, {name: delta * acting.moves(points[name])})
+        return losses, {name: delta * acting.pulled(gradients[name])}
+
+    def climb(gradients: Params) -> Params:
+        return {name: nearest_isometry(gradients[name])}
+
+    def project(points: Params) -> Params:
+        U, S, Vh = torch.linalg.svd(points[name], full_matrices=False)
+        return {name: (U * S.clamp_max(1)[..., None, :]) @ Vh}
+
+    gradient = ctx.gradient()[name]
+    pair = ctx.sweep(top_eigenpairs, tolerance=TOLERANCE)[layer.name]
+    directions = [gradient[None]]
+    if restarts > 1:
+        top = pair.vector.to(gradient).reshape(gradient.shape)
+        both = torch.stack([top, -top])
+        moved = delta * acting.moves(nearest_isometry(acting.pulled(both)))
+        losses = perturbed_losses(ctx, [{name: move} for move in moved])
+        directions.append(both[1:] if losses[1] > losses[0] else both[:1])
+    if restarts > 2:
+        generator = ctx.generator(f"feature_robustness {layer.name}")
+        drawn = torch.randn(restarts - 2, *gradient.shape, generator=generator, dtype=torch.float64)
+        directions.append(drawn.to(gradient))
+    starts = climb({name: acting.pulled(torch.cat(directions))})
+    losses, _ = ascend(evaluate, starts, climb, project, shrinking(steps))
+    value = max(0.0, float(losses.max()) - ctx.scores().loss)  # A = 0 is allowed
+    slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
+    curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ
+    high = slope + delta**2 / 2 * curvature
+    reason = f"lower bound: best of {restarts} ascents, {steps} steps each; "
+    if value > high:
+        return Value(value, low=value, exact=False, reason=reason + "no upper end: delta too large for second order")
+    reason += f"upper end to second order, {slope:.2g} of it from the gradient, which is zero at a critical point"
+    return Value(value, low=value, high=high, exact=False, reason=reason)
+
+
+def nearest_isometry(matrices: Tensor) -> Tensor:
+    """The matrix of spectral norm 1 with the largest inner product: UVᵀ of M = USVᵀ, without directions of S = 0."""
+    U, S, Vh = torch.linalg.svd(matrices, full_matrices=False)
+    kept = S / S.amax(-1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny) > NO_GRADIENT
+    isometry: Tensor = (U * kept[..., None, :]) @ Vh
+    return isometry
+
+
+def by_feature(weights: Tensor, layer: Layer) -> Tensor:
+    """Weights (k, *shape) as rows that act on input features: (k, groups, out · taps, features of a group)."""
+    k, groups = len(weights), layer.groups
+    if layer.kind == "transposed":  # (in, out of a group, *taps)
+        shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)
+        return shaped.permute(0, 1, 3, 4, 2).flatten(2, 3)
+    shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)  # (out, in of a group, *taps)
+    return shaped.transpose(3, 4).flatten(2, 3)
+
+
+def from_feature(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """The inverse of `by_feature`, shaped as the weight: (k, *shape)."""
+    k, groups, _, features = rows.shape
+    if layer.kind == "transposed":
+        shaped = rows.reshape(k, groups, weight.shape[1], -1, features)  # (k, groups, out, taps, in)
+        return shaped.permute(0, 1, 4, 2, 3).reshape(k, *weight.shape)
+    shaped = rows.reshape(k, groups, weight.shape[0] // groups, -1, features)  # (k, groups, out, taps, in)
+    return shaped.transpose(3, 4).reshape(k, *weight.shape)
+
+
+def times_features(weight: Tensor, matrix: Tensor, layer: Layer) -> Tensor:
+    """The product wA, shaped as the weight. A: (features, features), or (groups, …, …) with one block per group."""
+    rows = by_feature(weight[None], layer)  # (1, groups, rows, features)
+    features = rows.shape[-1]
+    if matrix.shape not in ((features, features), (layer.groups, features, features)):
+        expected = f"a matrix {features} × {features}" + (f", or {layer.groups} of them" if layer.groups > 1 else "")
+        raise InputError(expected, f"shape {tuple(matrix.shape)}", where=f"layer {layer.name}")
+    return from_feature(rows @ matrix, weight, layer)[0]
+
+
+def matrix_sending(sources: Tensor, targets: Tensor) -> Tensor:
+    """The smallest matrix A with A·source = target for each column: zxᵀ/‖x‖² for one pair (Appendix D.2).
+
+    Sending two nearly equal features to different places needs a large norm: why bounds for all ‖A‖ ≤ 1 say
+    little about adversarial changes.
+    """
+    sources, targets = (value.reshape(len(value), -1) for value in (sources, targets))
+    result: Tensor = targets @ torch.linalg.pinv(sources)
+    return result
+
+
+def convolution_matrix(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """W with Wx = w * x for inputs (channels, *shape): stride 1, no padding; (out · positions, in · positions)."""
+    inputs = weight.shape[1] * math.prod(shape)
+    basis = torch.eye(inputs, dtype=weight.dtype, device=weight.device).reshape(inputs, weight.shape[1], *shape)
+    convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(shape) - 1]
+    return convolve(basis, weight).reshape(inputs, -1).T
+
+
+def equivalent_input_change(weight: Tensor, changed: Tensor, x: Tensor, delta: float) -> Tensor:
+    """The change of x that does to w * x what w → w + δ·changed does: δVW_Ax with V = Wᵀ(WWᵀ)⁻¹ (Appendix D.3).
+
+    Exists when W has full row rank: fewer outputs than inputs.
+    """
+    W, W_A = (convolution_matrix(kernel, tuple(x.shape[1:])) for kernel in (weight, changed))
+    if torch.linalg.matrix_rank(W) < len(W):
+        raise InputError("a convolution whose outputs are independent", f"rank below {len(W)}", where="weight")
+    solved: Tensor = torch.linalg.solve(W @ W.T, W_A @ x.reshape(-1))
+    return (delta * (W.T @ solved)).reshape(x.shape)
