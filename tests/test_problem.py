@@ -153,7 +153,6 @@ class Unused(nn.Module):
         return self.net(x)
 
 
-@pytest.mark.xfail(reason="curvature/operators.py: a Hessian over parameters that the loss does not reach", strict=True)
 def test_unused_parameters_count_and_curve_nothing() -> None:
     found, plain = numbers(Unused(), (X, Y)), numbers(net(), (X, Y))
     assert found.pop("parameter_count") == plain.pop("parameter_count") + 16 + 3

@@ -235,7 +235,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = target.read_text(encoding="utf-8")
     assert first.startswith("<!doctype html>")
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InputError, match="disk full"):
         report(table(2.0), target)
     assert target.read_text(encoding="utf-8") == first
     assert list(target.parent.iterdir()) == [target]

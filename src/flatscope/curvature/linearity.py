@@ -83,6 +83,13 @@ def curved_parameters(outputs: Tensor, leaves: Params, calls: list[Call]) -> dic
     return reasons
 
 
+def reached_parameters(outputs: Tensor, leaves: Params) -> set[str]:
+    """Names of the parameters that the outputs depend on at all."""
+    bit = {id(value): 1 << i for i, value in enumerate(leaves.values())}
+    mask = _parameters_below(outputs, bit).get(outputs.grad_fn, 0)
+    return {name for name, value in leaves.items() if mask & bit[id(value)]}
+
+
 def _parameters_below(outputs: Tensor, bit: dict[int, int]) -> dict[Any, int]:
     """Bit mask of the parameters that each node of the graph depends on, children before parents."""
     masks: dict[Any, int] = {}

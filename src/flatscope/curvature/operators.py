@@ -6,6 +6,7 @@ second backward is taken for all vectors together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from flatscope.params import Params, count
 from flatscope.samples import Batch
 
 BLOCK_BYTES = 256 * 2**20
+BATCH_BYTES = 256 * 2**20
 
 
 class CurvatureOperator:
@@ -36,6 +38,7 @@ class CurvatureOperator:
             if name not in ctx.params:
                 raise UnknownNameError.among(name, ctx.params, "parameter")
         self.size = count(ctx.params[name] for name in self.names)
+        self._batch_size = batch_size(ctx)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +51,7 @@ class CurvatureOperator:
             raise InputError(f"vectors of length {self.size}", f"shape {tuple(vectors.shape)}", where="product")
         columns = vectors.reshape(self.size, -1).to(self.ctx.problem.device, self.ctx.problem.dtype)  # (p, k)
         total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
-        for inputs, targets in self.ctx.batches():
+        for inputs, targets in self.ctx.batches(size=self._batch_size):
             for start, stop in self._blocks(columns.shape[1]):
                 total[:, start:stop] += self._batch_product((inputs, targets), columns[:, start:stop])
             self.ctx.count("curvature", len(targets) * columns.shape[1])
@@ -96,6 +99,8 @@ class Hessian(CurvatureOperator):
         leaves = self._leaves()
         tensors = list(leaves.values())
         loss = self.ctx.problem.loss(self.ctx.forward(inputs, {**self.ctx.params, **leaves}), targets).sum()
+        if not loss.requires_grad:  # none of these parameters is used
+            return torch.zeros_like(columns)
         gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
         # A gradient that does not depend on the parameters (unused, or used linearly) has no second derivative.
         alive = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
@@ -112,6 +117,8 @@ class GaussNewton(CurvatureOperator):
         leaves = self._leaves()
         tensors = list(leaves.values())
         outputs = self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+        if not outputs.requires_grad:
+            return torch.zeros_like(columns)
         # J v by the double-backward trick: d/du of (J^T u) along v, at any u; no forward-mode support needed.
         dummy = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
@@ -154,3 +161,11 @@ def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vector
         for i in range(k)
     ]
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def batch_size(ctx: Context) -> int:
+    """Samples per batch: small networks take many at once, since calls and not arithmetic cost the time there."""
+    item = torch.finfo(ctx.problem.dtype).bits // 8
+    activations = sum(math.prod(layer.input_shape) + math.prod(layer.output_shape) for layer in ctx.network)
+    fitting = BATCH_BYTES // max(1, 8 * item * activations)
+    return max(1, min(ctx.problem.n_train, max(fitting, 32), 4096)) if ctx.network.layers else ctx.problem.batch_size

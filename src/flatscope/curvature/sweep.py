@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.factors import n_columns, output_columns
-from flatscope.curvature.linearity import curved_parameters
+from flatscope.curvature.linearity import curved_parameters, reached_parameters
 from flatscope.curvature.patches import (
     by_output,
     gradients_by_output,
@@ -142,7 +142,7 @@ def find_curved(ctx: Context) -> dict[str, str]:
     leaves, outputs, calls = recorded_forward(ctx, ctx.problem.example())
     curved = curved_parameters(outputs, leaves, calls)
     seen = {call.weight for call in calls} | {call.bias for call in calls if call.bias}
-    for name in leaves:
+    for name in reached_parameters(outputs, leaves):  # what the outputs do not depend on has no curvature
         if name not in seen:
             curved.setdefault(name, "not the weight, bias or BatchNorm parameter of a recorded layer")
     curved |= disagreeing_parameters(ctx, curved)

@@ -127,8 +127,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    pair = extreme_eigenpair(Hessian(ctx), ctx.generator("hessian_max_eigenvalue"), tolerance=tolerance)
-    return as_value(pair, tolerance)
+    return as_value(ctx.sweep(top_eigenpair, tolerance=tolerance), tolerance)
 
 
 @measure(
@@ -145,18 +144,25 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
 
     Args:
         ctx: the network.
-        tolerance: relative accuracy of the eigensolver.
+        tolerance: accuracy of the eigensolver, relative to the width of the spectrum.
     """
+    top = ctx.sweep(top_eigenpair, tolerance=1e-4).value
     generator = ctx.generator("hessian_min_eigenvalue")
-    return as_value(extreme_eigenpair(Hessian(ctx), generator, largest=False, tolerance=tolerance), tolerance)
+    pair = extreme_eigenpair(Hessian(ctx), generator, largest=False, tolerance=tolerance, shift=max(top, 0.0))
+    return as_value(pair, tolerance, "of the spectrum's width")
 
 
-def as_value(pair: Eigenpair, tolerance: float) -> Value:
+def top_eigenpair(ctx: Context, tolerance: float) -> Eigenpair:
+    """Largest eigenvalue of the whole Hessian and its direction, computed once."""
+    return extreme_eigenpair(Hessian(ctx), ctx.generator("hessian_max_eigenvalue"), tolerance=tolerance)
+
+
+def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative") -> Value:
     """An eigenvalue as a table entry; the residual bounds its error."""
     if not pair.converged:
         return Value(pair.value, exact=False, reason=f"eigensolver stopped with residual {pair.residual:.2g}")
     low, high = pair.value - pair.residual, pair.value + pair.residual
-    remark = f"to {tolerance:.0e} relative" if pair.residual else ""
+    remark = f"to {tolerance:.0e} {relative_to}" if pair.residual else ""
     return Value(pair.value, low=low, high=high, reason=remark)
 
 
