@@ -31,6 +31,7 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python docs/readme_table.py
 
 golden: setup
 	$(BIN)/python tests/golden.py

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from networks import mlp
 from torch import nn
 
 import flatscope as fs
@@ -206,3 +208,16 @@ def test_bounds_say_whether_they_are_vacuous(problem: fs.Problem) -> None:
     assert frame["vacuous"].to_dict() == {"zz_good": False, "zz_bad": True, "zz_none": True}
     assert set(frame["assumptions"]) == {"one; two"}
     assert set(frame["confidence"]) == {0.9}
+
+
+def test_a_measure_that_breaks_does_not_lose_the_others() -> None:
+    @measure(symbol="x", paper="flatscope", equation="none", conventions="breaks on purpose")
+    def broken(ctx: Context) -> float:
+        """Divides by zero."""
+        return 1 / 0
+
+    with pytest.warns(RuntimeWarning, match="broken failed: ZeroDivisionError"):
+        table = fs.measure(mlp().problem(), ["parameter_count", "broken", "gradient_norm"])
+    assert math.isnan(table["broken"])
+    assert "division by zero" in table.reason("broken")
+    assert table["gradient_norm"] > 0

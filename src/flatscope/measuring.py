@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -135,17 +136,21 @@ def device_text(device: torch.device) -> str:
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begun = time.perf_counter()
     folded = entry.on_folded and _has_batchnorm(ctx)
-    if folded:
-        ctx = ctx.sweep(folded_context)
     with ctx.charged() as spent:
         try:
-            _refuse_missing(ctx, entry)
-            result: Result = entry.function(ctx, **common, **given)
+            point = ctx.sweep(folded_context) if folded else ctx
+            _refuse_missing(point, entry)
+            result: Result = entry.function(point, **common, **given)
         except NotApplicable as problem:
             result = Value(math.nan, exact=False, reason=str(problem))
         except FlatscopeError as problem:
             problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
             raise
+        except Exception as problem:
+            # An hour of other measures must not be lost to one that fails: its row says so, loudly.
+            reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
+            result = Value(math.nan, exact=False, reason=reason)
     shown = {name: value for name, value in given.items() if value != entry.options[name]}
     fixed = {
         "measure": entry.name,
@@ -182,8 +187,13 @@ def folded_context(ctx: Context) -> Context:
     """The same function without BatchNorm, at the same point: norms and perturbations are measured there."""
     if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
         raise NotApplicable("BatchNorm is folded at the problem's own weights only")
-    folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
-    return Context(ctx.problem.with_model(folded), seed=ctx.seed)
+    try:
+        folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
+    except InputError as problem:
+        raise NotApplicable(f"BatchNorm cannot be folded: {problem}") from problem
+    other = Context(ctx.problem.with_model(folded), seed=ctx.seed)
+    other.passes = ctx.passes  # one account for both ways of writing the network
+    return other
 
 
 def _has_batchnorm(ctx: Context) -> bool:
