@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -223,8 +222,6 @@ def _batchnorm_scaled(tiny: Tiny) -> Tiny:
 def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
     other = transformed(tiny, symmetry)
-    if "initial" in entry.needs:  # the weights before training belong to the network as it was written
-        other = replace(other, initial={})
     options = STRONG_OPTIONS.get((entry.name, symmetry), {})
     before, after = (values_of(entry, network.problem(), **options) for network in (tiny, other))
     if entry.per == "network":  # a product over layers may stand still while its factors move

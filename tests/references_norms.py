@@ -12,7 +12,8 @@ from typing import Any
 
 import networks
 import numpy as np
-from references import Dense, folded_weight, margin, twin
+import torch
+from references import Dense, folded_weight, l2_norm, margin, twin
 from torch import Tensor, nn
 
 Edge = tuple[tuple[int, ...], tuple[int, ...], float]
@@ -228,3 +229,128 @@ def path_norm_over_margin(dense: Dense) -> dict[str, float]:
 @twin
 def path_norm_capacity(dense: Dense) -> dict[str, float]:
     return capacity(dense, path_norm(dense), 4, width_power=1)
+
+
+def module_of(dense: Dense, layer: str) -> Any:
+    return dict(dense.tiny.model.named_modules()).get(layer)
+
+
+def input_shapes(dense: Dense) -> dict[str, tuple[int, ...]]:
+    """Shape of one sample as each layer module receives it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    handles = [
+        module_of(dense, layer).register_forward_hook(
+            lambda m, args, out, layer=layer: shapes.__setitem__(layer, tuple(args[0].shape[1:]))
+        )
+        for layer in dense.tiny.layers
+        if isinstance(module_of(dense, layer), Convolution)
+    ]
+    dense.outputs()
+    for handle in handles:
+        handle.remove()
+    return shapes
+
+
+def written_out(module: nn.Module, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A convolution as the matrix (outputs, inputs) that it is on an input of that shape."""
+    sizes = (weight.shape[0], *output_sizes(module, shape))
+    matrix = torch.zeros(math.prod(sizes), math.prod(shape), dtype=torch.float64)
+    for out, into, value in edges_of(module, weight, shape):
+        matrix[np.ravel_multi_index(out, sizes), np.ravel_multi_index(into, shape)] += value
+    return matrix
+
+
+def top_singular_value(matrix: Tensor) -> float:
+    return math.sqrt(float(torch.linalg.eigvalsh(matrix.T @ matrix)[-1]))
+
+
+def with_product(dense: Dense, norms: dict[str, float]) -> dict[str, float]:
+    return ({"": math.prod(norms.values())} if dense.tiny.chain else {}) | norms
+
+
+@twin
+def spectral_norm(dense: Dense) -> dict[str, float]:
+    shapes, norms = input_shapes(dense), {}
+    for layer in dense.tiny.layers:
+        weight = folded_weight(dense, layer)
+        conv = layer in shapes
+        norms[layer] = top_singular_value(
+            written_out(module_of(dense, layer), weight, shapes[layer]) if conv else weight
+        )
+    return with_product(dense, norms)
+
+
+@twin
+def group_norm(dense: Dense, p: float = 3, q: float = 1.5) -> dict[str, float]:
+    norms = {}
+    for layer in dense.tiny.layers:
+        total = 0.0
+        for row in folded_weight(dense, layer):
+            total += sum(abs(w) ** p for w in row.flatten().tolist()) ** (q / p)
+        norms[layer] = total ** (1 / q)
+    return with_product(dense, norms)
+
+
+@twin
+def fan_in_l1(dense: Dense) -> dict[str, Tensor]:
+    return {layer: torch.stack([row.abs().sum() for row in folded_weight(dense, layer)]) for layer in dense.tiny.layers}
+
+
+@twin
+def l1_inf_norm(dense: Dense) -> dict[str, float]:
+    return with_product(dense, {layer: float(values.max()) for layer, values in fan_in_l1(dense).items()})
+
+
+for _norm, _per_layer, _power in ((l2_norm, 4, 0), (spectral_norm, 1, 1), (l1_inf_norm, 1, 0), (group_norm, 1, 0)):
+
+    def _over(dense: Dense, norm: Any = _norm) -> dict[str, float]:
+        return over_margin(dense, norm(dense))
+
+    def _capacity(dense: Dense, norm: Any = _norm, each: float = _per_layer, power: float = _power) -> dict[str, float]:
+        return capacity(dense, norm(dense), each, power)
+
+    _over.__name__, _capacity.__name__ = f"{_norm.__name__}_over_margin", f"{_norm.__name__}_capacity"
+    twin(_over)
+    twin(_capacity)
+
+
+@twin
+def vc_dimension(dense: Dense) -> float:
+    return float(len(dense.tiny.layers) * sum(value.numel() for value in dense.params.values()))
+
+
+@twin
+def distance_from_initialization(dense: Dense) -> dict[str, float]:
+    moved = {name: value - dense.tiny.initial[name] for name, value in dense.params.items()}
+    squares = {name: math.fsum(d * d for d in value.flatten().tolist()) for name, value in moved.items()}
+    layers = {layer: math.sqrt(squares[dense.weight_name(layer)]) for layer in dense.tiny.layers}
+    return {"": math.sqrt(math.fsum(squares.values()))} | layers
+
+
+@twin
+def lipschitz_l2(dense: Dense) -> dict[str, float]:
+    """By hand: what stands between the layers of each tiny network."""
+    norms = {layer: value for layer, value in spectral_norm(dense).items() if layer}
+    if dense.tiny.name == "attention":
+        return {}
+    if dense.tiny.name == "residual":
+        return {"": norms["stem"] * (1 + norms["inner"] * norms["outer"]) * norms["head"]}
+    between = {"sequences": math.sqrt(3), "lenet-like": 1 / 2}  # a sum of three positions; a 2×2 average
+    return {"": math.prod(norms.values()) * between.get(dense.tiny.name, 1.0)}
+
+
+@twin
+def lipschitz_linf(dense: Dense) -> dict[str, float]:
+    if dense.tiny.name == "smooth":  # tanh has slope 1 at most
+        product = dense.params["2.weight"].abs() @ dense.params["0.weight"].abs()
+        return {"": float(product.sum(1).max())}
+    paths = paths_of(dense.tiny.model, tuple(dense.tiny.x.shape[1:]), 1, biases=False)
+    return {} if paths is None else {"": max(power_sum(entry, 1) for entry in paths)}
+
+
+@twin
+def certified_radius(dense: Dense) -> dict[str, float]:
+    constant = lipschitz_l2(dense)
+    if not constant or dense.tiny.loss == "mse" or margin(dense) <= 0:
+        return {}
+    return {"": margin(dense) / (math.sqrt(2) * constant[""])}

@@ -1,5 +1,23 @@
 """All measures. Importing a family declares it; a new family is one line here."""
 
-from flatscope.measures import feature_robustness, margins, norms, path_norms, relative_flatness, sharpness, weight_flatness
+from flatscope.measures import (
+    feature_robustness,
+    lipschitz,
+    margins,
+    norms,
+    path_norms,
+    relative_flatness,
+    sharpness,
+    weight_flatness,
+)
 
-__all__ = ["feature_robustness", "margins", "norms", "path_norms", "relative_flatness", "sharpness", "weight_flatness"]
+__all__ = [
+    "feature_robustness",
+    "lipschitz",
+    "margins",
+    "norms",
+    "path_norms",
+    "relative_flatness",
+    "sharpness",
+    "weight_flatness",
+]

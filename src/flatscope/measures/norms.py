@@ -1,12 +1,20 @@
-"""Norms of the weights, layer by layer and over the network."""
+"""Norms of the weights, layer by layer and as products over the network."""
 
 from __future__ import annotations
 
 import math
 
+import torch
+
 from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
+from flatscope.measures.margins import Capacity, declare_with_margin, from_log
+from flatscope.measures.operator_norms import layer_norms, matrix_norm, rows_of
 from flatscope.params import count
 from flatscope.registry import SYMMETRIES, Value, measure
+
+LAYER_SYMMETRIES = {"layer_scaling", "permutation"}
+_BRANCHING = "a product over layers has no meaning on a branching network; see the layers"
 
 
 @measure(
@@ -24,29 +32,221 @@ def parameter_count(ctx: Context) -> float:
 
 
 @measure(
+    symbol=r"d \cdot \dim(w)",
+    paper="neyshabur2017",
+    equation="Section 2.1, eq (1)",
+    direction="none",
+    invariant_under=SYMMETRIES,
+    passes={},
+    conventions="d = number of weight matrices, dim(w) = `parameter_count`; what the paper's O hides is left out",
+)
+def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
+    """Order of the VC dimension of networks of this architecture: depth times number of parameters.
+
+    Args:
+        ctx: the network.
+        with_log: times the binary logarithm of the number of parameters, which the paper's bound hides.
+    """
+    if not ctx.network.layers:
+        raise NotApplicable("the network has no dense or convolutional layer")
+    n = count(ctx.trainable.values())
+    return float(len(ctx.network.layers) * n) * (math.log2(n) if with_log else 1.0)
+
+
+@measure(
     symbol=r"\prod_i \|W_i\|_F",
     paper="neyshabur2017",
     equation="Section 2.2",
     direction="lower",
-    invariant_under={"layer_scaling", "permutation"},
+    invariant_under=LAYER_SYMMETRIES,
     passes={},
     on_folded=True,
     conventions="weights only, no biases; the product of the norms, not of their squares",
 )
-def l2_norm(ctx: Context) -> dict[str, float | Value]:
+def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.
 
     On a branching network a product over layers says nothing about the function: only the layers get a value.
+
+    Args:
+        ctx: the network.
+        log: give the natural logarithm instead.
     """
-    norms = {layer.name: float(ctx.params[layer.weight].double().norm()) for layer in ctx.network}
-    return with_product(ctx, norms)
+    return with_product(ctx, _frobenius(ctx), log)
 
 
-def with_product(ctx: Context, per_layer: dict[str, float]) -> dict[str, float | Value]:
+@measure(
+    symbol=r"\prod_i \|W_i\|_2",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=LAYER_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions="weights only, no biases; a convolution as the linear map on an input of its true size",
+)
+def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, float | Value]:
+    """Product over layers of the spectral norms of the weights; per layer, the norm itself.
+
+    Args:
+        ctx: the network.
+        reshape: take a convolution as the matrix (output channels, incoming weights). It is smaller, and no bound on
+            how far the layer can stretch its input.
+        log: give the natural logarithm instead.
+    """
+    return with_product(ctx, _spectral(ctx, reshape=reshape), log)
+
+
+@measure(
+    symbol=r"\prod_i \|W_i\|_{1,\infty}",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=LAYER_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions="weights only, no biases; the largest ℓ1 norm of the incoming weights of a unit",
+)
+def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
+    """Product over layers of the largest ℓ1 norm of a unit's incoming weights; per layer, the norm itself.
+
+    Args:
+        ctx: the network.
+        log: give the natural logarithm instead.
+    """
+    return with_product(ctx, _group(ctx, p=1.0, q=math.inf), log)
+
+
+@measure(
+    symbol=r"\prod_i \|W_i\|_{p,q}",
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=LAYER_SYMMETRIES,
+    passes={},
+    on_folded=True,
+    conventions="weights only, no biases; ℓ_p over the incoming weights of a unit, then ℓ_q over units",
+)
+def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, float | Value]:
+    """Product over layers of the ℓ_{p,q} norms of the weights; per layer, the norm itself.
+
+    p = q = 2 is the Frobenius norm, p = 1 and q = inf the largest ℓ1 norm of a unit's incoming weights.
+
+    Args:
+        ctx: the network.
+        p: order of the norm over the incoming weights of a unit, at least 1; inf for their largest.
+        q: order of the norm over the units of a layer, at least 1; inf for the largest.
+        log: give the natural logarithm instead.
+    """
+    return with_product(ctx, _group(ctx, p=p, q=q), log)
+
+
+@measure(
+    symbol=r"\|w_{\mathrm{in}}\|_1",
+    paper="zhang2017",
+    equation="Figure 16",
+    per="unit",
+    direction="lower",
+    invariant_under={"permutation"},
+    passes={},
+    on_folded=True,
+    conventions="a unit is an output feature or channel; weights only, no biases",
+)
+def fan_in_l1(ctx: Context) -> dict[str, torch.Tensor]:
+    """ℓ1 norm of the incoming weights of each unit."""
+    return {layer.name: rows_of(ctx, layer).abs().sum(1).cpu() for layer in ctx.network}
+
+
+@measure(
+    symbol=r"\|w - w_0\|_2",
+    paper="flatscope",
+    equation="distance travelled in training",
+    direction="lower",
+    needs={"initial"},
+    passes={},
+    conventions="all trainable parameters; per layer its weight alone; from the weights as they were given",
+)
+def distance_from_initialization(ctx: Context) -> dict[str, float]:
+    """Euclidean distance of the weights from those that training started from; per layer, that of its weight."""
+    initial = ctx.problem.initial
+    assert initial is not None  # refused beforehand where it is missing
+    squares = {
+        name: float((value.double() - initial[name].double()).square().sum()) for name, value in ctx.trainable.items()
+    }
+    layers = {layer.name: layer.weight for layer in ctx.network if layer.weight in squares}
+    return {"": math.sqrt(sum(squares.values()))} | {name: math.sqrt(squares[w]) for name, w in layers.items()}
+
+
+def with_product(ctx: Context, per_layer: dict[str, float], log: bool = False) -> dict[str, float | Value]:
     """The product over layers (where layers form a chain) in front of the values of the layers."""
     if not per_layer:
         return {"": Value(math.nan, exact=False, reason="the network has no dense or convolutional layer")}
-    if ctx.network.chain:
-        return {"": math.prod(per_layer.values()), **per_layer}
-    reason = "a product over layers has no meaning on a branching network; see the layers"
-    return {"": Value(math.nan, exact=False, reason=reason), **per_layer}
+    layers = {name: from_log(_log(value), log) for name, value in per_layer.items()}
+    if not ctx.network.chain:
+        return {"": Value(math.nan, exact=False, reason=_BRANCHING), **layers}
+    return {"": from_log(log_product(ctx, per_layer), log), **layers}
+
+
+def log_product(ctx: Context, per_layer: dict[str, float]) -> float:
+    """Logarithm of the product over layers: a sum, which neither overflows nor vanishes."""
+    if not per_layer:
+        raise NotApplicable("the network has no dense or convolutional layer")
+    if not ctx.network.chain:
+        raise NotApplicable(_BRANCHING)
+    return math.fsum(_log(value) for value in per_layer.values())
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _frobenius(ctx: Context) -> dict[str, float]:
+    return {layer.name: float(ctx.params[layer.weight].double().norm()) for layer in ctx.network}
+
+
+def _spectral(ctx: Context, *, reshape: bool) -> dict[str, float]:
+    if reshape:
+        return {layer.name: matrix_norm(rows_of(ctx, layer)) for layer in ctx.network}
+    return ctx.sweep(layer_norms)
+
+
+def _group(ctx: Context, *, p: float, q: float) -> dict[str, float]:
+    for name, value in (("p", p), ("q", q)):
+        if not value >= 1:
+            raise InputError("an order of at least 1", str(value), where=f"group norm, {name}")
+    return {layer.name: float(rows_of(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}
+
+
+declare_with_margin(
+    l2_norm,
+    lambda ctx, **options: log_product(ctx, _frobenius(ctx)),
+    norm=r"\prod_i \|W_i\|_F",
+    capacity=Capacity(r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True),
+    invariant_under=LAYER_SYMMETRIES,
+    chain=True,
+)
+declare_with_margin(
+    spectral_norm,
+    lambda ctx, **options: log_product(ctx, _spectral(ctx, **options)),
+    norm=r"\prod_i \|W_i\|_2",
+    # Printed without the factor 4 per layer, with which alone it bounds the capacity of the Frobenius norm.
+    capacity=Capacity(r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2", with_4d=False, width_power=lambda options: 1.0),
+    invariant_under=LAYER_SYMMETRIES,
+    chain=True,
+)
+declare_with_margin(
+    l1_inf_norm,
+    lambda ctx, **options: log_product(ctx, _group(ctx, p=1.0, q=math.inf)),
+    norm=r"\prod_i \|W_i\|_{1,\infty}",
+    capacity=Capacity(r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False),
+    invariant_under=LAYER_SYMMETRIES,
+    chain=True,
+)
+declare_with_margin(
+    group_norm,
+    lambda ctx, **options: log_product(ctx, _group(ctx, **options)),
+    norm=r"\prod_i \|W_i\|_{p,q}",
+    capacity=Capacity(r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False),
+    invariant_under=LAYER_SYMMETRIES,
+    chain=True,
+)

@@ -33,8 +33,8 @@ SLOPES = {
     "logsigmoid": 1.0,
     "relu6": 1.0,
     "hardtanh": 1.0,
-    "gelu": 1.1289,  # at the square root of 2
-    "silu": 1.0999,
+    "gelu": 1.13,  # 1.1289 at the square root of 2; a little more where it is approximated
+    "silu": 1.1,
 }
 
 
@@ -358,10 +358,10 @@ def _masked_fill(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
 
 _SAME = """relu abs neg positive dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout
     feature_alpha_dropout requires_grad alias detach data"""
-_MAX_POOLS = [
+MAX_POOLS = [
     f"{kind}max_pool{n}d{end}" for kind in ("", "adaptive_") for n in (1, 2, 3) for end in ("", "_with_indices")
 ]
-_AVERAGE_POOLS = [f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
+AVERAGE_POOLS = [f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(LAYER_CALLS, _layer),
@@ -374,8 +374,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("matmul", "mm", "bmm"), _matrix_product),
     **dict.fromkeys(("sum", "mean"), _sum),
     **dict.fromkeys(("max", "min", "amax", "amin", "maximum", "minimum", "fmax", "fmin"), _maximum),
-    **dict.fromkeys(_MAX_POOLS, _max_pool),
-    **dict.fromkeys(_AVERAGE_POOLS, _average_pool),
+    **dict.fromkeys(MAX_POOLS, _max_pool),
+    **dict.fromkeys(AVERAGE_POOLS, _average_pool),
     **dict.fromkeys(("interpolate", "upsample"), _interpolate),
     **dict.fromkeys(("leaky_relu", "prelu"), _leaky),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "threshold"), _one_sided),

@@ -1,0 +1,389 @@
+"""Norms, their ratios to the margin and capacities, Lipschitz bounds: closed forms, dense matrices, inequalities."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import checks
+import numpy as np
+import pytest
+import torch
+from networks import Tiny, _built, attention, batchnorm_conv, lenet_like, mlp, residual, sequences
+from references import Dense
+from references_norms import top_singular_value, written_out
+from torch import Tensor, nn
+from torch.nn import functional
+
+import flatscope as fs
+from flatscope.measures.margins import from_log, order_statistic
+from flatscope.measures.operator_norms import LARGEST_DENSE, operator_norm, rows_of
+from flatscope.registry import declarations
+
+CPU = torch.device("cpu")
+NORMS = ("l2_norm", "spectral_norm", "l1_inf_norm", "group_norm", "l1_path_norm", "l2_path_norm", "path_norm")
+FAMILY = [f"{norm}_{end}" for norm in NORMS for end in ("over_margin", "capacity")]
+
+
+def labelled_by_itself(tiny: Tiny) -> Tiny:
+    """The same network on the labels it gives: every margin is positive, so that ratios to it exist."""
+    return replace(tiny, y=tiny.model(tiny.x).argmax(1), yt=tiny.model(tiny.xt).argmax(1))
+
+
+@pytest.mark.parametrize("name", [*FAMILY, "certified_radius"])
+@pytest.mark.parametrize("build", [mlp, lenet_like, batchnorm_conv, residual, sequences, attention])
+def test_ratios_to_a_positive_margin_equal_their_twins(name: str, build: Callable[[], Tiny]) -> None:
+    entry, tiny = declarations()[name], labelled_by_itself(build())
+    checks.equals_its_twin(entry, Dense(tiny))
+    without_chain = tiny.name == "residual" and (name == "certified_radius" or name.endswith("path_norm_over_margin"))
+    assert bool(checks.values_of(entry, tiny.problem())) == (tiny.chain or without_chain)
+
+
+@pytest.mark.parametrize("name", [*FAMILY, "certified_radius"])
+@pytest.mark.parametrize("symmetry", ["layer_scaling", "unit_scaling", "permutation", "output_scaling"])
+def test_ratios_to_a_positive_margin_keep_their_symmetries(name: str, symmetry: str) -> None:
+    """Also w → cw with the margin along: the norms themselves do not keep still under that, their ratios do."""
+    checks.keeps_its_symmetries(declarations()[name], labelled_by_itself(mlp()), symmetry)
+    assert "output_scaling" in declarations()[name].invariant_under
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_ratios_under_batchnorm_scaling_and_float32(name: str) -> None:
+    tiny = labelled_by_itself(batchnorm_conv())
+    checks.keeps_its_symmetries(declarations()[name], tiny, "batchnorm_scaling")
+    checks.close_in_float32(declarations()[name], labelled_by_itself(mlp()))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_margin_that_is_not_positive_is_refused_with_the_reason(name: str) -> None:
+    table = fs.measure(mlp().problem(), name)
+    assert math.isnan(table[name])
+    assert "positive margin" in table.reason(name)
+
+
+def test_the_options_of_a_ratio_are_those_of_its_norm_and_its_margin() -> None:
+    tiny = labelled_by_itself(lenet_like())
+    name = "group_norm_capacity"
+    given = {"p": 2.0, "q": 2.0, "epsilon": 0.3, "with_4d": True}
+    assert set(declarations()[name].options) == {"p", "q", "log", "epsilon", "with_4d"}
+    table = fs.measure(
+        tiny.problem(), [name, "l2_norm_capacity"], options={name: given, "l2_norm_capacity": {"epsilon": 0.3}}
+    )
+    assert table[name] == pytest.approx(table["l2_norm_capacity"], rel=1e-12)
+    logs = fs.measure(tiny.problem(), name, options={name: given | {"log": True}})
+    assert math.exp(logs[name]) == pytest.approx(table[name], rel=1e-12)
+
+
+def test_width_of_a_convolution_is_its_channels_or_its_units() -> None:
+    tiny = labelled_by_itself(lenet_like())
+    name = "spectral_norm_capacity"
+    plain = fs.measure(tiny.problem(), [name, "spectral_norm_over_margin"])
+    channels, units = 3 * 4 * 5 * 3, (3 * 36) * (4 * 4) * 5 * 3
+    assert plain[name] == pytest.approx(channels * plain["spectral_norm_over_margin"], rel=1e-12)
+    by_units = fs.measure(tiny.problem(), name, options={name: {"width": "units", "with_4d": True}})
+    assert by_units[name] == pytest.approx(4**4 * units * plain["spectral_norm_over_margin"], rel=1e-12)
+    with pytest.raises(fs.InputError, match="width"):
+        fs.measure(tiny.problem(), name, options={name: {"width": "channel"}})
+
+
+def test_layer_norms_change_under_unit_scaling_and_capacities_under_none_of_their_own() -> None:
+    """Neyshabur et al. (2017), section 2.2: path capacities survive unit scaling, products of layer norms do not."""
+    tiny = labelled_by_itself(mlp())
+    other = tiny.with_model(fs.rescale(tiny.model, tiny.x, by="unit", low=0.1, high=10.0, seed=1))
+    names = ["l2_norm_capacity", "spectral_norm_capacity", "l1_path_norm_capacity", "l2_path_norm_capacity"]
+    before, after = fs.measure(tiny.problem(), names), fs.measure(other.problem(), names)
+    for name in names[:2]:
+        assert after[name] > 2 * before[name]
+    for name in names[2:]:
+        assert after[name] == pytest.approx(before[name], rel=1e-11)
+
+
+def test_inequalities_between_the_capacities() -> None:
+    """Per output φ_1 ≤ Π‖W‖_{1,∞}; φ_1² ≤ Π h φ_2²; Π4‖W‖_F² ≤ Π4h‖W‖_2², which needs the factor 4."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.ReLU(), nn.Linear(7, 4, bias=False)).double()
+        x = torch.randn(20, 5, dtype=torch.float64)
+        x = x[model(x).detach().abs().sum(1) > 0]  # without biases an input may switch off every unit
+        problem = fs.Problem(model, train=(x, model(x).argmax(1)))
+        table = fs.measure(problem, [*NORMS, *FAMILY], options={"spectral_norm_capacity": {"with_4d": True}})
+        assert table["l1_path_norm_capacity"] <= 5 * table["l2_path_norm_capacity"]
+        assert table["l2_norm_capacity"] <= table["spectral_norm_capacity"]
+        largest = fs.measure(problem, "path_norm", options={"path_norm": {"p": 1.0, "outputs": "max"}})["path_norm"]
+        assert largest <= table["l1_inf_norm"] * (1 + 1e-12)
+
+
+def test_group_norms_have_their_special_cases() -> None:
+    tiny = lenet_like()
+    cases: dict[str, tuple[float, float, Callable[[Tensor], Tensor]]] = {
+        "frobenius": (2.0, 2.0, lambda w: w.norm()),
+        "largest row": (1.0, math.inf, lambda w: w.flatten(1).abs().sum(1).max()),
+        "entrywise": (3.0, 3.0, lambda w: (w.abs() ** 3).sum() ** (1 / 3)),
+        "largest entry": (math.inf, math.inf, lambda w: w.abs().max()),
+    }
+    for p, q, closed in cases.values():
+        found = fs.measure(tiny.problem(), "group_norm", options={"group_norm": {"p": p, "q": q}}).layer("group_norm")
+        for layer, value in found.items():
+            weight = dict(tiny.model.named_modules())[layer].weight.detach()
+            assert value == pytest.approx(float(closed(weight)), rel=1e-12)
+    assert fs.measure(tiny.problem(), "l1_inf_norm").layer("l1_inf_norm") == pytest.approx(
+        fs.measure(tiny.problem(), "group_norm", options={"group_norm": {"p": 1, "q": math.inf}}).layer("group_norm")
+    )
+    with pytest.raises(fs.InputError, match="at least 1"):
+        fs.measure(tiny.problem(), "group_norm", options={"group_norm": {"p": 0.5}})
+
+
+@pytest.mark.parametrize("m", [1, 7, 20, 100, 50_000])
+@pytest.mark.parametrize("epsilon", [0.001, 0.05, 0.07, 0.1])
+def test_the_margin_is_an_order_statistic(m: int, epsilon: float) -> None:
+    exact = -(-round(epsilon * 1000) * m // 1000)
+    assert order_statistic(epsilon, m) == max(exact, 1)
+    margins = np.round(np.random.default_rng(m).normal(size=m), 1)  # with ties
+    found = np.sort(margins)[order_statistic(epsilon, m) - 1]
+    if exact == math.ceil(epsilon * m):  # where floating point does not get the ceiling wrong
+        assert found == np.quantile(margins, epsilon, method="inverted_cdf")
+    below = int((margins < found).sum())
+    assert below < max(exact, 1) <= int((margins <= found).sum())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("size", [6, 12])
+def test_convolution_as_operator_against_the_written_out_matrix(stride: int, padding: int, size: int) -> None:
+    torch.manual_seed(stride + 2 * padding)
+    conv = nn.Conv2d(4, 5, 3, stride, padding, bias=False).double()
+    assert (4 * size * size > LARGEST_DENSE) == (size == 12)  # both ways of computing it
+    x = torch.randn(2, 4, size, size, dtype=torch.float64)
+    model = nn.Sequential(conv, nn.Flatten())
+    problem = fs.Problem(model, train=(x, torch.zeros(2, model(x).shape[1], dtype=torch.float64)), loss="mse")
+    found = fs.measure(problem, "spectral_norm")["spectral_norm"]
+    weight = conv.weight.detach()
+    assert found == pytest.approx(top_singular_value(written_out(conv, weight, (4, size, size))), rel=1e-8)
+    reshaped = fs.measure(problem, "spectral_norm", options={"spectral_norm": {"reshape": True}})["spectral_norm"]
+    assert reshaped == pytest.approx(float(torch.linalg.matrix_norm(weight.flatten(1), 2)), rel=1e-12)
+    assert reshaped <= found * (1 + 1e-10) <= math.ceil(3 / stride) * reshaped * (1 + 1e-9)
+
+
+def test_circular_convolution_against_the_fourier_transform() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4, 3, 3, dtype=torch.float64)
+
+    def circular(x: Tensor) -> Tensor:
+        return functional.conv2d(functional.pad(x, (1, 1, 1, 1), mode="circular"), weight)
+
+    for size in (8, 16):
+        spectrum = torch.fft.fft2(weight, s=(size, size)).permute(2, 3, 0, 1)  # (frequency, frequency, out, in)
+        expected = float(torch.linalg.svdvals(spectrum).max())
+        assert operator_norm(circular, (4, size, size), CPU) == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_kernel_as_large_as_its_input_is_its_matrix() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten())
+    tiny = _built("full", model, (3, 4, 4), 5, ())
+    for reshape in (False, True):
+        table = fs.measure(tiny.problem(), "spectral_norm", options={"spectral_norm": {"reshape": reshape}})
+        expected = torch.linalg.matrix_norm(tiny.model[0].weight.detach().flatten(1), 2)
+        assert table["spectral_norm"] == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 6, 3, 2, 1, groups=2), (4, 9)),
+        (nn.Conv1d(3, 3, 1, groups=3), (3, 5)),
+        (nn.Conv3d(2, 3, 2, dilation=2), (2, 4, 4, 4)),
+        (nn.Conv2d(2, 4, 3, padding="same", dilation=2), (2, 5, 5)),
+        (nn.Conv2d(4, 6, 1, 2, groups=2), (4, 5, 5)),
+        (nn.ConvTranspose1d(4, 6, 3, 2, 1, output_padding=1, groups=2), (4, 5)),
+        (nn.ConvTranspose2d(3, 2, 3, 2), (3, 4, 4)),
+    ],
+    ids=str,
+)
+def test_every_kind_of_convolution_against_its_jacobian(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    n_out = nn.Sequential(layer, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
+    tiny = _built("kinds", nn.Sequential(layer, nn.Flatten(), nn.ReLU(), nn.Linear(n_out, 3)), shape, 3, ())
+    ctx = fs.Context(tiny.problem())
+    jacobian = torch.autograd.functional.jacobian(lambda v: tiny.model[0](v[None]).flatten(), tiny.x[0]).flatten(1)
+    found = fs.measure(tiny.problem(), "spectral_norm", context=ctx).layer("spectral_norm")
+    assert found["0"] == pytest.approx(top_singular_value(jacobian), rel=1e-9)
+    # Incoming weights of a unit: the most that an output entry reads, where no border cuts them off.
+    rows = rows_of(ctx, next(iter(ctx.network)))
+    weight = tiny.model[0].weight.detach()
+    assert len(rows) == n_out // math.prod(tiny.model[0](tiny.x).shape[2:])
+    assert rows.square().sum() == pytest.approx(float(weight.square().sum()))
+    reaching = fs.measure(tiny.problem(), "fan_in_l1").units("fan_in_l1", "0")
+    read = jacobian.abs().sum(1).reshape(len(rows), -1).amax(1)
+    assert bool((read <= reaching * (1 + 1e-12)).all())
+
+
+@pytest.mark.parametrize("build", [mlp, lenet_like, batchnorm_conv, residual, sequences])
+def test_jacobians_stay_below_the_lipschitz_bounds(build: Callable[[], Tiny]) -> None:
+    tiny = build()
+    table = fs.measure(tiny.problem(), ["lipschitz_l2", "lipschitz_linf"])
+    generator = torch.Generator().manual_seed(2)
+    seen_l2 = seen_linf = 0.0
+    for x in torch.randn(200, *tiny.x.shape[1:], dtype=torch.float64, generator=generator) * 3:
+        jacobian = torch.autograd.functional.jacobian(lambda v: tiny.model(v[None])[0], x).flatten(1)
+        seen_l2 = max(seen_l2, float(torch.linalg.matrix_norm(jacobian, 2)))
+        seen_linf = max(seen_linf, float(jacobian.abs().sum(1).max()))
+    assert 0 < seen_l2 <= table["lipschitz_l2"]
+    assert 0 < seen_linf <= table["lipschitz_linf"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "size", "constant"),
+    [
+        (nn.MaxPool2d(2), 6, 1.0),
+        (nn.MaxPool2d(3, 2), 7, 2.0),  # an entry in four windows
+        (nn.MaxPool2d(3, 1, 1), 6, 3.0),
+        (nn.AdaptiveMaxPool2d(3), 6, 1.0),
+        (nn.AdaptiveMaxPool2d(2), 5, 2.0),
+        (nn.AvgPool2d(2), 6, 1 / 2),
+        (nn.AvgPool2d(4), 8, 1 / 4),
+        (nn.AvgPool2d(2), 24, 1 / 2),
+        (nn.AdaptiveAvgPool2d(1), 5, 1 / 5),
+        (nn.Upsample(scale_factor=2), 5, 2.0),
+        (nn.ZeroPad2d(1), 5, 1.0),
+        (nn.LeakyReLU(0.3), 5, 1.0),
+        (nn.LeakyReLU(-2.0), 5, 2.0),
+        (nn.Tanh(), 5, 1.0),
+        (nn.PReLU(init=3.0), 5, 3.0),
+        (nn.Dropout(0.5), 5, 1.0),
+    ],
+    ids=str,
+)
+def test_constants_of_what_stands_between_layers(pool: nn.Module, size: int, constant: float) -> None:
+    n = nn.Sequential(pool.eval(), nn.Flatten())(torch.zeros(2, 1, size, size)).shape[1]
+    tiny = _built("between", nn.Sequential(pool, nn.Flatten(), nn.Linear(n, 2)), (1, size, size), 2, (), n=2)
+    if isinstance(pool, nn.PReLU):
+        pool.weight.data.fill_(3.0)
+    table = fs.measure(tiny.problem(), ["lipschitz_l2", "spectral_norm"])
+    assert table["lipschitz_l2"] == pytest.approx(constant * table["spectral_norm"], rel=1e-9)
+
+
+def test_the_overlapping_maximum_attains_its_constant() -> None:
+    """Raise the one entry that four windows share: the result moves by twice as much."""
+    x = torch.zeros(1, 1, 7, 7)
+    x[0, 0, 2, 2] = 1.0
+    moved = functional.max_pool2d(x, 3, 2) - functional.max_pool2d(torch.zeros_like(x), 3, 2)
+    assert float(moved.norm() / x.norm()) == 2.0
+
+
+class Parts(nn.Module):
+    """Branches added and put side by side, scaled, copied, in place and in a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.one(x), 0.5 * torch.relu(self.two(x)) / 2
+        side = torch.cat([a - b, torch.maximum(a, b)], 1)
+        view = side.view(-1, 2, 3)
+        side += side.mean(1, keepdim=True)
+        return self.head(view.transpose(1, 2).flatten(1) @ torch.eye(6, dtype=x.dtype))
+
+
+def test_branches_are_bounded() -> None:
+    tiny = _built("parts", Parts(), (4,), 2, (), chain=False)
+    bound = fs.measure(tiny.problem(), "lipschitz_l2")["lipschitz_l2"]
+    one, two, head = (float(torch.linalg.matrix_norm(m.weight.detach(), 2)) for m in tiny.model.children())
+    side = math.hypot(one + two / 4, math.hypot(one, two / 4))
+    assert bound == pytest.approx(head * side * 2, rel=1e-12)  # a mean of six in six places adds 1/√6 · √6
+    for x in tiny.x:
+        jacobian = torch.autograd.functional.jacobian(lambda v: tiny.model(v[None])[0], x)
+        assert float(torch.linalg.matrix_norm(jacobian, 2)) <= bound
+
+
+@pytest.mark.parametrize("bad", [nn.LocalResponseNorm(2), nn.GroupNorm(1, 3), nn.Softmax(1)], ids=str)
+def test_what_has_no_known_constant_is_refused_by_name(bad: nn.Module) -> None:
+    tiny = _built("bad", nn.Sequential(nn.Conv2d(2, 3, 1), bad, nn.Flatten(), nn.Linear(12, 2)), (2, 2, 2), 2, ())
+    table = fs.measure(tiny.problem(), ["lipschitz_l2", "lipschitz_linf", "certified_radius"])
+    for name in table.names:
+        assert math.isnan(table[name])
+        assert "(1)" in table.reason(name)
+
+
+def test_inputs_within_the_certified_radius_keep_their_class() -> None:
+    tiny = labelled_by_itself(mlp())
+    radius = fs.measure(tiny.problem(), "certified_radius")["certified_radius"]
+    assert radius > 0
+    margins = fs.measure(tiny.problem(), "functional_margin").samples("functional_margin")
+    directions = torch.randn(500, 1, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    directions /= directions.norm(dim=-1, keepdim=True)
+    moved = tiny.model(tiny.x + 0.999 * radius * directions).argmax(-1)
+    assert bool((moved == tiny.y).all())
+    assert float(margins.min()) == pytest.approx(
+        radius * math.sqrt(2) * fs.measure(tiny.problem(), "lipschitz_l2")["lipschitz_l2"]
+    )
+
+
+def test_products_over_many_layers_neither_overflow_nor_vanish() -> None:
+    for size in (1e20, 1e-20):
+        modules = list(itertools.chain.from_iterable((nn.Linear(3, 3, bias=False), nn.ReLU()) for _ in range(34)))
+        model = nn.Sequential(*modules[:-1]).double()
+        x = torch.eye(3, dtype=torch.float64)
+        ctx = fs.Context(fs.Problem(model, train=(x, torch.tensor([0, 1, 2]))))
+        ctx = ctx.at({name: size * torch.eye(3, dtype=torch.float64) for name in ctx.params})
+        names = ["spectral_norm", "lipschitz_l2", "lipschitz_linf"]
+        plain = fs.measure(ctx.problem, names, context=ctx)
+        logs = fs.measure(ctx.problem, names, context=ctx, options={name: {"log": True} for name in names})
+        for name in names:
+            assert plain[name] == (math.inf if size > 1 else 0.0)
+            assert "beyond the range" in plain.reason(name)
+            assert logs[name] == pytest.approx(34 * math.log(size), rel=1e-12)
+        assert plain.layer("spectral_norm")["0"] == pytest.approx(size)
+
+
+def test_logarithms_become_numbers() -> None:
+    assert from_log(0.0).value == 1.0
+    assert from_log(-math.inf).value == 0.0
+    assert from_log(-math.inf).reason == ""
+    assert from_log(3.0, as_log=True).value == 3.0
+    assert from_log(800.0).value == math.inf
+    assert from_log(-800.0).value == 0.0
+
+
+def test_zero_layers_and_networks_without_layers() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(576, 2)).double()
+    nn.init.zeros_(model[0].weight)
+    x = torch.randn(3, 4, 12, 12, dtype=torch.float64)
+    table = fs.measure(fs.Problem(model, train=(x, torch.tensor([0, 1, 0]))), ["spectral_norm", "l2_norm"])
+    assert table["spectral_norm"] == table["l2_norm"] == 0.0
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    problem = fs.Problem(Scaled(), train=(torch.eye(2), torch.tensor([0, 1])))
+    table = fs.measure(problem, ["spectral_norm*", "vc_dimension", "l1_path_norm", "lipschitz_l2"])
+    for name in ("spectral_norm", "spectral_norm_over_margin", "vc_dimension"):
+        assert "no dense or convolutional layer" in table.reason(name)
+    assert table["l1_path_norm"] == 2.0
+    assert table["lipschitz_l2"] == 1.0
+
+
+def test_vc_dimension_in_both_forms() -> None:
+    problem = mlp().problem()
+    n = 4 * 6 + 6 + 6 * 5 + 5 + 5 * 3 + 3
+    assert fs.measure(problem, "vc_dimension")["vc_dimension"] == 3 * n
+    found: Any = fs.measure(problem, "vc_dimension", options={"vc_dimension": {"with_log": True}})
+    assert found["vc_dimension"] == pytest.approx(3 * n * math.log2(n))
+
+
+def test_folding_leaves_outputs_and_removes_only_batchnorm() -> None:
+    tiny = batchnorm_conv()
+    folded = fs.fold_batchnorm(tiny.model, tiny.x)
+    assert float((folded(tiny.x) - tiny.model(tiny.x)).detach().abs().max()) < 1e-12
+    rows = fs.measure(tiny.problem(), "spectral_norm").to_frame()
+    assert rows["folded"].all()
+    assert fs.measure(tiny.problem(), "spectral_norm")["spectral_norm"] == pytest.approx(
+        fs.measure(tiny.with_model(folded).problem(initial=None), "spectral_norm")["spectral_norm"], rel=1e-12
+    )
