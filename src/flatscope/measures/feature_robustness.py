@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ def _random_moves(ctx: Context, layer: Layer, delta: float, pairs: int) -> Itera
 
 
 class Acting:
-    """All wA with ‖A‖₂ ≤ 1 of one layer, as wA = US·C with w = USVᵀ and ‖C‖₂ ≤ 1, C = VᵀA.
+    """All wA with ‖A‖₂ ≤ 1 of one layer, as wA = LC with w = LQᵀ, orthonormal columns of Q, and ‖C‖₂ ≤ 1, C = QᵀA.
 
     C has as many rows as w has rank: no matrix larger than the weight is ever made.
     """
@@ -104,18 +103,16 @@ class Acting:
     def __init__(self, ctx: Context, layer: Layer) -> None:
         self.layer = layer
         self.weight = ctx.params[layer.weight].double()
-
-    @cached_property
-    def left(self) -> Tensor:
-        """US by group: (groups, rows, rank)."""
-        U, S, _ = torch.linalg.svd(by_feature(self.weight[None], self.layer)[0], full_matrices=False)
-        left: Tensor = U * S[:, None, :]
-        return left
+        Q, R = torch.linalg.qr(by_feature(self.weight[None], layer)[0].mT)
+        signs = R.diagonal(dim1=-2, dim2=-1).sign()  # made positive, the factors are the same on every device
+        signs = torch.where(signs == 0, torch.ones_like(signs), signs)
+        self.left: Tensor = (R * signs[..., None]).mT  # L: (groups, rows, rank)
+        self.right: Tensor = Q * signs[:, None, :]  # Q: (groups, features, rank)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(groups, rank, features of a group) of C."""
-        return self.left.shape[0], self.left.shape[2], by_feature(self.weight[None], self.layer).shape[3]
+        return self.right.shape[0], self.right.shape[2], self.right.shape[1]
 
     def moves(self, points: Tensor) -> Tensor:
         """wA, shaped as the weight (k, *shape), for each C of (k, groups, rank, features)."""
