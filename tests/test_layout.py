@@ -30,7 +30,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"curvature", "perturbation"},
     {"measures"},
-    {"bounds"},
+    {"bounds", "dynamics"},
     {"measuring", "catalogue"},
     {"auditing"},
     {"report", "training"},

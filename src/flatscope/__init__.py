@@ -2,6 +2,7 @@
 
 from flatscope.auditing import audit
 from flatscope.context import Context
+from flatscope.dynamics.langevin import SGLD
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
@@ -12,6 +13,7 @@ from flatscope.table import Table
 from flatscope.version import __version__
 
 __all__ = [
+    "SGLD",
     "Audit",
     "BasisPaths",
     "Context",
