@@ -173,6 +173,18 @@ class PathCoordinates:
             result[block.name] = value.to(reference.dtype)
         return result
 
+    def shift(self, change: Tensor) -> Params:
+        """The change of the weights that a change (count,) of the values makes, by block."""
+        layout = self.split(change)
+        scaled = {name: value + self.gain(name) * layout[name] for name, value in self.scaled_reference().items()}
+        found = self.from_scaled(scaled)
+        return {name: found[name] - self.params[name] for name in scaled}
+
+    def by_size(self) -> Tensor:
+        """Indices of the values in ascending order, in which a path has its place whatever its units' numbers."""
+        log, sign = self.log_values()
+        return (sign * log.exp()).argsort()
+
     def ratios(self, scaled: Params) -> Tensor:
         """v_π(u) / v_π(u)⁰ for every class, 1 for the ground: what P(u) was multiplied by; (n_classes + 1,)."""
         parts, classes = [], [torch.zeros(1, dtype=torch.int64)]

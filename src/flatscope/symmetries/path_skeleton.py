@@ -19,6 +19,10 @@ from flatscope.params import Params
 RULES = ("max_product", "cyclic", "diagonal")
 
 
+class ZeroSkeletonError(NotApplicable):
+    """A way through a unit has a weight of zero: its path value cannot be divided by."""
+
+
 @dataclass(frozen=True)
 class Chains:
     """One chosen edge per class, and the product of the edges on the way between the class and the ground.
@@ -181,7 +185,7 @@ def _refuse_non_finite(layer: GraphLayer, weight: Tensor) -> None:
 def _zero_weight(layer: GraphLayer, number: int, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
     outputs, inputs = (int(channels[entry]) for channels in _flat_channels(layer, shape))
     end = f"unit {outputs}, weight from input {inputs}" if forward else f"weight from input {inputs} to unit {outputs}"
-    return NotApplicable(
+    return ZeroSkeletonError(
         "skeleton weights that are not zero",
         "zero",
         where=f"layer {layer.name}, {end}",
@@ -199,7 +203,7 @@ def _no_way(graph: Graph, params: Params, number: int, forward: bool) -> NotAppl
             zero = not bool(weight[(heads if forward else tails) == number].any())
             break
     side = "incoming" if forward else "outgoing"
-    return NotApplicable(
+    return (ZeroSkeletonError if zero else NotApplicable)(
         f"a weight path from every unit to {'the input' if forward else 'the output'}",
         f"{side} weights that are all zero" if zero else f"no {side} weight that leads there",
         where=f"layer {layer.name}, {'unit' if forward else 'input'} {int((own == number).nonzero()[0])}",

@@ -1,0 +1,398 @@
+"""Positively scale-invariant flatness: the loss as a function of basis-path values, which no rescaling changes.
+
+Every number depends on the basis, that is on the rule by which the skeleton is chosen. The default, `max_product`,
+follows the strongest path through every unit and is therefore also unmoved by a permutation of units.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.curvature.estimators import trace
+from flatscope.curvature.operators import Hessian
+from flatscope.curvature.sweep import exact_sweep
+from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
+from flatscope.graph.tracing import trace as trace_network
+from flatscope.params import Params, count, flatten, unflatten
+from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking, unit_directions
+from flatscope.registry import Value, measure
+from flatscope.samples import Inputs
+from flatscope.symmetries.path_certificate import ActivationCertificate
+from flatscope.symmetries.path_coordinates import PathCoordinates
+
+SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
+LAWS = ("ball", "sphere", "gaussian")
+BLOCK_BYTES = 256 * 2**20
+POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
+
+
+@measure(
+    symbol=r"\operatorname{tr} \nabla^2_v \hat L(v)",
+    paper="yi2019",
+    equation="Definition 4.1",
+    direction="lower",
+    invariant_under=SCALINGS,
+    cost="sweep",
+    on_folded=True,
+    conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
+    "derivative is included, without which it is right at an exact minimum only",
+)
+def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.01, most_products: int = 1024) -> Value:
+    r"""Trace of the Hessian of the training loss with respect to the basis-path values.
+
+    A value whose own edge is no unit's incoming skeleton edge moves that weight alone: its second derivative is
+    :math:`H_{ee} / (S P)^2`, from the exact sweep. The others, one per unit at most, rescale all outgoing weights of
+    a unit; they take one Hessian product each, and are estimated where there are more than 512.
+
+    Args:
+        ctx: the network.
+        rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
+        accuracy: relative standard error to reach where products must be estimated.
+        most_products: give up after so many Hessian products.
+    """
+    paths = ctx.sweep(path_coordinates, rule=rule)
+    swept = ctx.sweep(exact_sweep, diagonal=True)
+    diagonals, needs_product = {}, {}
+    for block in paths.blocks:
+        value = ctx.params[block.name]
+        found = swept.diagonals.get(block.name, torch.zeros(value.shape, dtype=torch.float64))
+        diagonals[block.name] = found.to(value.device) * paths.gain(block.name).square()
+        needs_product[block.name] = torch.full(value.shape, block.name in swept.curved, device=value.device)
+    for index, layer in enumerate(paths.graph.layers):
+        entries = paths.first[1][paths.first[0] == index].to(ctx.problem.device)
+        needs_product[layer.weight].view(-1)[entries] = True
+    rest = paths.join(needs_product)
+    known = float(paths.join(diagonals)[~rest].sum())
+    chosen = rest.nonzero().flatten()
+    if not len(chosen):
+        return Value(known)
+    operator = PathHessian(ctx, paths, chosen)
+    found_rest = trace(
+        operator,
+        ctx.generator("psi_trace"),
+        accuracy=accuracy,
+        most_products=most_products,
+        block=max(1, min(16, BLOCK_BYTES // (8 * operator.n_weights))),
+    )
+    reason = "" if found_rest.exact else f"{len(chosen)} of {paths.count} values by products"
+    if not found_rest.converged:
+        reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
+    return Value(known + found_rest.value, stderr=found_rest.stderr, exact=found_rest.exact, reason=reason)
+
+
+class PathHessian:
+    """Hessian of the loss with respect to some of the path values, known by its products: JᵀHJ + Σ g_k ∇²w_k.
+
+    Args:
+        ctx: the network.
+        paths: its basis paths.
+        chosen: which values, as indices.
+    """
+
+    def __init__(self, ctx: Context, paths: PathCoordinates, chosen: Tensor) -> None:
+        self._paths, self._chosen, self._ctx = paths, chosen, ctx
+        self._names = [block.name for block in paths.blocks]
+        self._gains = paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in self._names})
+        self._hessian = Hessian(ctx, self._names)
+        self._gradient = {name: ctx.gradient()[name] for name in self._names}
+        self.n_weights = count(paths.params[name] for name in self._names)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(values, values)."""
+        return len(self._chosen), len(self._chosen)
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.reshape(len(vectors), -1).double().to(self._chosen.device)  # (r, k)
+        at, like = self._paths.scaled_reference(), {name: self._paths.params[name] for name in self._names}
+        directions, lengths, moves = [], [], []
+        for column in columns.T:
+            spread = torch.zeros(self._paths.count, dtype=torch.float64, device=column.device)
+            spread[self._chosen] = column
+            direction = spread * self._gains  # in units of weights, of length 1: float32 cannot hold a value of 1e-40
+            length = direction.norm().clamp_min(torch.finfo(torch.float64).tiny)
+            directions.append(self._paths.split(direction / length))
+            lengths.append(length)
+            moves.append(flatten(torch.func.jvp(self._weights, (at,), (directions[-1],))[1]))
+        curved = self._hessian @ torch.stack(moves, dim=1)  # (p, k)
+        products = []
+        for i, along in enumerate(directions):
+            pulled = torch.func.vjp(self._weights, at)[1](unflatten(curved[:, i], like))[0]
+            bent = torch.func.jvp(self._pulled_gradient, (at,), (along,))[1]
+            total = {name: pulled[name] + bent[name] for name in self._names}
+            products.append(lengths[i] * (self._paths.join(total) * self._gains)[self._chosen])
+        return torch.stack(products, dim=1).reshape(vectors.shape)
+
+    def _weights(self, scaled: Params) -> Params:
+        found = self._paths.from_scaled(scaled)
+        return {name: found[name].double() for name in self._names}
+
+    def _pulled_gradient(self, scaled: Params) -> Params:
+        result: Params = torch.func.vjp(self._weights, scaled)[1](self._gradient)[0]
+        return result
+
+
+@measure(
+    symbol=r"\max_{\|\delta\|_2 \le \epsilon} \frac{\hat L(v+\delta) - \hat L(v)}{1 + \hat L(v)}",
+    paper="yi2019",
+    equation="Definition 4.1, eq (7)",
+    direction="lower",
+    invariant_under=SCALINGS,
+    cost="long",
+    exact=False,
+    on_folded=True,
+    conventions="all basis-path values, biases included; full training set, in float64; a lower bound of the maximum; "
+    "the radius is relative to the smallest |P(u)S(u)|, where the inverse has its nearest pole",
+)
+def psi_epsilon(
+    ctx: Context,
+    *,
+    rule: str = "max_product",
+    epsilon: float = 0.1,
+    relative: bool = True,
+    restarts: int = 3,
+    steps: int = 30,
+) -> Value:
+    """Largest relative rise of the training loss in a ball around the path values: a lower bound by ascent.
+
+    Projected ascent along the normalised gradient with respect to the values, with shrinking steps. One ascent
+    starts in the direction of the gradient, the others at random.
+
+    Args:
+        ctx: the network.
+        rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
+        epsilon: radius of the ball; below 1 if relative.
+        relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
+        restarts: number of ascents.
+        steps: steps of each ascent.
+    """
+    ctx = ctx.sweep(in_double)
+    paths = ctx.sweep(path_coordinates, rule=rule)
+    radius = _radius(paths, epsilon, relative)
+    if restarts < 1 or steps < 1:
+        raise InputError("at least one restart and one step", f"{restarts}, {steps}", where="psi_epsilon")
+    loss = ctx.scores().loss
+    if loss <= -1:
+        raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
+
+    def climb(gradients: Params) -> Params:
+        return {name: radius * value for name, value in unit_directions(gradients).items()}
+
+    def project(points: Params) -> Params:
+        onto = climb(points)
+        outside = torch.stack([v.square().flatten(1).sum(1) for v in points.values()]).sum(0).sqrt() > radius
+        return {
+            name: torch.where(outside.reshape(-1, *[1] * (value.ndim - 1)), onto[name], value)
+            for name, value in points.items()
+        }
+
+    evaluate = partial(_losses_and_gradients, ctx, paths)
+    here = {name: torch.zeros_like(value)[None] for name, value in paths.scaled_reference().items()}
+    starts = [evaluate(here)[1]]
+    draws = _draws(ctx, paths, "psi_epsilon")
+    for _ in range(restarts - 1):
+        starts.append({name: value[None] for name, value in paths.split(next(draws)).items()})
+    stacked = climb({name: torch.cat([start[name] for start in starts]) for name in starts[0]})
+    highest, _ = ascend(evaluate, stacked, climb, project, shrinking(steps))
+    rise = max(0.0, float(highest.max()) - loss) / (1 + loss)
+    reason = f"lower bound: best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
+    if radius >= paths.nearest_pole and paths.n_classes:
+        reason += f"; {POLE}"
+    return Value(rise, low=rise, exact=False, reason=reason)
+
+
+@measure(
+    symbol=r"|\mathbb{E}_u \hat L(v+u) - \hat L(v)|",
+    paper="yi2019",
+    equation="Definition 4.1",
+    direction="lower",
+    invariant_under=SCALINGS,
+    cost="long",
+    exact=False,
+    on_folded=True,
+    conventions="all basis-path values, biases included; u uniform in a ball, since with a Gaussian u and a loss that "
+    "is not bounded the expectation is infinite; mirrored draws; full training set, in float64",
+)
+def psi_expected(
+    ctx: Context,
+    *,
+    rule: str = "max_product",
+    epsilon: float = 0.1,
+    relative: bool = True,
+    draws: int = 100,
+    law: str = "ball",
+) -> Value:
+    """How far the training loss changes on average when the path values are perturbed at random.
+
+    The loss grows like 1/distance near the poles of the inverse, where P(u) S(u) = 0, and a Gaussian has mass there:
+    its expectation is infinite as soon as one sample is misclassified in the direction of growth, and a Monte-Carlo
+    mean merely looks finite. So u is bounded by default. Draws are tied to the order of the values by size, and come
+    with their mirror images: neither rescaling nor permuting units changes the number for a given seed.
+
+    Args:
+        ctx: the network.
+        rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
+        epsilon: radius of the ball; below 1 if relative.
+        relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
+        draws: number of perturbed networks, mirror images included; even.
+        law: "ball": uniform in the ball; "sphere": uniform on its surface; "gaussian": independent normals whose
+            root mean square length is the radius (with a warning).
+    """
+    ctx = ctx.sweep(in_double)
+    paths = ctx.sweep(path_coordinates, rule=rule)
+    radius = _radius(paths, epsilon, relative)
+    if law not in LAWS:
+        raise UnknownNameError.among(law, LAWS, "law of psi_expected")
+    if draws % 2 or draws < 4:
+        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+    reason = f"radius {radius:.3g}"
+    if law == "gaussian":
+        reason += "; with a Gaussian the true expectation is infinite unless the loss is bounded"
+        warnings.warn(f"psi_expected: {reason}", NumericalWarning, stacklevel=2)
+    drawn = _laws(ctx, paths, radius, draws // 2, law)
+    shifts = (paths.shift(mirrored) for u in drawn for mirrored in (u, -u))
+    rises = perturbed_losses(ctx, shifts).reshape(-1, 2).mean(1) - ctx.scores().loss  # (pairs,)
+    return Value(abs(float(rises.mean())), stderr=float(rises.std()) / math.sqrt(len(rises)), reason=reason)
+
+
+@measure(
+    symbol=r"\frac{\sup_i |v_i|}{\inf_i |v_i|}",
+    paper="yi2019",
+    equation="Theorem 5.1",
+    direction="lower",
+    invariant_under={*SCALINGS, "output_scaling"},
+    passes={},
+    on_folded=True,
+    conventions="all basis-path values, biases included; infinite if one of them is zero",
+)
+def psi_balance(ctx: Context, *, rule: str = "max_product") -> float:
+    """Ratio of the largest to the smallest absolute basis-path value.
+
+    Args:
+        ctx: the network.
+        rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
+    """
+    log, _ = ctx.sweep(path_coordinates, rule=rule).log_values()
+    spread = float(log.max() - log.min())
+    return math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
+
+
+@measure(
+    symbol=r"\epsilon^* : \|\delta\|_2 \le \epsilon^* \Rightarrow \text{no ReLU changes state}",
+    paper="yi2019",
+    equation="(26)-(32), replaced",
+    direction="higher",
+    invariant_under=SCALINGS,
+    cost="sweep",
+    on_folded=True,
+    conventions="certified, not tight; a lower bound of the true radius, computed in float64; states of ReLUs on the "
+    "training samples, the choices of max-pooling may change; equation (32) as printed is not safe",
+)
+def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
+    """Perturbations of the path values up to this length change the state of no ReLU on any training sample.
+
+    Args:
+        ctx: the network.
+        rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
+    """
+    return Value(ctx.sweep(certified_radius, rule=rule), reason="certified, not tight")
+
+
+def certified_radius(ctx: Context, rule: str) -> float:
+    """The largest radius that the certificate allows, by bisection where a batch asks for a smaller one."""
+    certificate = ActivationCertificate(ctx.problem.model, ctx.sweep(path_coordinates, rule=rule))
+    radius = certificate.limit * (1 - 1e-12)
+
+    def holds(inputs: Inputs, epsilon: float, n: int) -> bool:
+        ctx.count("forward", 4 * n)
+        return certificate.holds(inputs, epsilon)
+
+    for inputs, targets in ctx.batches():
+        if holds(inputs, radius, len(targets)):
+            continue
+        low, high = 0.0, radius
+        while high - low > 1e-12 * high and high > torch.finfo(torch.float64).tiny:
+            middle = (low + high) / 2
+            low, high = (middle, high) if holds(inputs, middle, len(targets)) else (low, middle)
+        radius = low
+    return radius
+
+
+def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
+    """The basis paths of the network at this point."""
+    graph = trace_network(ctx.problem.model, ctx.problem.example())
+    if not graph.layers:
+        raise NotApplicable("needs a network with layers")
+    paths = PathCoordinates(graph, ctx.params, rule)
+    held = [block.name for block in paths.blocks if block.name not in ctx.problem.trainable]
+    if held:
+        raise NotApplicable("needs all weights of the layers to be trainable, since units are rescaled", held[0])
+    return paths
+
+
+def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
+    if not epsilon > 0 or (relative and epsilon >= 1):
+        raise InputError("a positive radius, below 1 if relative", str(epsilon), where="epsilon", fix=POLE)
+    return epsilon * paths.nearest_pole if relative else epsilon
+
+
+def in_double(ctx: Context) -> Context:
+    """The same point in float64: balls are so small that in float32 a rise of the loss drowns in its rounding."""
+    if ctx.problem.dtype == torch.float64:
+        return ctx
+    problem = copy.copy(ctx.problem)
+    problem.dtype, problem.model = torch.float64, copy.deepcopy(ctx.problem.model).double()
+    problem.params, problem.buffers = (
+        {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
+        for given in (ctx.params, ctx.problem.buffers)
+    )
+    twin = Context(problem, seed=ctx.seed)
+    twin.passes = ctx.passes
+    return twin
+
+
+def _losses_and_gradients(ctx: Context, paths: PathCoordinates, stacked: Params) -> tuple[Tensor, Params]:
+    """Loss (k,) and its gradient with respect to the values, at perturbations of the values stacked by parameter."""
+    reference, gains = paths.scaled_reference(), {name: paths.gain(name) for name in stacked}
+    scaled = {name: (reference[name] + gains[name] * value).requires_grad_() for name, value in stacked.items()}
+
+    def weights(one: Params) -> Params:
+        found = paths.from_scaled(one)
+        return {name: found[name] for name in one}
+
+    with torch.enable_grad():
+        points = torch.vmap(weights)(scaled)
+    losses, gradients = perturbed_gradients(ctx, {n: (v - paths.params[n]).detach() for n, v in points.items()})
+    cotangents = [gradients[name].to(value) for name, value in points.items()]
+    pulled = torch.autograd.grad(list(points.values()), list(scaled.values()), cotangents)
+    return losses, {name: gains[name] * part for name, part in zip(scaled, pulled, strict=True)}
+
+
+def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor]:
+    """Normal vectors (count,) whose entries go to the values in order of size, so that unit numbers do not matter."""
+    order = paths.by_size()
+    generator = ctx.generator(stream)
+    while True:
+        drawn = torch.randn(paths.count, generator=generator, dtype=torch.float64).to(order.device)
+        yield torch.empty_like(drawn).index_copy_(0, order, drawn)
+
+
+def _laws(ctx: Context, paths: PathCoordinates, radius: float, number: int, law: str) -> Iterator[Tensor]:
+    """Perturbations (count,) of the values."""
+    lengths = ctx.generator("lengths of psi_expected")
+    draws = _draws(ctx, paths, "psi_expected")
+    for _ in range(number):
+        u = next(draws)
+        if law == "gaussian":
+            yield u * radius / math.sqrt(paths.count)
+        else:
+            share = float(torch.rand((), generator=lengths, dtype=torch.float64)) ** (1 / paths.count)
+            yield u / u.norm() * radius * (share if law == "ball" else 1.0)

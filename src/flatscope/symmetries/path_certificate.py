@@ -1,0 +1,161 @@
+"""How far path values may move without any ReLU changing state: a bound carried through the network as it runs.
+
+Units are first rescaled so that suffixes are ±1. A perturbation of the values by δ with ‖δ‖₂ ≤ ε then changes a
+weight from unit t by |Δw_e| ≤ (|δ_e| + |w_e| ε) / (|P(t)| − ε), or by |δ_e| where t is an input or a constant, and a
+frozen weight not at all. With D a bound on how far each input h of a layer moves, its outputs move by at most
+
+    ε ‖(|h| + D) / (|P| − ε)‖₂ + Σ |w_e| (|h| + D) ε / (|P| − ε) + Σ |w_e| D,
+
+and a ReLU keeps its state where its input is farther than that from zero. This replaces equation (32) of Yi et al.
+(2019), whose δ₀(η) is not constructive and which is not safe without it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import NotApplicable
+from flatscope.graph.network import GraphLayer
+from flatscope.graph.operation import Operation, replay, tensors_in, with_tensors
+from flatscope.graph.rules import RULES, move
+from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.samples import Inputs, moved
+from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.scaling import rescaled_params
+
+_POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_IDENTITIES = ("to", "float", "double", "contiguous", "clone", "alias", "detach", "requires_grad", "positive")
+_STATES = ("relu", "leaky_relu")
+
+
+class ActivationCertificate:
+    """For one network: whether perturbations of a given size can change the state of any ReLU on given inputs.
+
+    Args:
+        model: the network, without BatchNorm; copied to float64.
+        coordinates: its basis paths, at the weights in question.
+    """
+
+    def __init__(self, model: nn.Module, coordinates: PathCoordinates) -> None:
+        if coordinates.graph.unfollowed:
+            name, what = next(iter(coordinates.graph.unfollowed.items()))
+            raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
+        self._model = copy.deepcopy(model).double().eval()
+        self._coordinates = coordinates
+        double = {name: value.double() for name, value in coordinates.params.items()}
+        suffixes = coordinates.suffix.log[1:].exp()
+        self._params = rescaled_params(coordinates.graph, double, suffixes)
+        self._layers = {layer.weight: layer for layer in coordinates.graph.layers}
+        self.limit = coordinates.nearest_pole
+
+    def holds(self, inputs: Inputs, epsilon: float) -> bool:
+        """Whether no ReLU changes state on any of the inputs while the values move by at most ε < `limit`."""
+        device = next(iter(self._params.values())).device
+        run = _Run(self._params, self._layers, self._prefixes(), self._free(), epsilon)
+        with torch.no_grad():
+            replay(self._model, moved(inputs, device, torch.float64), run.follow, self._params)
+        if not run.states:
+            raise NotApplicable("needs a network with ReLUs; this one has none")
+        return run.unchanged
+
+    def _prefixes(self) -> Tensor:
+        """|P(u)| with suffixes ±1; infinite for the ground, whose outgoing weights are not divided by a value."""
+        return torch.cat([torch.tensor([torch.inf], dtype=torch.float64), self._coordinates.unit_values])
+
+    def _free(self) -> dict[str, Tensor]:
+        return {name: (~self._coordinates.is_frozen(name)).double() for name in self._layers}
+
+
+class _Run:
+    """One forward pass with a bound beside every tensor; tensors without one do not move."""
+
+    def __init__(
+        self,
+        params: dict[str, Tensor],
+        layers: dict[str, GraphLayer],
+        prefixes: Tensor,
+        free: dict[str, Tensor],
+        epsilon: float,
+    ) -> None:
+        self._names = {id(value): name for name, value in params.items()}
+        self._layers, self._prefixes, self._free, self._epsilon = layers, prefixes, free, epsilon
+        self._bounds: dict[int, tuple[Tensor, Tensor]] = {}  # the tensor is kept so that its identity is not reused
+        self.unchanged, self.states = True, 0
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation and bound how far its result moves."""
+        before = op.tensors[0].clone() if op.name in _STATES else None  # it may be overwritten in place
+        old = [self._bound(tensor) for tensor in op.tensors]
+        result = op.run()
+        outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
+        if op.name in LAYER_CALLS:
+            self._keep(outcomes[0], self._layer_bound(op))
+        elif before is not None:
+            self.states += 1
+            self._keep(outcomes[0], self._state_bound(op, before, old[0]))
+        elif outcomes and any(bool(bound.any()) for bound in old):
+            for tensor, bound in zip(outcomes, tensors_in(self._plain_bound(op, old)), strict=False):
+                self._keep(tensor, bound)
+        return result
+
+    def _bound(self, tensor: Tensor) -> Tensor:
+        known = self._bounds.get(id(tensor))
+        return torch.zeros_like(tensor) if known is None else known[1]
+
+    def _keep(self, tensor: Tensor, bound: Tensor) -> None:
+        self._bounds[id(tensor)] = (tensor, bound)
+
+    def _layer_bound(self, op: Operation) -> Tensor:
+        kind, order = LAYER_CALLS[op.name]
+        given = op.named(*order)
+        weight, signal, bias = given["weight"], given["input"], given.get("bias")
+        layer = self._layers.get(self._names.get(id(weight), ""))
+        if layer is None:
+            raise NotApplicable(f"needs a network of layers and ReLUs; the weight of {op.place} is computed")
+        shape = [1] * signal.ndim
+        shape[signal.ndim - 1 if kind == "dense" else signal.ndim - (weight.ndim - 1)] = -1
+        prefix = self._prefixes.to(weight.device)[layer.inputs.to(weight.device)].reshape(shape)
+        per_value = torch.where(prefix.isinf(), 1.0, 1 / (prefix - self._epsilon))
+        relative = self._epsilon / (prefix - self._epsilon)  # 0 for the ground
+        bound, free = self._bound(signal), self._free[layer.weight]
+        reach = signal.abs() + bound
+
+        def apply(matrix: Tensor, vector: Tensor) -> Tensor:
+            result: Tensor = op.function(**{**given, "weight": matrix, "input": vector, "bias": None})
+            return result
+
+        own = apply(free, (reach * per_value).square()) + (0.0 if bias is None else 1.0)
+        return (
+            self._epsilon * own.sqrt()
+            + apply(weight.abs() * free, reach * relative)
+            + (apply(weight.abs(), bound) if bool(bound.any()) else 0.0)
+        )
+
+    def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
+        """A state is safe if the input stays on its side of zero, or cannot move at all."""
+        self.unchanged &= bool(((before.abs() > bound) | (bound == 0)).all())
+        slope = 0.0
+        if op.name == "leaky_relu":
+            slope = abs(float(op.named("input", "negative_slope").get("negative_slope", 0.01)))
+        return torch.where(before > 0, bound, slope * bound)
+
+    def _plain_bound(self, op: Operation, old: list[Tensor]) -> Any:
+        """Operations that move entries or add them up with weights that do not depend on the signal."""
+        pools = any(op.name.startswith(name) for name in _POOLS)
+        if RULES.get(op.name) is move or pools or op.name in ("sum", "mean", "amax"):
+            return op.function(*with_tensors(op.args, self._bound), **with_tensors(op.kwargs, self._bound))
+        if op.name == "pad":
+            given = op.named("input", "pad", "mode", "value")
+            return nn.functional.pad(old[0], list(given["pad"]), given.get("mode", "constant"))
+        if op.name in _IDENTITIES or "dropout" in op.name:  # off, in eval mode
+            return old[0]
+        if op.name in ("add", "sub") and "alpha" not in op.kwargs:
+            return sum(old[1:], start=old[0])
+        if op.name in ("mul", "div") and len(old) == 1:
+            number = next(value for value in (*op.args, *op.kwargs.values()) if not isinstance(value, Tensor))
+            return op.function(old[0], abs(number))
+        raise NotApplicable(f"needs a network of layers and ReLUs; {op.place} is something else")
