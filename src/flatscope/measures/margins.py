@@ -124,6 +124,7 @@ def declare_with_margin(
     capacity: Capacity,
     invariant_under: Iterable[str],
     chain: bool = False,
+    cost: str = "light",
 ) -> None:
     """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
 
@@ -135,6 +136,7 @@ def declare_with_margin(
         invariant_under: what leaves the norm unchanged; its ratio to the margin also keeps still under
             `output_scaling`, which multiplies both.
         chain: whether the norm itself exists only where layers form a chain.
+        cost: of the norm.
     """
     name, text = base.__name__, inspect.cleandoc(base.__doc__ or "")
     listed = text.partition("\nArgs:\n")[2].rstrip()
@@ -197,6 +199,7 @@ def declare_with_margin(
             direction="lower",
             invariant_under={*invariant_under, "output_scaling"},
             needs={"classes", "chain"} if needs_chain else {"classes"},
+            cost=cost,
             passes={"forward": 1},
             on_folded=True,
             conventions="the norm's own; margin of the training set as `margin` gives it, refused where not positive",

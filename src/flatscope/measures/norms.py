@@ -81,6 +81,7 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     equation="Section 2.2",
     direction="lower",
     invariant_under=LAYER_SYMMETRIES,
+    cost="sweep",
     passes={},
     on_folded=True,
     conventions="weights only, no biases; a convolution as the linear map on an input of its true size",
@@ -233,6 +234,7 @@ declare_with_margin(
     capacity=Capacity(r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2", with_4d=False, width_power=lambda options: 1.0),
     invariant_under=LAYER_SYMMETRIES,
     chain=True,
+    cost="sweep",
 )
 declare_with_margin(
     l1_inf_norm,
