@@ -19,7 +19,7 @@ from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.path_matrix import basis_paths, path_values
 
 SEARCHED.add("psi_epsilon")
-STRONG_OPTIONS["psi_expected", "output_scaling"] = {"epsilon": 0.9, "draws": 2000}
+STRONG_OPTIONS["psi_expected", "output_scaling"] = {"epsilon": 0.9, "draws": 400}
 
 
 class InPathSpace:
