@@ -146,6 +146,8 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
         except FlatscopeError as problem:
             problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
             raise
+        except Warning:  # raised only where the user turned warnings into errors
+            raise
         except Exception as problem:
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
             reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"

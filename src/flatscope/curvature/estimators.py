@@ -45,6 +45,7 @@ def trace(
     sketch: int = 16,
     most_products: int = 1024,
     block: int = 16,
+    offset: float = 0.0,
 ) -> Estimate:
     """Trace to a requested relative standard error (Hutch++ with sequential stopping).
 
@@ -60,6 +61,7 @@ def trace(
         sketch: columns of Q; 0 gives plain Hutchinson.
         most_products: give up there, with a warning and `converged=False`.
         block: columns multiplied together.
+        offset: a known part of the whole: accuracy is asked of `offset + trace`, the trace alone is returned.
     """
     size = operator.shape[0]
     first_look = 32
@@ -85,7 +87,7 @@ def trace(
             products += rest.shape[1]
         value = top + float(samples.mean())
         stderr = float(samples.std()) / math.sqrt(len(samples))
-        if stderr <= accuracy * abs(value):
+        if stderr <= accuracy * abs(offset + value):
             return Estimate(value, stderr, products, False, True)
         if products >= most_products:
             warnings.warn(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import precise_math
 from flatscope.params import Params, count
 from flatscope.samples import Batch
 
@@ -51,10 +52,11 @@ class CurvatureOperator:
             raise InputError(f"vectors of length {self.size}", f"shape {tuple(vectors.shape)}", where="product")
         columns = vectors.reshape(self.size, -1).to(self.ctx.problem.device, self.ctx.problem.dtype)  # (p, k)
         total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
-        for inputs, targets in self.ctx.batches(size=self._batch_size):
-            for start, stop in self._blocks(columns.shape[1]):
-                total[:, start:stop] += self._batch_product((inputs, targets), columns[:, start:stop])
-            self.ctx.count("curvature", len(targets) * columns.shape[1])
+        with precise_math():  # attention's fused kernels cannot be differentiated twice
+            for inputs, targets in self.ctx.batches(size=self._batch_size):
+                for start, stop in self._blocks(columns.shape[1]):
+                    total[:, start:stop] += self._batch_product((inputs, targets), columns[:, start:stop])
+                self.ctx.count("curvature", len(targets) * columns.shape[1])
         return (total / self.ctx.problem.n_train).reshape(vectors.shape)
 
     def as_linear_operator(self) -> LinearOperator:

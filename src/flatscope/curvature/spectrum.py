@@ -85,8 +85,8 @@ def extreme_eigenpair(
 
     linear = LinearOperator((size, size), matvec=product, dtype=np.float64)
     start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
-    # The top stands alone: twenty vectors find it soon. The bottom lies in a cloud: more vectors, fewer restarts.
-    kept = 20 if largest else max(20, min(80, KRYLOV_BYTES // (8 * size)))
+    # An end that stands alone is found soon with twenty vectors. In a cloud more vectors mean fewer restarts.
+    kept = 20 if shift == 0 else max(20, min(80, KRYLOV_BYTES // (8 * size)))
     converged = True
     try:
         which = "LA" if largest else "SA"

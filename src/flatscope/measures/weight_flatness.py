@@ -62,7 +62,11 @@ def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 
     if not swept.curved:
         return Value(known, data_stderr=data_stderr)
     found = trace(
-        Hessian(ctx, swept.curved), ctx.generator("hessian_trace"), accuracy=accuracy, most_products=most_products
+        Hessian(ctx, swept.curved),
+        ctx.generator("hessian_trace"),
+        accuracy=accuracy,
+        most_products=most_products,
+        offset=known,
     )
     reason = f"{len(swept.curved)} parameter tensors by products: {next(iter(swept.curved.values()))}"
     if not found.converged:

@@ -1,0 +1,155 @@
+"""Traces and eigenvalues from products: right within their error, which covers; exact where it can be."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from networks import attention, smooth
+from references import TWINS, Dense
+from torch import Tensor
+
+import flatscope as fs
+from flatscope.curvature import estimators, products
+from flatscope.curvature.estimators import trace
+from flatscope.curvature.spectrum import extreme_eigenpair, spectral_density
+from flatscope.errors import NumericalWarning
+
+
+class Matrix:
+    """A dense symmetric matrix that counts its products."""
+
+    def __init__(self, eigenvalues: Tensor, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        size = len(eigenvalues)
+        basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+        self.dense = basis @ torch.diag(eigenvalues.double()) @ basis.T
+        self.products = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dense.shape[0], self.dense.shape[1]
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
+        return self.dense @ vectors
+
+
+SPECTRA = {
+    "decaying": torch.arange(1, 801).double() ** -1.5,
+    "flat": torch.ones(800) + 0.1 * torch.linspace(-1, 1, 800),
+    "negative": -(torch.arange(1, 801).double() ** -1.0),
+    "mixed": torch.cat(
+        [torch.tensor([50.0, -20.0]), 0.1 * torch.randn(798, generator=torch.Generator().manual_seed(1)) + 0.2]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_standard_error_covers_and_accuracy_is_reached(name: str) -> None:
+    true, matrix = float(SPECTRA[name].sum()), Matrix(SPECTRA[name])
+    zs = []
+    for seed in range(120):
+        found = trace(matrix, torch.Generator().manual_seed(seed), accuracy=0.02, most_products=4096)
+        assert found.converged
+        assert not found.exact
+        assert found.stderr <= 0.02 * abs(found.value)
+        zs.append((found.value - true) / found.stderr)
+    covered = float(np.mean(np.abs(zs) <= 1.96))
+    assert covered >= 0.86, f"95 % intervals cover {covered:.0%}"
+    assert 0.5 < np.std(zs) < 1.6
+
+
+def test_small_matrices_are_multiplied_out() -> None:
+    matrix = Matrix(torch.randn(300, generator=torch.Generator().manual_seed(0)))
+    found = trace(matrix, torch.Generator().manual_seed(0))
+    assert found.exact
+    assert found.stderr == 0.0
+    assert found.products == matrix.products == 300
+    assert found.value == pytest.approx(float(matrix.dense.trace()), rel=1e-12)
+
+
+def test_accuracy_out_of_reach_warns_and_says_so() -> None:
+    with pytest.warns(NumericalWarning, match="standard error"):
+        found = trace(Matrix(SPECTRA["mixed"]), torch.Generator().manual_seed(0), accuracy=1e-9, most_products=1000)
+    assert not found.converged
+    assert found.products <= 1016
+
+
+def test_scale_does_not_matter() -> None:
+    plain, tiny = (
+        trace(Matrix(scale * SPECTRA["decaying"]), torch.Generator().manual_seed(3), accuracy=0.05)
+        for scale in (1.0, 1e-10)
+    )
+    assert tiny.products == plain.products
+    assert tiny.value == pytest.approx(1e-10 * plain.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("largest", [True, False])
+def test_extreme_eigenvalues(name: str, largest: bool) -> None:
+    values = SPECTRA[name].double()
+    # The end that lies in a cloud is sought from the other end.
+    crowded = not largest or name == "negative"
+    shift = float(values.max() if not largest else values.min()) if crowded else 0.0
+    pair = extreme_eigenpair(
+        Matrix(values), torch.Generator().manual_seed(0), largest=largest, tolerance=1e-8, shift=shift
+    )
+    expected = float(values.max() if largest else values.min())
+    width = float(values.max() - values.min())
+    assert pair.value == pytest.approx(expected, abs=1e-6 * width)
+    assert pair.residual <= 1e-3 * width
+    assert pair.vector.norm() == pytest.approx(1.0, rel=1e-8)
+
+
+def test_density_has_weights_that_sum_to_one_and_the_right_moments() -> None:
+    values = SPECTRA["mixed"].double()
+    density = spectral_density(Matrix(values), torch.Generator().manual_seed(0), steps=40, probes=20)
+    assert float(density.weights.sum()) == pytest.approx(1.0, rel=1e-10)
+    assert bool((density.weights >= 0).all())
+    # Each probe's quadrature is exact for its own moments; their mean estimates tr(A)/p and tr(A²)/p.
+    assert float((density.weights * density.nodes).sum()) == pytest.approx(float(values.mean()), abs=0.05)
+    assert float((density.weights * density.nodes**2).sum()) == pytest.approx(float((values**2).mean()), rel=0.3)
+    grid = torch.linspace(-30, 60, 4001, dtype=torch.float64)
+    smooth_density = density.smoothed(grid, 0.2)
+    assert float(torch.trapezoid(smooth_density, grid)) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_density_of_few_distinct_eigenvalues_is_exact() -> None:
+    values = torch.tensor([1.0] * 30 + [5.0] * 10)
+    density = spectral_density(Matrix(values), torch.Generator().manual_seed(0), steps=10, probes=200)
+    near_five = (density.nodes - 5).abs() < 1e-6
+    assert float(density.weights[near_five].sum()) == pytest.approx(0.25, abs=0.03)
+    assert bool((((density.nodes - 1).abs() < 1e-6) | near_five)[density.weights > 1e-10].all())
+
+
+@pytest.mark.parametrize("measure", ["layer_trace", "rho_unit", "relative_flatness"])
+def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Force the random branch on a smooth network: all layers from the same products, errors that cover."""
+    monkeypatch.setattr(products, "MULTIPLIED_OUT", 0)
+    tiny = smooth()
+    expected = TWINS[measure](Dense(tiny))["0"]
+    expected = torch.as_tensor(expected, dtype=torch.float64).reshape(-1)
+    zs = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        for seed in range(25):
+            frame = fs.measure(tiny.problem(), measure, seed=seed).to_frame()
+            rows = frame[frame["layer"] == "0"]
+            assert not rows["exact"].any()
+            largest = int(expected.argmax())
+            zs.append((rows["value"].iloc[largest] - float(expected[largest])) / rows["stderr"].iloc[largest])
+    assert np.mean(np.abs(zs) <= 2) >= 0.85
+    assert abs(np.mean(zs)) < 0.8
+
+
+def test_whole_trace_of_a_network_that_is_not_piecewise_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimators, "MULTIPLIED_OUT", 0)
+    tiny = attention()
+    exact = TWINS["hessian_trace"](Dense(tiny))
+    table = fs.measure(tiny.problem(), "hessian_trace", options={"hessian_trace": {"accuracy": 0.2}})
+    assert 0 < table.stderr("hessian_trace") <= 0.2 * abs(table["hessian_trace"])
+    assert abs(table["hessian_trace"] - exact) <= 4 * table.stderr("hessian_trace")
+    assert "not piecewise linear" in table.reason("hessian_trace")
