@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/flatscope demo
 
+# One thread a worker: BLAS threads of two workers on two cores only wait for each other.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff format --check .
