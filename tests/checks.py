@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import references_norms  # noqa: F401
+import references_pac_bayes  # noqa: F401
 import references_psi  # noqa: F401
 import torch
 from networks import Tiny

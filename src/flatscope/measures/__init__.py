@@ -2,9 +2,11 @@
 
 from flatscope.measures import (
     feature_robustness,
+    interactions,
     lipschitz,
     margins,
     norms,
+    pac_bayes,
     path_norms,
     psi_flatness,
     relative_flatness,
@@ -14,9 +16,11 @@ from flatscope.measures import (
 
 __all__ = [
     "feature_robustness",
+    "interactions",
     "lipschitz",
     "margins",
     "norms",
+    "pac_bayes",
     "path_norms",
     "psi_flatness",
     "relative_flatness",

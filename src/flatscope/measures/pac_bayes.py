@@ -1,0 +1,283 @@
+"""The two sides of a PAC-Bayes bound as functions of the noise: how far it raises the loss, and what it costs.
+
+Weights get Gaussian noise with standard deviations σ_i = α(10|w_i| + 1) (Neyshabur et al. 2017, Appendix A). A flat
+minimum bears much noise, and much noise makes the divergence from the prior small.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
+from flatscope.params import Params, count
+from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, minibatches, perturbed_losses, random_normal, stackable
+from flatscope.registry import Value, measure
+from flatscope.samples import Batch
+
+ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+SLOPE = 10.0
+STEP = 10**0.5  # of the grid where it has to be extended
+EXTENSIONS = 12
+TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
+
+
+@measure(
+    symbol=r"\mathbb{E}_\nu \hat L(w+\nu) - \hat L(w),\ \nu_i \sim N(0, \alpha^2 (10|w_i|+1)^2)",
+    paper="neyshabur2017",
+    equation="Section 2.4, eq (5); Appendix A",
+    direction="lower",
+    invariant_under={"permutation"},
+    cost="long",
+    passes={"forward": 5500},
+    exact=False,
+    on_folded=True,
+    conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
+    "same mini-batch; batches depend on the order of the samples where there are more than `batch`",
+)
+def expected_sharpness(
+    ctx: Context, *, alpha: Any = ALPHAS, draws: int = 1000, batch: int = 64, slope: float = SLOPE
+) -> list[Value]:
+    """Mean rise of the training loss when every weight gets noise in proportion to its size.
+
+    Every draw comes with its mirror image −ν, which has the same law, on the same mini-batch: the first-order term
+    cancels. All alphas see the same draws and batches, so that the curve is smooth in alpha.
+
+    Args:
+        ctx: the network.
+        alpha: noise levels, a row each; or one number.
+        draws: perturbed networks of each level, mirror images included; even.
+        batch: samples on which a draw is evaluated; all of them where there are no more.
+        slope: σ_i = alpha (slope |w_i| + 1); 0 for the same noise on every weight.
+    """
+    alphas = checked_alphas(alpha)
+    rises = ctx.sweep(paired_rises, alphas=alphas, draws=draws, batch=batch, slope=slope)  # (pairs, alphas)
+    return [
+        Value(float(column.mean()), stderr=float(column.std()) / math.sqrt(len(column)), options={"alpha": a})
+        for a, column in zip(alphas, rises.T, strict=True)
+    ]
+
+
+@measure(
+    symbol=r"\mathrm{KL} = \tfrac{1}{2\alpha^2} \sum_i \left(\tfrac{w_i}{10|w_i|+1}\right)^2",
+    paper="neyshabur2017",
+    equation="Section 2.4; Appendix A",
+    direction="lower",
+    invariant_under={"permutation"},
+    passes={},
+    on_folded=True,
+    conventions="all trainable parameters, biases included; the true divergence, with the ½ that Appendix A leaves "
+    "out; the prior N(0, σ²) takes σ from the trained weights: a measure, no bound",
+)
+def pac_bayes_kl(ctx: Context, *, alpha: Any = ALPHAS, appendix: bool = False, slope: float = SLOPE) -> list[Value]:
+    """Divergence of the perturbed weights N(w, σ²) from the prior N(0, σ²), at each noise level alpha.
+
+    Args:
+        ctx: the network.
+        alpha: noise levels, a row each; or one number.
+        appendix: twice the value, as the paper's figures have it.
+        slope: σ_i = alpha (slope |w_i| + 1); 0 gives ‖w‖² / 2α², the divergence of eq (6).
+    """
+    alphas, unit = checked_alphas(alpha), (2.0 if appendix else 1.0) * ctx.sweep(unit_divergence, slope=slope)
+    return [Value(unit / a**2, options={"alpha": a}) for a in alphas]
+
+
+def checked_alphas(alpha: Any) -> tuple[float, ...]:
+    """Noise levels as a tuple of positive numbers, each once."""
+    given = (alpha,) if isinstance(alpha, Real) else tuple(alpha) if isinstance(alpha, Sequence) else ()
+    numbers = [float(a) for a in given if isinstance(a, Real) and not isinstance(a, bool)]
+    numbers = [a for a in numbers if 0 < a < math.inf]
+    if not given or len(numbers) < len(given) or len(set(numbers)) < len(numbers):
+        raise InputError("positive numbers, each once", repr(alpha), where="alpha", fix="Give a number or several")
+    return tuple(numbers)
+
+
+def noise_scale(ctx: Context, slope: float = SLOPE) -> Params:
+    """σ_i / α = slope |w_i| + 1 for every trainable parameter, float64."""
+    if not 0 <= slope < math.inf:
+        raise InputError("a slope of at least 0", str(slope), where="slope")
+    return {name: slope * value.detach().double().abs() + 1 for name, value in ctx.trainable.items()}
+
+
+def unit_divergence(ctx: Context, *, slope: float) -> float:
+    """α² KL(N(w, σ²) ‖ N(0, σ²)): it does not depend on α."""
+    scale = noise_scale(ctx, slope)
+    squares = (float((value.double() / scale[name]).square().sum()) for name, value in ctx.trainable.items())
+    return math.fsum(squares) / 2
+
+
+def paired_rises(ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: int, slope: float = SLOPE) -> Tensor:
+    """Rise of the loss, mean of a draw and its mirror image, for each pair and noise level: (draws / 2, alphas)."""
+    if draws % 2 or draws < 4 or batch < 1:
+        raise InputError("an even number of draws, at least 4, and batches of at least 1", f"{draws}, {batch}")
+    n, rows = ctx.problem.n_train, list[Tensor]()
+    batches = minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
+    if n <= batch:
+        first = next(batches)
+        if len(first[1]) < n:  # samples of different shapes: no batch holds them all
+            losses = perturbed_losses(ctx, _signed_noise(ctx, alphas, draws // 2, slope))
+            return losses.reshape(draws // 2, len(alphas), 2).mean(2) - ctx.scores().loss
+        batches = repeat(first)
+    calls_are_dear = ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES
+    run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
+    sizes = torch.tensor([0.0, *(sign * a for a in alphas for sign in (1, -1))], dtype=torch.float64)
+    for noise in _noise(ctx, draws // 2, slope):
+        parts = [next(batches) for _ in range(len(next(iter(noise.values()))))]
+        losses = run(ctx, noise, sizes, parts)  # (pairs, sizes)
+        ctx.count("forward", sum(len(targets) for _, targets in parts) * len(sizes))
+        rows.append(losses[:, 1:].reshape(len(parts), len(alphas), 2).mean(2) - losses[:, :1])
+    return torch.cat(rows)
+
+
+def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
+    """Draws of ν / α in stacks, whose size depends on the network alone: the same draws whatever else is asked."""
+    generator, scale = ctx.generator("expected_sharpness"), noise_scale(ctx, slope)
+    block = max(1, min(TOGETHER, STACK_BYTES // (128 * count(scale.values()))))
+    for start in range(0, pairs, block):
+        drawn = random_normal(ctx, generator, scale, min(block, pairs - start))
+        yield {name: value * scale[name] for name, value in drawn.items()}
+
+
+def _signed_noise(ctx: Context, alphas: tuple[float, ...], pairs: int, slope: float) -> Iterator[Params]:
+    for stack in _noise(ctx, pairs, slope):
+        for index in range(len(next(iter(stack.values())))):
+            for size in (sign * a for a in alphas for sign in (1, -1)):
+                yield {name: size * value[index] for name, value in stack.items()}
+
+
+def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) -> Tensor:
+    """Mean loss (pairs, sizes) at w + size · noise, each pair on its own batch."""
+    rows = []
+    for index, (inputs, targets) in enumerate(parts):
+        row = []
+        for size in sizes.tolist():
+            moved = {name: ctx.params[name] + (size * v[index]).to(ctx.params[name]) for name, v in noise.items()}
+            with torch.no_grad():
+                losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **moved}), targets)
+            row.append(float(losses.double().mean()))
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _together(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) -> Tensor:
+    """The same on stacked weights and stacked batches."""
+    if any(not isinstance(inputs, Tensor) or len(targets) != len(parts[0][1]) for inputs, targets in parts):
+        return _one_by_one(ctx, noise, sizes, parts)
+
+    def mean_loss(point: Params, inputs: Tensor, targets: Tensor) -> Tensor:
+        return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets).double().mean()
+
+    points = {}
+    for name, value in noise.items():
+        shaped = sizes.to(value.device).reshape(1, -1, *[1] * (value.ndim - 1))
+        points[name] = ctx.params[name] + (shaped * value[:, None]).to(ctx.params[name])  # (pairs, sizes, ...)
+    inputs = torch.stack([torch.as_tensor(part) for part, _ in parts])
+    targets = torch.stack([part for _, part in parts])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        over_sizes = torch.vmap(mean_loss, in_dims=(0, None, None))
+        losses: Tensor = torch.vmap(over_sizes)(points, inputs, targets)
+    return losses.cpu()
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """One point of the bi-criteria curve."""
+
+    alpha: float
+    kl: float
+    sharpness: float
+    stderr: float = 0.0
+
+
+def bi_criteria(
+    ctx: Context, alpha: Any = ALPHAS, *, draws: int = 1000, batch: int = 64, appendix: bool = False
+) -> list[NoiseLevel]:
+    """Divergence against expected sharpness as the noise grows: the curves of Neyshabur et al. 2017, Figure 2.
+
+    The network should have no BatchNorm (fold it first). Arguments as those of the two measures.
+    """
+    alphas = tuple(sorted(checked_alphas(alpha)))
+    kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
+    rises = expected_sharpness(ctx, alpha=alphas, draws=draws, batch=batch)
+    return [
+        NoiseLevel(a, float(kl.value), float(rise.value), rise.stderr)
+        for a, kl, rise in zip(alphas, kls, rises, strict=True)
+    ]
+
+
+def kl_at_sharpness(
+    ctx: Context,
+    level: float = 0.05,
+    *,
+    alpha: Any = ALPHAS,
+    draws: int = 1000,
+    batch: int = 64,
+    appendix: bool = False,
+    refinements: int = 2,
+) -> NoiseLevel:
+    """The divergence at which the expected sharpness is `level`; the grid of alphas grows until it contains that.
+
+    Args:
+        ctx: the network, without BatchNorm.
+        level: expected sharpness at which to read off.
+        alpha: the grid to begin with.
+        draws: as in `expected_sharpness`.
+        batch: as in `expected_sharpness`.
+        appendix: twice the divergence, as the paper's figures have it.
+        refinements: further noise levels to evaluate, each where the last interpolation put the level.
+    """
+    if not 0 < level < math.inf:
+        raise InputError("a positive level", str(level), where="kl_at_sharpness")
+
+    def points(alphas: Any) -> list[NoiseLevel]:
+        return bi_criteria(ctx, alphas, draws=draws, batch=batch, appendix=appendix)
+
+    curve = points(alpha)
+    for _ in range(EXTENSIONS):
+        if curve[0].sharpness >= level:
+            curve = points(curve[0].alpha / STEP) + curve
+        elif not any(point.sharpness >= level for point in curve):
+            curve += points(curve[-1].alpha * STEP)
+        else:
+            break
+    found = read_off(curve, level)
+    for _ in range(refinements):
+        if any(point.alpha == found.alpha for point in curve):
+            break
+        curve = sorted([*curve, *points(found.alpha)], key=lambda point: point.alpha)
+        found = read_off(curve, level)
+    return found
+
+
+def read_off(curve: Sequence[NoiseLevel], level: float) -> NoiseLevel:
+    """Interpolate a curve, ordered by alpha, at an expected sharpness.
+
+    Between the first point that reaches the level and the one before it: the logarithms of alpha and of the
+    divergence as linear functions of the logarithm of the sharpness (both exact for a quadratic loss), or of the
+    sharpness itself where the lower one is not positive.
+    """
+    above = next((i for i, point in enumerate(curve) if point.sharpness >= level), None)
+    if above is None or (above == 0 and curve[0].sharpness > level):
+        low, high = min(p.sharpness for p in curve), max(p.sharpness for p in curve)
+        raise NotApplicable(f"noise levels whose expected sharpness brackets {level:g}", f"{low:.4g} to {high:.4g}")
+    if curve[above].sharpness == level:
+        return curve[above]
+    one, other = curve[above - 1], curve[above]
+    part = (level - one.sharpness) / (other.sharpness - one.sharpness)
+    if one.sharpness > 0:
+        part = math.log(level / one.sharpness) / math.log(other.sharpness / one.sharpness)
+    alpha, kl = (
+        math.exp((1 - part) * math.log(a) + part * math.log(b))
+        for a, b in ((one.alpha, other.alpha), (one.kl, other.kl))
+    )
+    return NoiseLevel(alpha, kl, level, max(one.stderr, other.stderr))

@@ -1,0 +1,117 @@
+"""Naive twins of the noise measures and of the conditions of Theorem 1: plain draws, loops over units and triples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from references import Dense, twin
+from references_sharpness import STRONG_OPTIONS, _folded, _normals
+from torch import Tensor, nn
+
+LAST_ALPHA = 0.1  # of the rows of one measure the contract compares the last
+
+# Noise nearly in proportion to the weights hides a rescaling; the same noise on every weight shows it.
+_EQUAL = {"alpha": 0.3, "slope": 0.0}
+STRONG_OPTIONS |= {
+    ("expected_sharpness", "layer_scaling"): _EQUAL | {"draws": 4000},
+    ("expected_sharpness", "unit_scaling"): _EQUAL,
+    ("expected_sharpness", "batchnorm_scaling"): _EQUAL,
+    ("pac_bayes_kl", "unit_scaling"): _EQUAL,
+    ("condition_c1_mu", "unit_scaling"): {"triples": "inner"},  # the smallest ratio of all may be of one unit's path
+}
+
+
+@twin
+def expected_sharpness(dense: Dense, alpha: float = LAST_ALPHA, draws: int = 1000) -> float:
+    dense = _folded(dense)
+    names = list(dense.params)
+    w = dense.vector(names)
+    sigma = alpha * (10 * w.abs() + 1)
+    with torch.no_grad():
+        rises = [float(dense.loss_of(w + sigma * z, names) - dense.loss()) for z in _normals(draws, len(w))]
+    return math.fsum(rises) / len(rises)
+
+
+@twin
+def pac_bayes_kl(dense: Dense, alpha: float = LAST_ALPHA) -> float:
+    dense = _folded(dense)
+    total = 0.0
+    for value in dense.params.values():
+        for w in value.flatten().tolist():
+            sigma = alpha * (10 * abs(w) + 1)
+            total += w**2 / (2 * sigma**2)
+    return total
+
+
+def dense_chain(dense: Dense) -> list[tuple[Tensor, Tensor]] | None:
+    """(weight, bias) of each layer where the network is Linear, ReLU, Linear, …; None for any other."""
+    modules = list(dense.tiny.model) if isinstance(dense.tiny.model, nn.Sequential) else [None]
+    expected = [nn.Linear if i % 2 == 0 else nn.ReLU for i in range(len(modules))]
+    if not all(isinstance(module, kind) for module, kind in zip(modules, expected, strict=True)):
+        return None
+    return [(m.weight.detach(), m.bias.detach()) for m in modules if isinstance(m, nn.Linear)]
+
+
+def passes_through(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """For one sample: [x, D_1W_1, …, W_d] as matrices, and the pre-activations of the hidden layers."""
+    matrices, signals = [x[:, None]], []
+    for i, (weight, bias) in enumerate(layers):
+        z = weight @ x + bias
+        on = (z > 0).double() if i < len(layers) - 1 else torch.ones_like(z)
+        matrices.append(torch.diag(on) @ weight)
+        signals.append(z)
+        x = on * z
+    return matrices, signals[:-1]
+
+
+def product(matrices: list[Tensor]) -> Tensor:
+    result = matrices[0]
+    for matrix in matrices[1:]:
+        result = matrix @ result
+    return result
+
+
+@twin
+def condition_c1_mu(dense: Dense) -> dict[str, float]:
+    layers = dense_chain(dense)
+    if layers is None:
+        return {}
+    ratios = []
+    for x in dense.tiny.x:
+        m, _ = passes_through(layers, x)
+        for b in range(len(m)):
+            for c in range(b):
+                for a in range(c + 1):
+                    parts = product(m[c + 1 : b + 1]).norm() * product(m[a : c + 1]).norm()
+                    ratios.append(float(math.sqrt(m[c].shape[0]) * product(m[a : b + 1]).norm() / parts))
+    return {"": min(ratio for ratio in ratios if ratio > 0)}
+
+
+@twin
+def condition_c2(dense: Dense, floor: float = 0.1) -> dict[str, float]:
+    layers = dense_chain(dense)
+    if layers is None or len(layers) < 2:
+        return {}
+    worst = [0.0] * (len(layers) - 1)
+    for x in dense.tiny.x:
+        for k, z in enumerate(passes_through(layers, x)[1]):
+            sizes = [abs(v) / math.sqrt(float((z * z).mean())) for v in z.tolist()]
+            for delta in [floor, *(s for s in sizes if s >= floor)]:
+                worst[k] = max(worst[k], sum(s <= delta for s in sizes) / len(sizes) / delta)
+    return {"": max(worst)} | dict(zip(dense.tiny.layers, worst, strict=False))
+
+
+@twin
+def condition_c3(dense: Dense) -> dict[str, float]:
+    layers = dense_chain(dense)
+    if layers is None:
+        return {}
+    worst = [0.0] * len(layers)
+    for x in dense.tiny.x:
+        for i, matrix in enumerate(passes_through(layers, x)[0][1:]):
+            if not matrix.any():  # every unit of this layer is off
+                continue
+            row = max(math.sqrt(sum(w * w for w in r)) for r in layers[i][0].tolist())
+            worst[i] = max(worst[i], row * math.sqrt(len(matrix)) / float(matrix.norm()))
+    return {"": max(worst)} | dict(zip(dense.tiny.layers, worst, strict=True))
