@@ -287,6 +287,14 @@ class Parts(nn.Module):
         return self.head(view.transpose(1, 2).flatten(1) @ torch.eye(6, dtype=x.dtype))
 
 
+def test_what_returns_its_input_or_writes_to_it_changes_nothing() -> None:
+    modules = [nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Dropout(), nn.Identity(), nn.Linear(5, 3)]
+    table = fs.measure(
+        _built("same", nn.Sequential(*modules), (4,), 3, ()).problem(), ["lipschitz_l2", "spectral_norm"]
+    )
+    assert table["lipschitz_l2"] == pytest.approx(table["spectral_norm"], rel=1e-12)
+
+
 def test_branches_are_bounded() -> None:
     tiny = _built("parts", Parts(), (4,), 2, (), chain=False)
     bound = fs.measure(tiny.problem(), "lipschitz_l2")["lipschitz_l2"]

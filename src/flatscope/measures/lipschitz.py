@@ -17,7 +17,7 @@ from flatscope.graph.tracing import LAYER_CALLS
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, from_log, positive_margin
 from flatscope.measures.operator_norms import layer_norms, matrix_norm, operator_norm
 from flatscope.measures.path_norms import log_gradient_bounds
-from flatscope.measures.path_pass import AVERAGE_POOLS, MAX_POOLS, SLOPES
+from flatscope.measures.path_pass import AVERAGE_POOLS, MAX_POOLS, SLOPES, is_in_place
 from flatscope.measures.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 from flatscope.problem import output_tensor
 from flatscope.registry import Value, measure
@@ -123,7 +123,7 @@ class _Constants:
         signals = [tensor for tensor in op.tensors if self.knows(tensor)]
         result = op.run()
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-        written = op.name == "setitem" or any(id(tensor) in map(id, op.tensors) for tensor in outcomes)
+        written = op.name == "setitem" or is_in_place(op) or op.kwargs.get("inplace") is True
         if not signals or (not outcomes and not written) or RULES.get(op.name) is create:
             return result
         rule = _RULES.get(op.name) or _GENERAL.get(RULES.get(op.name))

@@ -165,7 +165,7 @@ def declare_with_margin(
             total += capacity.width_power({**defaults, **given}) * sum(log_widths(ctx, width))
         return from_log(total, log)
 
-    about = f"{{}} of `{name}`: {{}}.\n\n{{}}\n\nArgs:\n{listed}\n{_EPSILON}"
+    rest = f"\n\nArgs:\n{listed}\n{_EPSILON}"
     kinds = (
         (
             f"{name}_over_margin",
@@ -173,7 +173,7 @@ def declare_with_margin(
             own,
             rf"\left({norm} / \gamma_{{\mathrm{{margin}}}}\right)^2",
             "Figure 1",
-            about.format("Square of the ratio to the margin", "the quantity of Figure 1", _OVER),
+            f"Squared ratio of `{name}` to the margin of the training set.\n\n{_OVER}{rest}",
         ),
         (
             f"{name}_capacity",
@@ -181,8 +181,7 @@ def declare_with_margin(
             own | sizes,
             capacity.symbol,
             capacity.equation,
-            about.format("Capacity that goes with the norm", "the printed form", _CAPACITY)
-            + _WITH_4D
+            f"Capacity of networks with this `{name}` and margin, as printed.\n\n{_CAPACITY}{rest}{_WITH_4D}"
             + (_WIDTH if "width" in sizes else ""),
         ),
     )
@@ -207,8 +206,8 @@ def declare_with_margin(
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_OVER = "Factors that depend on depth and width alone are left out, as in the paper's figures."
-_CAPACITY = "As printed, with the factors that depend on depth and width."
+_OVER = "The quantity of Figure 1: factors that depend on depth and width alone are left out."
+_CAPACITY = "The squared ratio times the factors that depend on depth and width."
 _EPSILON = "    epsilon: fraction of the training samples that may lie at or below the margin."
 _WITH_4D = "\n    with_4d: whether to count a factor 4 per layer."
 _WIDTH = '\n    width: h_i of a convolution: "channels", or "units" (channels times positions).'

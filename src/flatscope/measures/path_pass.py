@@ -71,7 +71,7 @@ class PathPass:
             return op.run()  # about constants or the weights themselves
         if op.name == "setitem":
             return self._set_item(op)
-        if RULES.get(op.name) is create and not _is_in_place(op):
+        if RULES.get(op.name) is create and not is_in_place(op):
             return op.run()  # a constant of the same shape
         rule = _move if RULES.get(op.name) is move else _RULES.get(op.name)
         if rule is None and self.curves and op.name in SLOPES:
@@ -84,7 +84,7 @@ class PathPass:
         if "out" in op.kwargs:
             self.refuse(op)
         result, log_scale = rule(self, op)
-        if _is_in_place(op):
+        if is_in_place(op):
             return self._written(op.args[0], result, log_scale)
         for tensor in tensors_in(result):
             if tensor.is_floating_point():
@@ -146,7 +146,8 @@ class PathPass:
 Rule = Callable[[PathPass, Operation], tuple[Any, float]]
 
 
-def _is_in_place(op: Operation) -> bool:
+def is_in_place(op: Operation) -> bool:
+    """Whether the operation writes to its first argument. One that returns it as it is does not."""
     name = getattr(op.function, "__name__", "")
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
