@@ -2,5 +2,16 @@
 
 from flatscope.dynamics.chains import ChainRun, SampleNoise, gradient_of, run_chains
 from flatscope.dynamics.langevin import SGLD, quadratic_variance
+from flatscope.dynamics.potentials import TwoBasins, ValleyAndPoint, simulate
 
-__all__ = ["SGLD", "ChainRun", "SampleNoise", "gradient_of", "quadratic_variance", "run_chains"]
+__all__ = [
+    "SGLD",
+    "ChainRun",
+    "SampleNoise",
+    "TwoBasins",
+    "ValleyAndPoint",
+    "gradient_of",
+    "quadratic_variance",
+    "run_chains",
+    "simulate",
+]
