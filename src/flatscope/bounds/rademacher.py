@@ -1,0 +1,225 @@
+"""Bounds by Rademacher complexity for networks with bounded ℓ1 norms (Zhang et al. 2017, Sections 8.4 and 9).
+
+They are statements about y f(x) with y = ±1. A network with two outputs is the function f = f_1 - f_0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.integrate import quad
+from scipy.optimize import minimize_scalar
+
+from flatscope.bounds.norm_based import largest_inputs
+from flatscope.bounds.psi import without_batchnorm
+from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
+from flatscope.measures.interactions import relu_chain
+from flatscope.measures.margins import margin
+from flatscope.registry import Value, bound
+
+STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of
+_CLASS = (
+    "two classes; a chain of dense layers with ReLU between them (checked)",
+    "inputs no larger than the largest training input",
+    "NOT CERTIFIED: the norms B_i are read off the trained weights, the theorem fixes them before",
+    "samples drawn independently (cannot be checked)",
+)
+
+
+@dataclass(frozen=True)
+class L1Class:
+    """Networks whose units have incoming weights of ℓ1 norm at most B_i in layer i.
+
+    Attributes:
+        bounds: B_1 … B_k.
+        dimension: number of inputs.
+        largest: largest absolute entry of an input.
+    """
+
+    bounds: tuple[float, ...]
+    dimension: int
+    largest: float = 1.0
+
+    @property
+    def supremum(self) -> float:
+        """No output is larger in absolute value."""
+        return self.largest * math.prod(self.bounds)
+
+    def rademacher(self, n: int) -> float:
+        """Bound on the Rademacher complexity of n samples: ½ Π(2B_i) √(2 ln(2d) / n), half of (57).
+
+        The paper prints ln d, which is zero for one input although the complexity is not.
+        """
+        if n < 1 or self.dimension < 1:
+            raise InputError("at least one sample and one input", f"{n}, {self.dimension}", where="rademacher")
+        factors = math.prod(2 * b for b in self.bounds)
+        return 0.5 * self.largest * factors * math.sqrt(2 * math.log(2 * self.dimension) / n)
+
+
+def l1_class(ctx: Context) -> L1Class:
+    """The smallest class that contains the network's difference of outputs.
+
+    Biases are weights from an input that is always one, which every hidden layer hands on: then no B_i is below one.
+    """
+    if ctx.problem.n_outputs != 2:
+        raise NotApplicable("two outputs, since the theorem is about y f(x) with y = ±1", f"{ctx.problem.n_outputs}")
+    chain = ctx.sweep(relu_chain, samples=STRUCTURE_SAMPLES)
+    biased = any(bool(bias.any()) for bias in chain.biases)
+    weights = [*chain.weights[:-1], chain.weights[-1][1:] - chain.weights[-1][:1]]
+    biases = [*chain.biases[:-1], chain.biases[-1][1:] - chain.biases[-1][:1]]
+    norms = [float((w.abs().sum(1) + b.abs()).max()) for w, b in zip(weights, biases, strict=True)]
+    largest = largest_inputs(ctx)["linf"]
+    if biased:
+        norms = [max(b, 1.0) for b in norms[:-1]] + norms[-1:]
+        largest = max(largest, 1.0)
+    return L1Class(tuple(norms), chain.widths[0] + biased, largest)
+
+
+@bound(
+    symbol=r"\sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
+    paper="zhang2017",
+    equation="Lemma 4, eq (57), with log 2d",
+    assumptions=("loss in [0, 1] and 1-Lipschitz in y f(x), as the ramp loss is", *_CLASS),
+    needs={"classes", "chain"},
+)
+def rademacher_l1(ctx: Context, *, delta: float) -> Value:
+    """Gap of any network with these ℓ1 norms for a loss in [0, 1] that is 1-Lipschitz in the margin.
+
+    (57) bounds the expected supremum; the second term makes it hold with probability 1 - delta.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+    """
+    ctx = ctx.sweep(without_batchnorm)
+    n, own = ctx.problem.n_train, ctx.sweep(l1_class)
+    value = 2 * own.rademacher(n) + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
+
+
+def margin_bound(fraction: float, complexity: float, gamma: float, supremum: float, n: int, delta: float) -> float:
+    """The right-hand side of (60), with log₂ inside: fraction + 4R/γ + √(log log₂(4C/γ) / n) + √(log(1/δ) / 2n).
+
+    With the printed natural logarithm the root does not exist for γ > 4C/e; with log₂ it does for γ ≤ 2C.
+    """
+    if not 0 < gamma <= 2 * supremum or n < 1:
+        raise InputError("0 < gamma ≤ 2C and at least one sample", f"{gamma}, {supremum}, {n}", where="margin_bound")
+    union = math.sqrt(math.log(math.log2(4 * supremum / gamma)) / n)
+    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+
+
+@bound(
+    symbol=r"\tfrac{\#\{y_if(x_i) < \gamma\}}{n} + \tfrac{4}{\gamma} \hat R + \sqrt{\tfrac{\log\log_2(4C/\gamma)}{n}}"
+    r" + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
+    paper="zhang2017",
+    equation="Theorem 5, eq (60), with log₂",
+    assumptions=("holds for all margins γ at once: the best is taken", *_CLASS),
+    needs={"classes", "chain"},
+)
+def margin_l1(ctx: Context, *, delta: float) -> Value:
+    """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+    """
+    ctx = ctx.sweep(without_batchnorm)
+    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    assert margins is not None  # class labels are needed, by declaration
+    complexity, ordered = own.rademacher(n), margins.sort().values
+    candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
+    best, gamma = math.inf, math.nan
+    for candidate in candidates:
+        if 0 < candidate <= 2 * own.supremum:
+            below = int(torch.searchsorted(ordered, candidate)) / n  # strictly smaller
+            value = margin_bound(below, complexity, candidate, own.supremum, n, delta)
+            best, gamma = min((best, gamma), (value, candidate))
+    if math.isinf(best):
+        raise NotApplicable("the network's outputs are all equal")
+    return Value(best, reason=f"at γ = {gamma:.3g}; R = {complexity:.3g}, C = {own.supremum:.3g}")
+
+
+def local_margin_bound(
+    fraction: float, complexity: float, gamma: float, supremum: float, n: int, delta: float, constant: float
+) -> float:
+    """The right-hand side of (24): 1.01 fraction + K((2 log³n / γ²) R² + 2 log(log(4b/γ)/δ) / n)."""
+    if not 0 < gamma <= supremum or n < 1 or not constant > 0:
+        raise InputError("0 < gamma ≤ b, samples, K > 0", f"{gamma}, {supremum}, {n}, {constant}", where="(24)")
+    inner = 2 * math.log(n) ** 3 / gamma**2 * complexity**2
+    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / _checked(delta)) / n)
+
+
+@bound(
+    symbol=r"1.01\, I_{S,\gamma} + K\left(\tfrac{2\log^3 n}{\gamma^2} R_n^2"
+    r" + \tfrac{2\log(\log(4b/\gamma)/\delta)}{n}\right)",
+    paper="zhang2017",
+    equation="Theorem 3, eq (24)",
+    assumptions=("NOT CERTIFIED: the constant K is not known; the value is for the K that is given", *_CLASS),
+    needs={"classes", "chain"},
+)
+def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsilon: float = 0.05) -> Value:
+    """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+        constant: K, which the theorem leaves open.
+        epsilon: γ is the margin that this fraction of the samples reach at most.
+    """
+    ctx = ctx.sweep(without_batchnorm)
+    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    assert margins is not None
+    gamma = float(margin(ctx, epsilon=epsilon))
+    if not gamma > 0:
+        raise NotApplicable(f"a positive margin of all but {epsilon:g} of the samples", f"{gamma:.4g}")
+    fraction = float((margins < gamma).double().mean())
+    value = local_margin_bound(fraction, own.rademacher(n), gamma, own.supremum, n, delta, constant)
+    return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {own.rademacher(n):.3g}")
+
+
+def dudley(log_covering: Callable[[float], float], largest: float, n: int, constant: float = 1.0) -> float:
+    """(25): C inf over ε of ε + n^(-1/2) ∫ from ε to the largest value of √(log N_δ) dδ; C is not known.
+
+    Args:
+        log_covering: logarithm of the covering number at a radius.
+        largest: largest value of a function of the class.
+        n: number of samples.
+        constant: C.
+    """
+    if not largest > 0 or n < 1 or not constant > 0:
+        raise InputError("positive largest value, samples and constant", f"{largest}, {n}, {constant}", where="dudley")
+
+    def total(log_epsilon: float) -> float:
+        epsilon = math.exp(log_epsilon)
+        area = quad(
+            lambda t: math.exp(t) * math.sqrt(max(log_covering(math.exp(t)), 0.0)),
+            log_epsilon,
+            math.log(largest),
+            limit=200,
+        )[0]
+        return epsilon + float(area) / math.sqrt(n)
+
+    top = math.log(largest)
+    found = minimize_scalar(total, bounds=(top - 40, top), method="bounded")
+    return constant * min(float(found.fun), largest)
+
+
+def smooth_entropy(epsilon: float, dimension: int, smoothness: float, locality: int | None = None) -> float:
+    """Order of log N: (1/ε)^(d/s), or d (1/ε)^(h/s) for compositions of functions of h variables."""
+    if not epsilon > 0 or dimension < 1 or not smoothness > 0 or (locality is not None and locality < 1):
+        raise InputError(
+            "positive numbers", f"{epsilon}, {dimension}, {smoothness}, {locality}", where="smooth_entropy"
+        )
+    if locality is None:
+        return float((1 / epsilon) ** (dimension / smoothness))
+    return float(dimension * (1 / epsilon) ** (locality / smoothness))
+
+
+def _checked(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise InputError("0 < delta < 1", str(delta), where="delta")
+    return delta

@@ -1,0 +1,95 @@
+"""Theorem 1 of Neyshabur et al. as printed against numbers by hand, and its sound lemmas against simulation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from networks import mlp, smooth
+from test_interactions import network
+
+import flatscope as fs
+from flatscope.bounds.sharpness_theorem import (
+    Constants,
+    flip_constant,
+    flip_constant_corrected,
+    lemma_1,
+    lemma_3,
+    simplified,
+    theorem_1,
+)
+from flatscope.errors import InputError
+from flatscope.measures.interactions import interaction_ratios, relu_chain
+
+TWO = Constants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
+
+
+def test_lemma_3_second_moment_is_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(3, 5, generator=generator).double(), torch.randn(4, 2, generator=generator).double()
+    noise = 0.3 * torch.randn(40_000, 5, 4, generator=generator).double()
+    squares = (left @ noise @ right).square().sum((1, 2))
+    error = float(squares.std()) / math.sqrt(len(squares))
+    assert abs(float(squares.mean()) - lemma_3(left, right, 0.3) ** 2) <= 4 * error
+    assert float(squares.sqrt().mean()) <= lemma_3(left, right, 0.3)
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e-2, 1e-1])
+def test_lemma_1_bounds_what_noise_does_while_no_unit_switches(sigma: float) -> None:
+    tiny = network(6, 20, 15, 4, n=2, seed=3)
+    ctx = fs.Context(tiny.problem())
+    chain, ratios = relu_chain(ctx, samples=2), interaction_ratios(ctx, samples=2)
+    generator = torch.Generator().manual_seed(1)
+    for sample in range(2):
+        distances = []
+        for _ in range(300):
+            h = chain.inputs[sample]
+            for level, weight in enumerate(chain.weights, start=1):
+                noise = sigma * torch.randn(weight.shape, generator=generator).double()
+                h = chain.pattern(level, sample).double() * ((weight + noise) @ h)
+            distances.append(float((h - chain.signals[-1][sample]).norm()))
+        assert sum(distances) / 300 <= lemma_1(chain, sample, [sigma] * 3, float(ratios[sample].min()))
+
+
+def test_theorem_by_hand() -> None:
+    """γ_1 = 0.1·6/(0.25·3) = 0.8 and γ_2 = 0.2·6/(0.25·2) = 2.4; C_δ = 1 and 2."""
+    rise = 1.8 * 3.4 - 1 + (1 + 2.4) * (1 + 7.2) * ((1 + 1.6) * (1 + 9.6) - 1)
+    expected = rise * 0.15 + math.sqrt((900 + 100 + math.log(20)) / 50)
+    assert theorem_1(TWO, [0.1, 0.2], [1.0, 2.0], 50, 0.05) == pytest.approx(expected)
+
+
+def test_simplified_bound_by_hand_with_and_without_the_dropped_factor() -> None:
+    rise = 0.5 * (1 + (1 + 0.5 * 3) * 2) * 0.15
+    kl = 4 / 0.5**4 * (36 + 36) / 0.25
+    assert simplified(TWO, 0.5, 50, 0.05) == pytest.approx(rise + math.sqrt((kl + math.log(20)) / 50))
+    with_factor = simplified(TWO, 0.5, 50, 0.05, flips=[3.0, 3.0])
+    assert with_factor == pytest.approx(rise + math.sqrt((9 * kl + math.log(20)) / 50))
+    assert flip_constant(1000, 0.01) ** 2 == pytest.approx(14.1, abs=0.05)
+
+
+def test_printed_tail_is_too_short_and_the_corrected_one_is_not() -> None:
+    largest = torch.randn(2000, 1000, generator=torch.Generator().manual_seed(0)).abs().amax(1)
+    assert float((largest > flip_constant(1000, 0.01)).double().mean()) > 0.1
+    assert float((largest > flip_constant_corrected(1000, 0.01)).double().mean()) <= 0.015
+
+
+@pytest.mark.parametrize("form", ["theorem", "simplified"])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_bound_is_evaluated_at_the_best_noise_and_marked(form: str, corrected: bool) -> None:
+    options = {"sharpness_theorem_1": {"form": form, "corrected": corrected}}
+    row = fs.bounds(network(5, 30, 20, 3, n=10).problem(), "sharpness_theorem_1", options=options).to_frame().iloc[0]
+    assert 0 < row["value"] < math.inf
+    assert row["vacuous"]
+    assert row["assumptions"].startswith("NOT CERTIFIED")
+
+
+def test_other_networks_and_losses_are_refused() -> None:
+    assert "chain of dense" in fs.bounds(smooth().problem(), "sharpness_theorem_1").to_frame()["reason"].iloc[0]
+    for wrong in (
+        lambda: Constants((4, 4), (1.0,), 0.0, 1, 1, 1, 1),
+        lambda: fs.bounds(mlp().problem(), "sharpness_theorem_1", options={"sharpness_theorem_1": {"flip_delta": 2.0}}),
+        lambda: flip_constant_corrected(0, 0.1),
+    ):
+        with pytest.raises(InputError):
+            wrong()
