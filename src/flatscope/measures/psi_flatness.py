@@ -21,16 +21,16 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.sweep import exact_sweep
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.graph.tracing import trace as trace_network
-from flatscope.params import Params, count, flatten, unflatten
+from flatscope.params import Params, count, unflatten
 from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking, unit_directions
 from flatscope.registry import Value, measure
-from flatscope.samples import Inputs
 from flatscope.symmetries.path_certificate import ActivationCertificate
 from flatscope.symmetries.path_coordinates import PathCoordinates
 
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
 BLOCK_BYTES = 256 * 2**20
+COLUMNS = 8
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 
@@ -45,18 +45,18 @@ POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight bec
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
     "derivative is included, without which it is right at an exact minimum only",
 )
-def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.01, most_products: int = 1024) -> Value:
+def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02, most_products: int = 256) -> Value:
     r"""Trace of the Hessian of the training loss with respect to the basis-path values.
 
     A value whose own edge is no unit's incoming skeleton edge moves that weight alone: its second derivative is
     :math:`H_{ee} / (S P)^2`, from the exact sweep. The others, one per unit at most, rescale all outgoing weights of
-    a unit; they take one Hessian product each, and are estimated where there are more than 512.
+    a unit; they take one Hessian product each, and are estimated where there are more than `most_products`.
 
     Args:
         ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         accuracy: relative standard error to reach where products must be estimated.
-        most_products: give up after so many Hessian products.
+        most_products: the most Hessian products to take: up to so many units are exact, more are estimated.
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
     swept = ctx.sweep(exact_sweep, diagonal=True)
@@ -74,14 +74,8 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.01
     chosen = rest.nonzero().flatten()
     if not len(chosen):
         return Value(known)
-    operator = PathHessian(ctx, paths, chosen)
-    found_rest = trace(
-        operator,
-        ctx.generator("psi_trace"),
-        accuracy=accuracy,
-        most_products=most_products,
-        block=max(1, min(16, BLOCK_BYTES // (8 * operator.n_weights))),
-    )
+    operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
+    found_rest = trace(operator, generator, accuracy=accuracy, most_products=most_products)
     reason = "" if found_rest.exact else f"{len(chosen)} of {paths.count} values by products"
     if not found_rest.converged:
         reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
@@ -103,7 +97,13 @@ class PathHessian:
         self._gains = paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in self._names})
         self._hessian = Hessian(ctx, self._names)
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
-        self.n_weights = count(paths.params[name] for name in self._names)
+        n_weights = count(paths.params[name] for name in self._names)
+        self._width = max(1, min(COLUMNS, BLOCK_BYTES // (8 * n_weights)))
+        at = paths.scaled_reference()
+        # J from two reverse passes: torch's forward mode would load its compiler, which takes longer than all of this.
+        self._pull = torch.func.vjp(self._weights, at)[1]
+        self._push = torch.func.vjp(lambda w: self._pull(w)[0], self._gradient)[1]
+        self._bend = torch.func.vjp(self._pulled_gradient, at)[1]  # symmetric, so that its transpose will do
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,24 +112,22 @@ class PathHessian:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(len(vectors), -1).double().to(self._chosen.device)  # (r, k)
-        at, like = self._paths.scaled_reference(), {name: self._paths.params[name] for name in self._names}
-        directions, lengths, moves = [], [], []
-        for column in columns.T:
-            spread = torch.zeros(self._paths.count, dtype=torch.float64, device=column.device)
-            spread[self._chosen] = column
-            direction = spread * self._gains  # in units of weights, of length 1: float32 cannot hold a value of 1e-40
-            length = direction.norm().clamp_min(torch.finfo(torch.float64).tiny)
-            directions.append(self._paths.split(direction / length))
-            lengths.append(length)
-            moves.append(flatten(torch.func.jvp(self._weights, (at,), (directions[-1],))[1]))
-        curved = self._hessian @ torch.stack(moves, dim=1)  # (p, k)
-        products = []
-        for i, along in enumerate(directions):
-            pulled = torch.func.vjp(self._weights, at)[1](unflatten(curved[:, i], like))[0]
-            bent = torch.func.jvp(self._pulled_gradient, (at,), (along,))[1]
-            total = {name: pulled[name] + bent[name] for name in self._names}
-            products.append(lengths[i] * (self._paths.join(total) * self._gains)[self._chosen])
-        return torch.stack(products, dim=1).reshape(vectors.shape)
+        parts = torch.split(columns, self._width, dim=1)  # few at a time: a batch is held once per column
+        return torch.cat([self._products(part) for part in parts], dim=1).reshape(vectors.shape)
+
+    def _products(self, columns: Tensor) -> Tensor:
+        spread = torch.zeros(columns.shape[1], self._paths.count, dtype=torch.float64, device=columns.device)
+        spread[:, self._chosen] = columns.T
+        directions = spread * self._gains  # in units of weights, of length 1: float32 cannot hold a value of 1e-40
+        lengths = directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        along = torch.vmap(self._paths.split)(directions / lengths)  # (k, *shape) by name
+        moves = torch.vmap(self._push)(along)[0]
+        curved = self._hessian @ torch.cat([moves[name].flatten(1) for name in self._names], dim=1).T  # (p, k)
+        shaped = torch.vmap(partial(unflatten, like={name: self._paths.params[name] for name in self._names}))(curved.T)
+        pulled, bent = torch.vmap(self._pull)(shaped)[0], torch.vmap(self._bend)(along)[0]
+        total = torch.vmap(self._paths.join)({name: pulled[name] + bent[name] for name in self._names})
+        products: Tensor = (lengths * total * self._gains)[:, self._chosen].T
+        return products
 
     def _weights(self, scaled: Params) -> Params:
         found = self._paths.from_scaled(scaled)
@@ -307,22 +305,12 @@ def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
 
 
 def certified_radius(ctx: Context, rule: str) -> float:
-    """The largest radius that the certificate allows, by bisection where a batch asks for a smaller one."""
+    """The largest radius that the certificate allows: the smallest over batches."""
     certificate = ActivationCertificate(ctx.problem.model, ctx.sweep(path_coordinates, rule=rule))
     radius = certificate.limit * (1 - 1e-12)
-
-    def holds(inputs: Inputs, epsilon: float, n: int) -> bool:
-        ctx.count("forward", 4 * n)
-        return certificate.holds(inputs, epsilon)
-
     for inputs, targets in ctx.batches():
-        if holds(inputs, radius, len(targets)):
-            continue
-        low, high = 0.0, radius
-        while high - low > 1e-12 * high and high > torch.finfo(torch.float64).tiny:
-            middle = (low + high) / 2
-            low, high = (middle, high) if holds(inputs, middle, len(targets)) else (low, middle)
-        radius = low
+        radius, runs = certificate.radius(inputs, radius)
+        ctx.count("forward", 4 * runs * len(targets))  # each run applies every layer four times
     return radius
 
 

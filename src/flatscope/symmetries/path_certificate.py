@@ -13,6 +13,7 @@ and a ReLU keeps its state where its input is farther than that from zero. This 
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -52,15 +53,41 @@ class ActivationCertificate:
         self._layers = {layer.weight: layer for layer in coordinates.graph.layers}
         self.limit = coordinates.nearest_pole
 
-    def holds(self, inputs: Inputs, epsilon: float) -> bool:
-        """Whether no ReLU changes state on any of the inputs while the values move by at most ε < `limit`."""
+    def worst(self, inputs: Inputs, epsilon: float) -> float:
+        """Largest movement of a ReLU's input relative to its distance from zero; below 1 no ReLU changes state.
+
+        A convex function of ε < `limit` that vanishes at 0.
+        """
         device = next(iter(self._params.values())).device
         run = _Run(self._params, self._layers, self._prefixes(), self._free(), epsilon)
         with torch.no_grad():
             replay(self._model, moved(inputs, device, torch.float64), run.follow, self._params)
         if not run.states:
             raise NotApplicable("needs a network with ReLUs; this one has none")
-        return run.unchanged
+        return run.worst
+
+    def radius(self, inputs: Inputs, high: float) -> tuple[float, int]:
+        """The largest ε ≤ high that is certified, to 1e-12, and how many runs it took to find.
+
+        A chord lies above a convex curve, and a ray from the origin through a point of it below, behind that point:
+        where they reach 1 brackets the answer from both sides.
+        """
+        at_high, runs = self.worst(inputs, high), 1
+        while math.isinf(at_high) and high > 0:  # an input of exactly zero, or bounds beyond the range of numbers
+            high /= 1e3
+            at_high, runs = self.worst(inputs, high), runs + 1
+        if at_high < 1:
+            return high, runs
+        low, at_low = 0.0, 0.0
+        while high - low > 1e-12 * high:
+            middle = low + (high - low) * (1 - at_low) / (at_high - at_low) * (1 - 1e-13)
+            if middle <= low:
+                break
+            low, at_low, runs = middle, self.worst(inputs, middle), runs + 1
+            if at_low * high > low:  # the ray through the new point is the better upper end
+                high = low / at_low
+                at_high, runs = self.worst(inputs, high), runs + 1
+        return low, runs
 
     def _prefixes(self) -> Tensor:
         """|P(u)| with suffixes ±1; infinite for the ground, whose outgoing weights are not divided by a value."""
@@ -84,7 +111,7 @@ class _Run:
         self._names = {id(value): name for name, value in params.items()}
         self._layers, self._prefixes, self._free, self._epsilon = layers, prefixes, free, epsilon
         self._bounds: dict[int, tuple[Tensor, Tensor]] = {}  # the tensor is kept so that its identity is not reused
-        self.unchanged, self.states = True, 0
+        self.worst, self.states = 0.0, 0
 
     def follow(self, op: Operation) -> Any:
         """Run one operation and bound how far its result moves."""
@@ -137,7 +164,8 @@ class _Run:
 
     def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
         """A state is safe if the input stays on its side of zero, or cannot move at all."""
-        self.unchanged &= bool(((before.abs() > bound) | (bound == 0)).all())
+        share = torch.where(bound == 0, 0.0, bound / before.abs())
+        self.worst = max(self.worst, float(share.max()) if share.numel() else 0.0)
         slope = 0.0
         if op.name == "leaky_relu":
             slope = abs(float(op.named("input", "negative_slope").get("negative_slope", 0.01)))
