@@ -85,7 +85,7 @@ def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
     """w† = X†y = Xᵀ(XXᵀ)⁻¹y for independent rows: the shortest solution of Xw = y (their Lemma 2).
 
     Example:
-        >>> minimum_norm(torch.tensor([[1.0, 1.0]]), torch.tensor([2.0])).tolist()
+        >>> [round(w, 9) for w in minimum_norm(torch.tensor([[1.0, 1.0]]), torch.tensor([2.0])).tolist()]
         [1.0, 1.0]
     """
     X, y = _pair(X, y, "minimum_norm")
@@ -159,8 +159,8 @@ def max_margin(X: Tensor, y: Tensor, *, uncertain: str = "inputs", bias: bool = 
 
     Example:
         >>> found = max_margin(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]), torch.tensor([1, -1]))
-        >>> found.weight.tolist(), round(found.bias, 9), round(found.radius, 9)
-        ([0.5, 0.0], 0.5, 2.0)
+        >>> [round(number, 9) for number in (float(found.weight[0]), found.bias, found.radius)]
+        [0.5, 0.5, 2.0]
     """
     X, y = _pair(X, y, "max_margin")
     if not bool(((y == 1) | (y == -1)).all()):
