@@ -121,12 +121,13 @@ def test_json_is_all_that_stdout_carries(run: Run, weights: Path) -> None:
 
 def test_bounds_come_beside_the_measures(run: Run, weights: Path, tmp_path: Path) -> None:
     common = ["measure", *SMALL, "--weights", weights, "-m", "margin", "--bounds"]
+    quick = [entry.name for entry in select(None, "bound")]
     both = json.loads(run(*common, "--json", "--out", tmp_path / "t.json").out)
     assert {name: Table.from_json(json.dumps(part)).names for name, part in both.items()} == {
         "measures": ["margin"],
-        "bounds": list(declarations("bound")),
+        "bounds": quick,
     }
-    assert Table.load(tmp_path / "t-bounds.json").names == list(declarations("bound"))
+    assert Table.load(tmp_path / "t-bounds.json").names == quick
     assert "vacuous" in run(*common).out
 
 

@@ -14,7 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from networks import mlp
 
+import flatscope as fs
+from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.registry import declarations
 from flatscope.report import report, save_figures
@@ -426,3 +429,12 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     save_figures(table(), tmp_path)
     page_text([table(), figure()])
     assert pyplot.get_fignums() == before
+
+
+def test_an_audit_has_its_matrix(tmp_path: Path) -> None:
+    problem = mlp().problem()
+    found = audit(problem, ["hessian_trace", "rho_sum", "l2_norm"], by=("layer", "unit"), trials=1)
+    text = page_text([{"net": fs.measure(problem, "rho_sum")}, {"net": found}])
+    assert text.count("stands still") >= 3  # rho_sum twice, l2_norm under layer scaling
+    assert text.count(">moves<") >= 3
+    assert "against its declaration" not in text

@@ -97,14 +97,14 @@ def audit(
     if as_json:
         typer.echo(found.to_json())
     else:
-        _show(found)
+        show_audit(found)
     if weights is None:
         show_note("no --weights were given: these are the weights that the factory made")
     if out is not None:
         found.save(out)
 
 
-def _show(found: Audit) -> None:
+def show_audit(found: Audit) -> None:
     """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
     grid = Grid(title="relative change of each measure, same function", title_justify="left", header_style="bold")
     for name in ("measure", *found.symmetries):

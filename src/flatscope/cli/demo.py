@@ -12,6 +12,8 @@ import pandas as pd
 import typer
 from rich.console import Console
 
+from flatscope.auditing import audit
+from flatscope.cli.audit import show_audit
 from flatscope.cli.output import check_place, show_grid
 from flatscope.context import Context
 from flatscope.measuring import bounds, measure
@@ -34,6 +36,24 @@ RUNS = {
     "batch 512": TrainConfig(batch_size=512, lr=0.05, momentum=0.9, epochs=2000, stop_loss=STOP_LOSS),
 }
 
+# One or two of each family; `flatscope audit` takes all of them.
+AUDITED = (
+    "hessian_trace",
+    "hessian_max_eigenvalue",
+    "expected_flatness",
+    "pac_bayes_kl",
+    "l2_norm",
+    "spectral_norm",
+    "kappa_max",
+    "kappa_trace_sum",
+    "rho_sum",
+    "relative_flatness",
+    "l1_path_norm",
+    "l2_path_norm",
+    "psi_trace",
+    "margin",
+)
+
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
@@ -48,9 +68,11 @@ def demo(
     tables: dict[str, Table] = {}
     histories: dict[str, pd.DataFrame] = {}
     certificates: dict[str, Table] = {}
+    problems: dict[str, Problem] = {}
     for name, config in RUNS.items():
         say(f"Training a {'-'.join(map(str, WIDTHS))} network on digits with {name} to a loss of {STOP_LOSS} …")
         problem, histories[name] = _trained(name, config, data, seed, out)
+        problems[name] = problem
         last = histories[name].iloc[-1]
         say(
             f"  {int(last['epoch'])} epochs, training loss {last['train_loss']:.3g}, "
@@ -60,10 +82,14 @@ def demo(
         tables[name] = measure(problem, context=context)
         certificates[name] = bounds(problem, context=context)
         tables[name].save(out / f"{_file_name(name)}.parquet")
+    first = next(iter(tables))
+    say(f"Writing the {first} network with other weights, and measuring the same function again …")
+    audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
     _show(tables, histories)
+    show_audit(audits[first])
     command = shlex.join(["flatscope", *sys.argv[1:]])
     items = {name: [tables[name], certificates[name], histories[name]] for name in tables}
-    page = report(items, out / "report.html", title="flatscope demo", command=command)
+    page = report([items, audits], out / "report.html", title="flatscope demo", command=command)
     figures = save_figures([tables, histories], out / "figures")
     say(f"\nReport: {page}\nFigures: {len(figures)} in {out / 'figures'}")
 
@@ -87,6 +113,8 @@ def _show(tables: dict[str, Table], histories: dict[str, pd.DataFrame]) -> None:
     for line in lines(tables):  # what was measured: declarations also have long ones, and several rows of one name
         cells = [cell for cell in line.cells if cell is not None]
         if line.entry is None or line.entry.per != "network" or len(cells) < len(tables):
+            continue
+        if line.name.endswith("_capacity"):  # in the report; here they would say the norms again
             continue
         shown = [f"{cell.text} ± {cell.stderr}" if cell.stderr else cell.text for cell in cells]
         ratio = cells[-1].value / cells[0].value if cells[0].value else math.nan

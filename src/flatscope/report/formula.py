@@ -30,6 +30,7 @@ _LETTERS = {
 }  # fmt: skip
 _OPERATORS = {
     "nabla": "∇", "partial": "∂", "cdot": "⋅", "times": "×", "pm": "±", "mp": "∓", "circ": "∘", "odot": "⊙",
+    "Rightarrow": "⇒",
     "otimes": "⊗", "oplus": "⊕", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "neq": "≠", "ll": "≪",
     "gg": "≫", "approx": "≈", "sim": "∼", "simeq": "≃", "equiv": "≡", "propto": "∝", "in": "∈", "notin": "∉",
     "subset": "⊂", "subseteq": "⊆", "cup": "∪", "cap": "∩", "setminus": "∖", "to": "→", "rightarrow": "→",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError
+from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
 
@@ -49,6 +50,7 @@ def _network_name(item: Any) -> str:
 KINDS: dict[str, Kind] = {
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name),
     "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
+    "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
     "histories": Kind("a pandas frame of training history with a column `epoch`", _is_history, _network_name),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title),
 }

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from flatscope.errors import InputError
 from flatscope.guards import whole_file
 from flatscope.registry import PAPERS, SYMMETRIES
+from flatscope.report.audits import audit_notes, audit_rows, drawn_words
 from flatscope.report.charts import Chart, Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
 from flatscope.report.comparison import lines, written
 from flatscope.report.figure_data import (
@@ -32,6 +33,7 @@ from flatscope.report.formula import formula
 from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source
 from flatscope.report.summary import NEARLY, SETTLED, comparability, network_summaries
+from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 from flatscope.version import __version__
 
@@ -190,6 +192,19 @@ def bounds_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     return Part(Markup(""), [Section("bounds", "Bounds", body)], provenance)
 
 
+def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
+    """What happened to each measure when the same function was written with other weights."""
+    body = fragment(
+        "audits.html",
+        audits=audits,
+        rows={name: audit_rows(audit) for name, audit in audits.items()},
+        notes={name: audit_notes(audit) for name, audit in audits.items()},
+        drawn=drawn_words(audits),
+        words=SYMMETRY_WORDS,
+    )
+    return Part(Markup(""), [Section("audit", "Audit", body)], {f"{n}, audit": a.meta for n, a in audits.items()})
+
+
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
     found = [curves_chart(curves_data(histories, q), colours) for q in curves_quantities(histories)]
@@ -206,6 +221,7 @@ def figures_part(figures: Mapping[str, Figure], _: Colours) -> Part:
 # One renderer per kind of item, in the order of the page; the kinds themselves are in items.py.
 RENDERERS: dict[str, Callable[[Mapping[str, Any], Colours], Part]] = {
     "measures": measures_part,
+    "audits": audits_part,
     "histories": histories_part,
     "bounds": bounds_part,
     "figures": figures_part,

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, WeightsError
+from flatscope.errors import WeightsError
 from flatscope.guards import write_whole
 
 WEIGHTS_FILE = "weights.safetensors"
