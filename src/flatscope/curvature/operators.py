@@ -20,7 +20,7 @@ from flatscope.guards import precise_math
 from flatscope.params import Params, count
 from flatscope.samples import Batch
 
-BLOCK_BYTES = 256 * 2**20
+BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 256 * 2**20
 
 
@@ -68,8 +68,10 @@ class CurvatureOperator:
         return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
 
     def _blocks(self, n_columns: int) -> list[tuple[int, int]]:
-        """Ranges of columns small enough to be differentiated together."""
-        width = max(1, min(n_columns, BLOCK_BYTES // max(1, 8 * self.size)))
+        """Ranges of columns small enough to be differentiated together: each holds weights and activations once more."""
+        item = torch.finfo(self.ctx.problem.dtype).bits // 8
+        per_column = 8 * self.size + 3 * item * activations(self.ctx) * self._batch_size
+        width = max(1, min(n_columns, BLOCK_BYTES // max(1, per_column)))
         return [(start, min(start + width, n_columns)) for start in range(0, n_columns, width)]
 
     def _batch_product(self, batch: Batch, columns: Tensor) -> Tensor:
@@ -165,9 +167,13 @@ def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vector
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
+def activations(ctx: Context) -> int:
+    """Numbers that one sample leaves behind in the layers' inputs and outputs."""
+    return sum(math.prod(layer.input_shape) + math.prod(layer.output_shape) for layer in ctx.network)
+
+
 def batch_size(ctx: Context) -> int:
     """Samples per batch: small networks take many at once, since calls and not arithmetic cost the time there."""
     item = torch.finfo(ctx.problem.dtype).bits // 8
-    activations = sum(math.prod(layer.input_shape) + math.prod(layer.output_shape) for layer in ctx.network)
-    fitting = BATCH_BYTES // max(1, 8 * item * activations)
+    fitting = BATCH_BYTES // max(1, 8 * item * activations(ctx))
     return max(1, min(ctx.problem.n_train, max(fitting, 32), 4096)) if ctx.network.layers else ctx.problem.batch_size
