@@ -6,7 +6,7 @@ import math
 
 import torch
 from references import Dense, twin
-from references_sharpness import STRONG_OPTIONS, _folded, _normals
+from references_sharpness import SEARCHED, STARTS, STRONG_OPTIONS, _folded, _gradient, _highest, _normals
 from torch import Tensor, nn
 
 LAST_ALPHA = 0.1  # of the rows of one measure the contract compares the last
@@ -115,3 +115,32 @@ def condition_c3(dense: Dense) -> dict[str, float]:
             row = max(math.sqrt(sum(w * w for w in r)) for r in layers[i][0].tolist())
             worst[i] = max(worst[i], row * math.sqrt(len(matrix)) / float(matrix.norm()))
     return {"": max(worst)} | dict(zip(dense.tiny.layers, worst, strict=True))
+
+
+SEARCHED.add("adaptive_sharpness")
+
+
+@twin
+def adaptive_sharpness(dense: Dense, rho: float = 0.5) -> float:
+    """Over directions z, at w + |w| ρ z/‖z‖: the maximum of these tiny networks lies on the sphere."""
+    dense = _folded(dense)
+    names = list(dense.params)
+    w, loss = dense.vector(names), float(dense.loss())
+    starts = [_gradient(dense, names) * w.abs(), *_normals(STARTS, len(w))]
+    highest = _highest(lambda z: dense.loss_of(w + w.abs() * rho * z / z.norm(), names), [s / s.norm() for s in starts])
+    return highest - loss
+
+
+@twin
+def fisher_rao_norm(dense: Dense) -> float:
+    """By central differences of each sample's loss along the weights."""
+    tiny, step = dense.tiny, 1e-5
+
+    def losses(factor: float) -> Tensor:
+        outputs = dense.outputs({name: factor * value for name, value in dense.params.items()}).detach()
+        if tiny.loss == "mse":
+            return (outputs - tiny.y).square().sum(1)
+        return torch.logsumexp(outputs, 1) - outputs[torch.arange(len(tiny.y)), tiny.y]
+
+    slopes = (8 * (losses(1 + step) - losses(1 - step)) - (losses(1 + 2 * step) - losses(1 - 2 * step))) / (12 * step)
+    return math.sqrt(float(slopes.square().mean()))

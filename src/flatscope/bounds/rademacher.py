@@ -1,4 +1,4 @@
-"""Bounds by Rademacher complexity for networks with bounded ℓ1 norms (Zhang et al. 2017, Sections 8.4 and 9).
+"""Bounds by Rademacher complexity for networks with bounded ℓ1 norms (Zhang et al. 2017, eq 24, 57 and 60).
 
 They are statements about y f(x) with y = ±1. A network with two outputs is the function f = f_1 - f_0.
 """

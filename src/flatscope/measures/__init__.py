@@ -1,6 +1,7 @@
 """All measures. Importing a family declares it; a new family is one line here."""
 
 from flatscope.measures import (
+    adaptive,
     feature_robustness,
     interactions,
     lipschitz,
@@ -15,6 +16,7 @@ from flatscope.measures import (
 )
 
 __all__ = [
+    "adaptive",
     "feature_robustness",
     "interactions",
     "lipschitz",

@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.params import Params, count
-from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, minibatches, perturbed_losses, random_normal, stackable
+from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
 
@@ -143,8 +143,12 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
     generator, scale = ctx.generator("expected_sharpness"), noise_scale(ctx, slope)
     block = max(1, min(TOGETHER, STACK_BYTES // (128 * count(scale.values()))))
     for start in range(0, pairs, block):
-        drawn = random_normal(ctx, generator, scale, min(block, pairs - start))
-        yield {name: value * scale[name] for name, value in drawn.items()}
+        copies = min(block, pairs - start)
+        # Single precision: eight times as fast to draw, which is most of the time that a GPU needs.
+        yield {
+            name: torch.randn(copies, *value.shape, generator=generator, dtype=torch.float32).to(value) * value
+            for name, value in scale.items()
+        }
 
 
 def _signed_noise(ctx: Context, alphas: tuple[float, ...], pairs: int, slope: float) -> Iterator[Params]:

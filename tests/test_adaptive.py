@@ -1,0 +1,139 @@
+"""Adaptive sharpness and the Fisher-Rao norm against closed forms; the demands on measures on planted results."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import mlp, regression, smooth
+from test_pac_bayes import least_squares
+from torch.func import functional_call, jacrev
+
+import flatscope as fs
+from flatscope.errors import InputError
+from flatscope.measures.desiderata import DEMANDS, desiderata
+
+
+def value(problem: fs.Problem, name: str, **options: Any) -> float:
+    return fs.measure(problem, name, options={name: options})[name]
+
+
+def quadratic() -> tuple[fs.Problem, torch.Tensor, torch.Tensor]:
+    """Least squares as ½ uᵀ A u + gᵀ u in relative moves u."""
+    problem, _ = least_squares()
+    [(x, y)] = list(problem.train.batches())
+    w = problem.params["weight"][0]
+    scaled = x * w.abs()
+    return problem, 2 * scaled.T @ scaled / len(x), 2 * scaled.T @ (x @ w - y[:, 0]) / len(x)
+
+
+def test_worst_case_of_least_squares_in_a_ball() -> None:
+    problem, A, g = quadratic()
+    best = 0.0
+    for shift in np.geomspace(1e-9, 1e3, 20_000):  # stationary points on the sphere: (λI - A) u = g, λ above the top
+        eigenvalue = float(torch.linalg.eigvalsh(A)[-1]) + shift
+        u = torch.linalg.solve(eigenvalue * torch.eye(len(g)).double() - A, g)
+        if float(u.norm()) <= 0.1:
+            u = 0.1 * u / u.norm()
+            best = max(best, float(0.5 * u @ A @ u + g @ u))
+    found = value(problem, "adaptive_sharpness", rho=0.1, steps=200)
+    assert found == pytest.approx(best, rel=1e-3)
+
+
+def test_worst_case_of_least_squares_in_a_box_is_at_a_corner() -> None:
+    problem, A, g = quadratic()
+    corners = torch.cartesian_prod(*[torch.tensor([-0.1, 0.1]).double()] * len(g))
+    best = max(float(0.5 * u @ A @ u + g @ u) for u in corners)
+    assert value(problem, "adaptive_sharpness", rho=0.1, norm="linf", restarts=8) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "variance"), [("l2", 0.01 / 5), ("linf", 0.01)])
+def test_average_of_least_squares_is_half_the_scaled_trace(norm: str, variance: float) -> None:
+    problem, A, _ = quadratic()
+    options = {"adaptive_sharpness": {"rho": 0.1, "norm": norm, "mode": "average", "draws": 2000}}
+    table = fs.measure(problem, "adaptive_sharpness", options=options)
+    exact = 0.5 * variance * float(A.trace())
+    assert abs(table["adaptive_sharpness"] - exact) <= 4 * table.stderr("adaptive_sharpness")
+    assert 0 < table.stderr("adaptive_sharpness") < 0.1 * exact
+
+
+@pytest.mark.parametrize("mode", ["worst", "average"])
+def test_rescaling_changes_neither_mode(mode: str) -> None:
+    tiny = mlp()
+    twin = tiny.with_model(fs.rescale(tiny.model, tiny.x, by="unit", seed=1))
+    one, two = (value(t.problem(), "adaptive_sharpness", mode=mode) for t in (tiny, twin))
+    assert one == pytest.approx(two, rel=1e-8)
+
+
+def test_fisher_rao_norm_is_the_length_in_the_fisher_metric() -> None:
+    tiny = smooth()
+    params = {name: p.detach() for name, p in tiny.model.named_parameters()}
+    w = torch.cat([p.flatten() for p in params.values()])
+    jacobians = jacrev(lambda p: functional_call(tiny.model, p, (tiny.x,)))(params)
+    J = torch.cat([j.flatten(2) for j in jacobians.values()], dim=2)  # (n, C, p)
+    p = tiny.model(tiny.x).detach().softmax(1)
+    labels = torch.nn.functional.one_hot(tiny.y, p.shape[1]).double()
+    gradients = torch.einsum("nc,ncp->np", p - labels, J)
+    assert value(tiny.problem(), "fisher_rao_norm") == pytest.approx(math.sqrt(float((gradients @ w).square().mean())))
+    S = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    fisher = torch.einsum("ncp,ncd,ndq->pq", J, S, J) / len(tiny.x)
+    found = value(tiny.problem(), "fisher_rao_norm", labels="model")
+    assert found == pytest.approx(math.sqrt(float(w @ fisher @ w)), rel=1e-10)
+
+
+def test_homogeneous_networks_have_the_closed_form() -> None:
+    """Without biases ⟨w, ∇f⟩ = d f, so the norm is d times the root mean square of ⟨∂ℓ/∂f, f⟩."""
+    tiny = mlp()
+    for module in tiny.model:
+        if isinstance(module, torch.nn.Linear):
+            module.bias = None
+    outputs = tiny.model(tiny.x).detach()
+    labels = torch.nn.functional.one_hot(tiny.y, 3).double()
+    inner = ((outputs.softmax(1) - labels) * outputs).sum(1)
+    expected = 3 * math.sqrt(float(inner.square().mean()))
+    assert value(tiny.problem(), "fisher_rao_norm") == pytest.approx(expected, rel=1e-12)
+
+
+def test_wrong_options_and_losses() -> None:
+    for options in ({"norm": "l3"}, {"mode": "median"}, {"rho": 0.0}, {"draws": 3}, {"steps": 0}):
+        with pytest.raises(InputError):
+            value(mlp().problem(), "adaptive_sharpness", **options)
+    with pytest.raises(InputError):
+        value(mlp().problem(), "fisher_rao_norm", labels="none")
+    frame = fs.measure(
+        regression().problem(), "fisher_rao_norm", options={"fisher_rao_norm": {"labels": "model"}}
+    ).to_frame()
+    assert "cross-entropy" in frame["reason"].iloc[0]
+
+
+def test_verdicts_on_planted_results() -> None:
+    table = desiderata(
+        true_labels={"good": [1, 2, 3], "bad": [1, 2, 3]},
+        random_labels={"good": [2, 3, 4], "bad": [2, 1, 2]},
+        by_width={"good": [5, 4, 3, 9], "bad": [5, 6, 5, 1]},
+        width_test_errors=[0.3, 0.2, 0.1, 0.1],
+        solutions={"good": [1, 2, 3, 4, 5, 6], "bad": [6, 5, 4, 3, 2, 1], "flat": [1.0] * 6},
+        solution_test_errors=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+    )
+    verdicts = {(row["measure"], row["demand"]): row["verdict"] for _, row in table.iterrows()}
+    assert all(verdicts["good", demand] == "met" for demand in DEMANDS)
+    assert verdicts["bad", DEMANDS[0]] == verdicts["bad", DEMANDS[2]] == verdicts["flat", DEMANDS[2]] == "not met"
+    assert verdicts["bad", DEMANDS[1]] == "not met"  # falls in one of two steps only: no better than chance
+
+
+def test_what_cannot_be_judged_says_so() -> None:
+    table = desiderata(
+        true_labels={"a": [math.nan]},
+        random_labels={"a": [1.0]},
+        by_width={"a": [1, 2]},
+        width_test_errors=[0.1, 0.2],
+        solutions={"a": [1, 2]},
+        solution_test_errors=[0.1, 0.2],
+    )
+    assert list(table["verdict"]) == ["not judged"] * 3
+    assert (table["reason"] != "").all()
+    with pytest.raises(InputError, match="as many values"):
+        desiderata(true_labels={"a": [1.0]})
