@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.registry import Value, bound
-from flatscope.samples import parts_of
-
-BYTES = 256 * 2**20  # of distances that are held at once
+from flatscope.samples import Inputs, parts_of
 
 
 def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float, log_weight: float = 0.0) -> float:
@@ -95,42 +93,55 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     """
     if levels < 1:
         raise InputError("at least one partition", str(levels), where="levels")
-    (x, y, losses), (xt, yt, test_losses) = (ctx.sweep(_gathered, part=part) for part in ("train", "test"))
-    classes, n = ctx.problem.n_outputs, len(y)
-    order = torch.randperm(len(yt), generator=ctx.generator("robustness"))
-    centres = xt[order]
-    everyone, labels, all_losses = torch.cat([x, xt]), torch.cat([y, yt]), torch.cat([losses, test_losses])
-    partitions = []
-    for index in range(1, levels + 1):
-        chosen = centres[: 2 ** (index - 1)]
-        if len(chosen) < 2 ** (index - 1):
-            break
-        cell = _nearest(everyone, chosen) * classes + labels
-        partitions.append(Partition(index, len(chosen) * classes, _spread(cell, all_losses, n)))
+    centres = _centres(ctx, 2 ** (levels - 1))
+    classes, n = ctx.problem.n_outputs, ctx.problem.n_train
+    sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
+    cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
+    partitions = [
+        Partition(index, size * classes, _spread(cells[:, index - 1], losses, n))
+        for index, size in enumerate(sizes, start=1)
+    ]
     value, best = best_gap(partitions, 1.0, n, delta)
-    return Value(value, reason=f"K = {best.cells:g}, ε(S) = {best.spread:.4g}, partition {best.index}")
+    remark = f"K = {best.cells:g}, ε(S) = {best.spread:.4g}, partition {best.index} of {len(sizes)}"
+    return Value(value, exact=False, reason=remark)
 
 
-def _gathered(ctx: Context, part: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs as vectors, labels and clipped losses of one part, on the CPU, read in one pass."""
-    inputs, labels, losses = [], [], []
-    with torch.no_grad():
-        for given, targets in ctx.batches(part):
-            if len(parts_of(given)) != 1:
-                raise NotApplicable("a network with one input", f"{len(parts_of(given))} inputs")
-            outputs = ctx.forward(given)
-            ctx.count("forward", len(targets))
-            inputs.append(parts_of(given)[0].flatten(1).cpu())
-            labels.append(targets.cpu())
-            losses.append(ctx.problem.loss(outputs, targets).double().clamp(0, 1).cpu())
-    if len({rows.shape[1] for rows in inputs}) > 1:
+def _centres(ctx: Context, most: int) -> Tensor:
+    """At most that many test inputs as vectors, at random and in random order: (k, d)."""
+    n = ctx.problem.part("test").n
+    order = torch.randperm(n, generator=ctx.generator("robustness"))[:most]
+    found: dict[int, Tensor] = {}
+    start, wanted = 0, set(order.tolist())
+    for inputs, targets in ctx.batches("test"):
+        vectors = _vectors(inputs)
+        found |= {start + i: vectors[i] for i in range(len(targets)) if start + i in wanted}
+        start += len(targets)
+    if len({len(vector) for vector in found.values()}) > 1:
         raise NotApplicable("inputs of one shape")
-    return torch.cat(inputs).double(), torch.cat(labels), torch.cat(losses)
+    return torch.stack([found[int(i)] for i in order])
 
 
-def _nearest(points: Tensor, centres: Tensor) -> Tensor:
-    size = max(1, BYTES // (8 * len(centres)))
-    return torch.cat([torch.cdist(block, centres).argmin(1) for block in torch.split(points, size)])
+def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cells (n, partitions) and clipped losses (n,) of a batch at a time, training samples first."""
+    with torch.no_grad():
+        for part in ("train", "test"):
+            for inputs, targets in ctx.batches(part):
+                vectors = _vectors(inputs)
+                if vectors.shape[1] != centres.shape[1]:
+                    raise NotApplicable("inputs of one shape")
+                distances = torch.cdist(vectors, centres)  # (n, k)
+                nearest = torch.stack([distances[:, :size].argmin(1) for size in sizes], dim=1)
+                cells = nearest * ctx.problem.n_outputs + targets[:, None].to(nearest.device)
+                losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
+                ctx.count("forward", len(targets))
+                yield cells.cpu(), losses.cpu()
+
+
+def _vectors(inputs: Inputs) -> Tensor:
+    parts = parts_of(inputs)
+    if len(parts) != 1:
+        raise NotApplicable("a network with one input", f"{len(parts)} inputs")
+    return parts[0].flatten(1).double()
 
 
 def _spread(cell: Tensor, losses: Tensor, n_train: int) -> float:

@@ -146,7 +146,7 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
         copies = min(block, pairs - start)
         # Single precision: eight times as fast to draw, which is most of the time that a GPU needs.
         yield {
-            name: torch.randn(copies, *value.shape, generator=generator, dtype=torch.float32).to(value) * value
+            name: torch.randn(copies, *value.shape, generator=generator, dtype=torch.float32).to(value.device) * value
             for name, value in scale.items()
         }
 
