@@ -68,7 +68,7 @@ class CurvatureOperator:
         return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
 
     def _blocks(self, n_columns: int) -> list[tuple[int, int]]:
-        """Ranges of columns small enough to be differentiated together: each holds weights and activations once more."""
+        """Ranges of columns that may be differentiated together: each holds weights and activations once more."""
         item = torch.finfo(self.ctx.problem.dtype).bits // 8
         per_column = 8 * self.size + 3 * item * activations(self.ctx) * self._batch_size
         width = max(1, min(n_columns, BLOCK_BYTES // max(1, per_column)))
