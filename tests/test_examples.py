@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 import runpy
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from flatscope import InputError, Problem, measure
 from flatscope.cli.sources import load_model
 from flatscope.training.data import load
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MODULES = [
     found.name
     for found in pkgutil.walk_packages(flatscope.__path__, "flatscope.")
@@ -54,3 +56,12 @@ def test_the_users_model_can_be_measured() -> None:
     assert list(table.layer("kappa_trace")) == ["conv", "fc1", "fc2"]
     with pytest.raises(InputError, match="train, layer conv: expected inputs that the model accepts"):
         Problem(model, train=load("digits", train_size=40, flatten=True).train)
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    assert (tmp_path / "report.html").stat().st_size > 10_000
