@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from networks import lenet_like, mlp
+from networks import batchnorm_conv, lenet_like, mlp
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -142,6 +143,39 @@ def test_grid_is_extended_until_it_contains_the_level(start: tuple[float, ...]) 
     [there] = bi_criteria(ctx, found.alpha, draws=200)
     assert there.sharpness == pytest.approx(0.05, rel=1e-9)  # quadratic: the interpolation is exact
     assert there.kl == pytest.approx(found.kl, rel=1e-9)
+
+
+def fitted(y: torch.Tensor, x: torch.Tensor) -> fs.Problem:
+    """A small network trained to a cross-entropy of 0.01."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(2000):
+        loss = nn.functional.cross_entropy(model(x), y)
+        if float(loss.detach()) < 0.01:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return fs.Problem(model, train=(x, y))
+
+
+def test_random_labels_cost_more_divergence_at_the_same_expected_sharpness() -> None:
+    digits = load_digits()
+    x, y = torch.from_numpy(digits.data[:200] / 16), torch.from_numpy(digits.target[:200])
+    shuffled = y[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    true, random = (kl_at_sharpness(fs.Context(fitted(labels, x)), 0.05, draws=200).kl for labels in (y, shuffled))
+    assert random > 2 * true
+
+
+def test_batchnorm_must_be_folded_first() -> None:
+    tiny = batchnorm_conv()
+    with pytest.raises(InputError, match="fold_batchnorm"):
+        bi_criteria(fs.Context(tiny.problem()))
+    folded = tiny.with_model(fs.fold_batchnorm(tiny.model, tiny.x)).problem(initial=None)
+    measured = rows(tiny.problem(), "pac_bayes_kl", alpha=0.1)
+    assert bi_criteria(fs.Context(folded), 0.1, draws=4)[0].kl == pytest.approx(measured[0][0], rel=1e-12)
 
 
 @pytest.mark.parametrize(

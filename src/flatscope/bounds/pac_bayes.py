@@ -98,7 +98,7 @@ def pac_bayes(
     noise: str = "per_parameter",
     prior: str = "grid",
     prior_mean: str = "zero",
-    alpha: Any = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+    alpha: Any = (1e-2, 3e-2, 1e-1, 3e-1),
     draws: int = 20,
 ) -> Value:
     """Expected error of the network with Gaussian noise on its weights; the best of several noise levels.

@@ -23,6 +23,7 @@ from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
+from flatscope.symmetries.folding import has_batchnorm
 
 ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SLOPE = 10.0
@@ -208,8 +209,12 @@ def bi_criteria(
 ) -> list[NoiseLevel]:
     """Divergence against expected sharpness as the noise grows: the curves of Neyshabur et al. 2017, Figure 2.
 
-    The network should have no BatchNorm (fold it first). Arguments as those of the two measures.
+    Arguments as those of the two measures, which fold BatchNorm; a network that still has one is refused here.
     """
+    if has_batchnorm(ctx.problem.model):
+        raise InputError(
+            "a network without BatchNorm", "one with it", where="bi_criteria", fix="Use fold_batchnorm first"
+        )
     alphas = tuple(sorted(checked_alphas(alpha)))
     kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
     rises = expected_sharpness(ctx, alpha=alphas, draws=draws, batch=batch)
