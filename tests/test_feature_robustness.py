@@ -174,7 +174,7 @@ def test_two_features_by_brute_force() -> None:
             highest = max(highest, family.robustness_to(ctx, layer, torch.tensor(A, dtype=torch.float64), 0.5))
     found = fs.measure(tiny.problem(), "feature_robustness", options={"feature_robustness": {"delta": 0.5}})
     assert found.layer("feature_robustness")["0"] == pytest.approx(highest, rel=1e-3)
-    assert found.layer("feature_robustness")["0"] >= highest * (1 - 1e-9)
+    assert found.layer("feature_robustness")["0"] >= highest * (1 - 1e-5)  # an ascent, against a fine grid
 
 
 def test_random_matrices_average_to_relative_flatness() -> None:

@@ -520,8 +520,9 @@ def test_damaged_and_missing_weight_files_are_named(tmp_path):
     for name in ("list.pt", "text.pt", "nowhere.pt", "."):
         with pytest.raises(WeightsError):
             read_weights(tmp_path / name)
-    with pytest.raises(InputError, match="a place to write"):
-        save_weights(small(), tmp_path / "no" / "folder.pt")
+    assert save_weights(small(), tmp_path / "new" / "folder.pt").is_file()
+    with pytest.raises(InputError, match="a place that can be written to"):
+        save_weights(small(), tmp_path / "list.pt" / "below-a-file.pt")
 
 
 def test_lenet_learns_shapes_of_images():

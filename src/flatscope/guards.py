@@ -65,6 +65,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(f"{target} is a folder")
+        _remove_leftovers(target)
         temporary.touch()
         try:
             yield temporary
@@ -85,6 +86,24 @@ def write_whole(path: str | os.PathLike[str], payload: bytes) -> None:
     """Write a file whole or not at all."""
     with whole_file(path) as temporary:
         temporary.write_bytes(payload)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Half-written files of processes that were killed; those of living ones are left alone."""
+    for path in target.parent.glob(f".{target.name}.*.part"):
+        owner = path.name.split(".")[-2]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _flush_folder(folder: Path) -> None:
