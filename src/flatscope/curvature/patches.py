@@ -31,8 +31,7 @@ def patches(x: Tensor, kernel: tuple[int, ...], settings: dict[str, Any]) -> Ten
         sides = [(side, side) for side in _per_axis(0 if padding == "valid" else padding, axes)]
     if any(side != (0, 0) for side in sides):
         x = functional.pad(x, [amount for side in reversed(sides) for amount in side])
-    if axes == 2:
-        return functional.unfold(x, kernel, dilation=dilation, stride=stride)
+    # A strided view copied once: several times faster than functional.unfold, and for any number of axes.
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]  # appends the taps of this axis
     n, c = x.shape[:2]
