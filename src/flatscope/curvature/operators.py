@@ -7,6 +7,7 @@ second backward is taken for all vectors together.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 256 * 2**20
 
 
-class CurvatureOperator:
+class CurvatureOperator(ABC):
     """A symmetric p × p matrix known by its products, over some of the network's parameter tensors.
 
     Args:
@@ -74,9 +75,9 @@ class CurvatureOperator:
         width = max(1, min(n_columns, BLOCK_BYTES // max(1, per_column)))
         return [(start, min(start + width, n_columns)) for start in range(0, n_columns, width)]
 
+    @abstractmethod
     def _batch_product(self, batch: Batch, columns: Tensor) -> Tensor:
         """Sum over one batch's samples of the products; (p, k)."""
-        raise NotImplementedError
 
     def _leaves(self) -> Params:
         return {name: self.ctx.params[name].detach().requires_grad_() for name in self.names}
