@@ -319,8 +319,6 @@ def test_bad_arguments_are_named() -> None:
 
 def test_distance_from_the_initial_weights_is_not_lost() -> None:
     """The weights before training stay what they were: a distance from them moves."""
-    if "distance_from_initialization" not in registry.declarations():
-        pytest.skip("not declared")
     found = fs.audit(mlp().problem(), "distance_from_initialization", by=("unit", "permutation"), trials=1)
     assert set(found.to_frame()["verdict"]) == {"moved"}
 

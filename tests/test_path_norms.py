@@ -346,4 +346,6 @@ def test_bad_options_are_named() -> None:
 
 def test_twins_know_what_they_do_not_walk() -> None:
     assert paths_of(nn.Sequential(nn.Tanh()), (3,), 1) is None
-    assert naive_path_norm(nn.Sequential(nn.Linear(2, 1, bias=False)), (2,), 1) is not None
+    model = nn.Sequential(nn.Linear(2, 1, bias=False))
+    expected = float(model[0].weight.detach().abs().sum())
+    assert naive_path_norm(model, (2,), 1) == pytest.approx(expected, rel=1e-6)
