@@ -240,7 +240,7 @@ def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
 
 
 def test_places_are_checked_before_the_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatscope.cli.measures.load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr("flatscope.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
     monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("data were read first"))
     (tmp_path / "file").touch()
     for words in (

@@ -23,16 +23,14 @@ from flatscope.cli.sources import (
     Standardize,
     TestSize,
     TrainSize,
-    load_model,
+    load_problem,
     parse_model_options,
     parse_options,
 )
 from flatscope.errors import UnknownNameError
-from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.symmetries.audit import Audit
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope.training.data import load
 
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 
@@ -73,19 +71,17 @@ def audit(
             raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
     if out is not None:
         check_place(out, Audit.ENDINGS)
-    loaded = load(
+    problem, _ = load_problem(
+        model,
         data,
-        data_root,
+        weights,
+        model_options=factory_options,
+        data_root=data_root,
         train_size=train_size,
         test_size=test_size,
-        seed=seed,
         standardize=standardize,
         flatten=flatten,
-    )
-    problem = Problem(
-        load_model(model, weights, loaded, seed, factory_options),
-        train=loaded.train,
-        test=loaded.test,
+        seed=seed,
         loss=loss,
         device=device,
         batch_size=batch_size,

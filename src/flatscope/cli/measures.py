@@ -23,18 +23,17 @@ from flatscope.cli.sources import (
     Standardize,
     TestSize,
     TrainSize,
-    load_model,
+    load_problem,
     parse_dtype,
     parse_model_options,
     parse_options,
 )
 from flatscope.context import Context
 from flatscope.errors import UnknownNameError
-from flatscope.problem import Problem
 from flatscope.registry import PAPERS, declarations, select
 from flatscope.report.page import report as write_report
 from flatscope.table import Table
-from flatscope.training.data import Data, load
+from flatscope.training.data import Data
 from flatscope.training.weights import read_weights
 
 
@@ -75,19 +74,17 @@ def measure(
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
-    loaded = load(
+    problem, loaded = load_problem(
+        model,
         data,
-        data_root,
+        weights,
+        model_options=factory_options,
+        data_root=data_root,
         train_size=train_size,
         test_size=test_size,
-        seed=seed,
         standardize=standardize,
         flatten=flatten,
-    )
-    problem = Problem(
-        load_model(model, weights, loaded, seed, factory_options),
-        train=loaded.train,
-        test=loaded.test,
+        seed=seed,
         loss=loss,
         initial=None if initial is None else read_weights(initial),
         device=device,

@@ -14,8 +14,9 @@ from torch import nn
 
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
+from flatscope.problem import Problem
 from flatscope.training import models
-from flatscope.training.data import Data
+from flatscope.training.data import Data, load
 from flatscope.training.initialization import private_randomness
 from flatscope.training.weights import load_weights
 
@@ -106,6 +107,34 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
             raise InputError("name=value, as in widths=64,32,10", repr(entry), where="--model-option")
         options[name] = _literal(value)
     return options
+
+
+def load_problem(
+    model: str,
+    data: str,
+    weights: Path | None,
+    *,
+    model_options: dict[str, Any],
+    data_root: Path | None,
+    train_size: int | None,
+    test_size: int | None,
+    standardize: bool,
+    flatten: bool,
+    seed: int,
+    **settings: Any,
+) -> tuple[Problem, Data]:
+    """The problem that a command line describes, and its data; `settings` go to `Problem` as they are."""
+    loaded = load(
+        data,
+        data_root,
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+        standardize=standardize,
+        flatten=flatten,
+    )
+    network = load_model(model, weights, loaded, seed, model_options)
+    return Problem(network, train=loaded.train, test=loaded.test, **settings), loaded
 
 
 def parse_options(entries: Iterable[str]) -> dict[str, dict[str, Any]]:
