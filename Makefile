@@ -4,19 +4,25 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 
 .PHONY: setup demo test check format bench golden clean
 
-setup: $(STAMP)
+setup: $(DEV)
 
 # torch comes first and by its pinned version, so that no other package can ask for a larger build of it.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) -e '.[report,data,dev]'
+	$(PIP) -e '.[report,data]'
 	touch $(STAMP)
 
-demo: setup
+# What only the tests need: a cluster, two trainers, two trackers, a browser client.
+$(DEV): $(STAMP)
+	$(PIP) -e '.[ray,live,dev]'
+	touch $(DEV)
+
+demo: $(STAMP)
 	$(BIN)/flatscope demo
 
 # One thread a worker: BLAS threads of two workers on two cores only wait for each other.

@@ -22,7 +22,7 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "version"},
-    {"progress", "guards", "params", "loss", "factories", "registry"},
+    {"progress", "guards", "params", "loss", "factories", "registry", "stats", "ranks"},
     {"samples", "table"},
     {"inspection"},
     {"problem"},
@@ -32,13 +32,16 @@ LEVELS = (
     {"measures"},
     {"bounds", "dynamics"},
     {"measuring", "catalogue"},
-    {"auditing"},
-    {"report", "training"},
+    {"auditing", "landscape", "interpolation"},
+    {"training", "comparing", "live"},
+    {"sweeps"},
+    {"studies"},
+    {"report"},
     {"cli"},
     {"__init__", "__main__"},
 )
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl"}
-OPTIONAL = ("plotly", "ray", "pooch", "playwright", "requests")
+OPTIONAL = ("plotly", "ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
 
 FILES = sorted(SOURCE.rglob("*.py"))
 by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
