@@ -1,8 +1,12 @@
-"""`python -m benchmarks [--record]`: run everything, print a table, exit 1 if a target is missed."""
+"""`python -m benchmarks [family ...] [--gpu] [--record]`: print a table of ratios, exit 1 if a target is missed.
+
+A family is a module of this package with `rows()` and, where it has a target on a GPU, `gpu_rows()`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,14 +15,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import curvature
 from benchmarks.timing import Row, machine
 
+FAMILIES = ("curvature",)
+GPU_FAMILIES: tuple[str, ...] = ()
 HEADER = ["what", "flatscope", "peer", "ratio", "target", "met", "note"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", help=f"some of {', '.join(sorted({*FAMILIES, *GPU_FAMILIES}))}")
+    parser.add_argument("--gpu", action="store_true", help="the rows that need a GPU")
     parser.add_argument("--record", action="store_true", help="add the table to RESULTS.md")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -26,11 +33,11 @@ def main() -> int:
         print("Set FLATSCOPE_DATA to a folder with CIFAR-10 (flatscope data fetch cifar10).", file=sys.stderr)
         return 2
     torch.set_num_threads(arguments.threads)
-    lines = [f"## {date.today()}", "", f"`python -m benchmarks --threads {arguments.threads}` on {machine()}", ""]
+    lines = [f"## {date.today()}", "", f"`python -m benchmarks {' '.join(sys.argv[1:])}` on {machine()}", ""]
     lines += ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
     print("\n".join(lines), flush=True)
     missed = False
-    for row in all_rows():
+    for row in all_rows(arguments.family, gpu=arguments.gpu):
         lines.append("| " + " | ".join(row.cells()) + " |")
         print(lines[-1], flush=True)
         missed |= not row.met
@@ -41,8 +48,10 @@ def main() -> int:
     return int(missed)
 
 
-def all_rows() -> Iterator[Row]:
-    yield from curvature.rows()
+def all_rows(families: list[str], *, gpu: bool) -> Iterator[Row]:
+    for name in families or (GPU_FAMILIES if gpu else FAMILIES):
+        module = importlib.import_module(f"benchmarks.{name}")
+        yield from module.gpu_rows() if gpu else module.rows()
 
 
 if __name__ == "__main__":
