@@ -1,0 +1,5 @@
+"""Landscapes: loss and error on lines and planes through a network, in weight space and in path space."""
+
+from flatscope.landscape.surface import Surface
+
+__all__ = ["Surface"]
