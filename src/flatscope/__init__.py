@@ -1,5 +1,6 @@
 """How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
 
+from flatscope import stats
 from flatscope.auditing import audit
 from flatscope.context import Context
 from flatscope.dynamics.langevin import SGLD
@@ -29,4 +30,5 @@ __all__ = [
     "measure",
     "report",
     "rescale",
+    "stats",
 ]

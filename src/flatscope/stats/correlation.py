@@ -1,0 +1,169 @@
+"""Pearson, Spearman and Kendall (tau-b) with bootstrap intervals (BCa: bias-corrected and accelerated)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.stats.estimate import Estimate, Floats, checked_confidence, paired
+
+Kind = Literal["pearson", "spearman", "kendall"]
+Statistic = Callable[[NDArray[Any]], Floats]
+KINDS: tuple[Kind, ...] = ("pearson", "spearman", "kendall")
+FEWEST = 4  # below this a resample is constant so often that an interval says nothing
+BATCH = 4_000_000  # numbers held at once while resampling
+
+
+def correlate(
+    x: Any,
+    y: Any,
+    kind: Kind = "pearson",
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2_000,
+    permutations: int = 0,
+    seed: int = 0,
+) -> Estimate:
+    """Correlation of two samples with a BCa bootstrap interval and a two-sided p-value.
+
+    Samples in which x or y is missing or infinite are left out and counted. A resample in which one variable is
+    constant counts as 0: nothing is known about an association there.
+
+    Args:
+        x: one number per sample.
+        y: one number per sample.
+        kind: "pearson", "spearman" or "kendall" (tau-b).
+        confidence: level of the interval.
+        resamples: bootstrap resamples; 0 for no interval.
+        permutations: p-value from this many random pairings; 0 for SciPy's own (exact or asymptotic).
+        seed: of the resamples and pairings.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError.among(str(kind), KINDS, "kind of correlation")
+    if resamples < 0 or permutations < 0:
+        raise InputError("0 or more", f"{min(resamples, permutations)}", where="resamples, permutations")
+    level = checked_confidence(confidence)
+    first, second, dropped = paired(x, y)
+    n = len(first)
+    blank = Estimate(math.nan, n=n, method=kind, dropped=dropped, confidence=level)
+    if n < 2:
+        return _noted(blank, f"{n} samples: at least 2 are needed")
+    for values, name in ((first, "x"), (second, "y")):
+        if np.ptp(values) == 0:
+            return _noted(blank, f"{name} is constant")
+    if n == 2 and kind == "pearson":
+        return _noted(blank, "2 samples always lie on a line")
+    tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    found = tests[kind](first, second)
+    value, p = float(found.statistic), float(found.pvalue)
+    statistic = _over_indices(first, second, kind)
+    if permutations:
+        p = _permutation_p(first, second, kind, permutations, seed)
+    low, high, note = bootstrap_interval(statistic, n, level, resamples, seed)
+    how = f"{kind}, BCa bootstrap of {resamples}" if not math.isnan(low) else kind
+    return Estimate(value, low, high, p, n, how, dropped, note, level)
+
+
+def _noted(blank: Estimate, note: str) -> Estimate:
+    return Estimate(blank.value, n=blank.n, method=blank.method, dropped=blank.dropped, note=note)
+
+
+def bootstrap_interval(
+    statistic: Statistic, n: int, confidence: float, resamples: int, seed: int
+) -> tuple[float, float, str]:
+    """BCa interval of a statistic of sample numbers, (..., n) -> (...); NaN and a note where it has none."""
+    if not resamples:
+        return math.nan, math.nan, ""
+    if n < FEWEST:
+        return math.nan, math.nan, f"no interval from {n} samples"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # degenerate distributions are looked for below and named
+        found = stats.bootstrap(
+            (np.arange(n),),
+            lambda indices, axis=-1: statistic(indices),
+            n_resamples=resamples,
+            batch=max(1, BATCH // n**2),
+            vectorized=True,
+            confidence_level=confidence,
+            method="BCa",
+            random_state=np.random.default_rng(seed),
+        )
+    if np.ptp(found.bootstrap_distribution) <= 1e-12:
+        return math.nan, math.nan, "every resample gives the same value: the bootstrap sees no uncertainty"
+    low, high = (float(end) for end in found.confidence_interval)
+    if math.isnan(low) or math.isnan(high):
+        return math.nan, math.nan, "the BCa correction is not defined for this sample"
+    return low, high, ""
+
+
+def _over_indices(x: Floats, y: Floats, kind: Kind) -> Statistic:
+    """The correlation of x[i] and y[i] for many index vectors i at once."""
+    if kind == "pearson":
+        return lambda indices: row_pearson(x[indices], y[indices])
+    if kind == "spearman":
+        return lambda indices: row_pearson(stats.rankdata(x[indices], axis=-1), stats.rankdata(y[indices], axis=-1))
+    return _kendall_over_indices(x, y)
+
+
+def row_pearson(x: Floats, y: Floats) -> Floats:
+    """Pearson along the last dimension; 0 where one of the two is constant."""
+    x = x - x.mean(-1, keepdims=True)
+    y = y - y.mean(-1, keepdims=True)
+    size = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    together = (x * y).sum(-1)
+    result: Floats = np.clip(np.divide(together, size, out=np.zeros_like(together), where=size > 0), -1, 1)
+    return result
+
+
+def _kendall_over_indices(x: Floats, y: Floats) -> Statistic:
+    """Tau-b of resamples as quadratic forms: with c_i copies of sample i, concordance is cᵀSc, S_ij = ±1 or 0."""
+    sx = np.sign(x[:, None] - x[None, :])
+    sy = np.sign(y[:, None] - y[None, :])
+    forms = (sx * sy, np.abs(sx), np.abs(sy))
+
+    def tau(indices: NDArray[Any]) -> Floats:
+        rows = indices.reshape(-1, indices.shape[-1])
+        counts = np.zeros((len(rows), len(x)))
+        np.add.at(counts, (np.arange(len(rows))[:, None], rows), 1.0)
+        together, untied_x, untied_y = (((counts @ form) * counts).sum(-1) for form in forms)
+        size = np.sqrt(untied_x * untied_y)
+        values = np.divide(together, size, out=np.zeros_like(together), where=size > 0)
+        shaped: Floats = values.reshape(indices.shape[:-1])
+        return shaped
+
+    return tau
+
+
+def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: int) -> float:
+    """Two-sided p-value over random pairings of x with y (all of them where there are no more)."""
+    numbers = np.arange(len(x))
+    if kind == "kendall":
+        sx, sy = (np.sign(v[:, None] - v[None, :]) for v in (x, y))
+        return float(
+            stats.permutation_test(
+                (numbers,),
+                lambda order: float((sx * sy[np.ix_(order, order)]).sum()),
+                permutation_type="pairings",
+                vectorized=False,
+                n_resamples=permutations,
+                random_state=np.random.default_rng(seed),
+            ).pvalue
+        )
+    first, second = (x, y) if kind == "pearson" else (stats.rankdata(x), stats.rankdata(y))
+    return float(
+        stats.permutation_test(
+            (numbers,),
+            lambda order, axis=-1: row_pearson(first + np.zeros(order.shape), second[order]),
+            permutation_type="pairings",
+            vectorized=True,
+            n_resamples=permutations,
+            random_state=np.random.default_rng(seed),
+        ).pvalue
+    )

@@ -1,0 +1,115 @@
+"""What every statistic returns: a number with its interval, p-value and sample size; and how samples are cleaned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flatscope.errors import InputError, UnknownNameError
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic with its uncertainty; NaN where there is no number, and then `note` says why.
+
+    Attributes:
+        value: the statistic.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        p: two-sided p-value of "no association".
+        n: samples (or groups, pairs, cells) it was computed from.
+        method: what was computed and how.
+        dropped: samples left out because a value was missing or infinite.
+        note: why something is NaN or should be read with care.
+        confidence: level of the interval.
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+    n: int = 0
+    method: str = ""
+    dropped: int = 0
+    note: str = ""
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        """`0.62 [0.31, 0.81] (95 %), p = 0.0012, n = 36, spearman (...)`."""
+        text = f"{self.value:.3g}"
+        if not math.isnan(self.low):
+            text += f" [{self.low:.3g}, {self.high:.3g}] ({100 * self.confidence:g} %)"
+        if not math.isnan(self.p):
+            text += f", p = {self.p:.2g}"
+        text += f", n = {self.n}"
+        text += f" ({self.dropped} dropped)" if self.dropped else ""
+        return text + (f", {self.method}" if self.method else "") + (f"; {self.note}" if self.note else "")
+
+
+def checked_confidence(confidence: float) -> float:
+    """A level strictly between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise InputError("a level between 0 and 1", repr(confidence), where="confidence", fix="Use 0.95 for 95 %")
+    return float(confidence)
+
+
+def as_numbers(values: Any, where: str) -> Floats:
+    """A list, array, tensor or column as a 1-D float64 array."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as problem:
+        raise InputError("numbers", type(values).__name__, where=where) from problem
+    if array.ndim != 1:
+        raise InputError("one number per sample", f"an array of shape {array.shape}", where=where)
+    return array
+
+
+def paired(x: Any, y: Any) -> tuple[Floats, Floats, int]:
+    """Both variables where both are finite, and how many samples that leaves out."""
+    first, second = as_numbers(x, "x"), as_numbers(y, "y")
+    if len(first) != len(second):
+        raise InputError("as many x as y", f"{len(first)} and {len(second)}", where="x, y")
+    kept = np.isfinite(first) & np.isfinite(second)
+    return first[kept], second[kept], int((~kept).sum())
+
+
+def columns(
+    frame: pd.DataFrame, measure: str, target: str, parameters: Sequence[str]
+) -> tuple[Floats, Floats, pd.DataFrame, int]:
+    """Measure, target and hyper-parameters of the rows that have them all, and how many rows that leaves out."""
+    if isinstance(parameters, str):
+        raise InputError("a list of columns", repr(parameters), where="parameters")
+    for name in (measure, target, *parameters):
+        if name not in frame.columns:
+            raise UnknownNameError.among(str(name), [str(column) for column in frame.columns], "column")
+    x, y = as_numbers(frame[measure], measure), as_numbers(frame[target], target)
+    settings = frame[list(parameters)]
+    kept = np.isfinite(x) & np.isfinite(y) & ~settings.isna().any(axis=1).to_numpy()
+    return x[kept], y[kept], settings[kept], int((~kept).sum())
+
+
+def coded(settings: pd.DataFrame) -> Codes:
+    """Each column's values numbered in their order where they have one: (rows, columns)."""
+    codes = np.zeros(settings.shape, dtype=np.int64)
+    for place, name in enumerate(settings.columns):
+        column = settings[name]
+        ordered = pd.api.types.is_numeric_dtype(column)
+        codes[:, place] = pd.factorize(column if ordered else column.astype(str), sort=True)[0]
+    return codes
+
+
+def group_numbers(codes: Codes) -> Codes:
+    """One number per distinct row: rows with the same number agree in every column."""
+    if codes.shape[1] == 0:
+        return np.zeros(len(codes), dtype=np.int64)
+    found: Codes = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found

@@ -1,0 +1,199 @@
+"""Pairs of networks that differ in one hyper-parameter: does the measure move the way generalization moves?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from flatscope.errors import InputError
+from flatscope.stats.estimate import Codes, Estimate, Floats, checked_confidence, coded, columns, group_numbers
+from flatscope.stats.proportions import wilson
+
+
+@dataclass(frozen=True)
+class Granulated:
+    """Granulated Kendall coefficients: one per hyper-parameter, and their average Ψ."""
+
+    by_parameter: dict[str, Estimate]
+    average: Estimate
+
+    def __str__(self) -> str:
+        """Ψ first, then one line per hyper-parameter."""
+        lines = [f"Ψ = {self.average}"]
+        return "\n".join(lines + [f"  ψ({name}) = {psi}" for name, psi in self.by_parameter.items()])
+
+
+@dataclass(frozen=True)
+class SignError:
+    """How often a measure ranks a pair wrongly: over all pairs, by environment, and in the worst environment.
+
+    Attributes:
+        mean: over all pairs, with a Wilson interval that treats pairs as independent.
+        worst: the environment with the largest error: the robust sign-error.
+        worst_environment: its name.
+        by_environment: (hyper-parameter, one value, other value) -> error.
+    """
+
+    mean: Estimate
+    worst: Estimate
+    worst_environment: str
+    by_environment: dict[tuple[str, str, str], Estimate]
+
+    def __str__(self) -> str:
+        """Both numbers in one line."""
+        return f"sign-error {self.mean}; robust (worst: {self.worst_environment}) {self.worst}"
+
+
+def granulated_kendall(
+    frame: pd.DataFrame,
+    measure: str,
+    target: str,
+    parameters: Sequence[str],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Granulated:
+    """Granulated Kendall coefficient of Jiang et al. 2020: rank agreement when one hyper-parameter at a time moves.
+
+    ψ_i averages Kendall's coefficient (sign agreement, ties count 0) over the groups of networks that share every
+    hyper-parameter but the i-th; only pairs in which the i-th differs count, so repeats with other seeds do not mix in.
+    Ψ is the mean of the ψ_i. Intervals resample groups, each hyper-parameter's by itself (percentiles); groups of
+    different hyper-parameters share networks, so the interval of Ψ is approximate.
+
+    Args:
+        frame: one row per network.
+        measure: column of the measure.
+        target: column of the generalization gap.
+        parameters: columns of the hyper-parameters; the seed is not one unless it is named.
+        confidence: level of the intervals.
+        resamples: bootstrap resamples; 0 for no intervals.
+        seed: of the resamples.
+    """
+    level = checked_confidence(confidence)
+    names = _at_least_one(parameters)
+    x, y, settings, dropped = columns(frame, measure, target, names)
+    codes, rng = coded(settings), np.random.default_rng(seed)
+    by_parameter, means = {}, []
+    for place, name in enumerate(names):
+        found = [_agreement(x, y, codes[:, place], rows) for rows in _others_fixed(codes, place)]
+        taus = np.array([tau for tau in found if not math.isnan(tau)])
+        method = "granulated Kendall, groups resampled" if resamples else "granulated Kendall"
+        if len(taus) == 0:
+            note = f"no two networks differ in {name} alone"
+            by_parameter[name] = Estimate(math.nan, n=0, method=method, dropped=dropped, note=note, confidence=level)
+            continue
+        draws = taus[rng.integers(len(taus), size=(resamples, len(taus)))].mean(1) if resamples else np.empty(0)
+        low, high, note = _percentiles(draws, level, len(taus))
+        value = float(taus.mean())
+        by_parameter[name] = Estimate(value, low, high, math.nan, len(taus), method, dropped, note, level)
+        means.append(draws)
+    known = [psi.value for psi in by_parameter.values() if not math.isnan(psi.value)]
+    if not known:
+        note = "no two networks differ in one hyper-parameter alone"
+        return Granulated(by_parameter, Estimate(math.nan, method="Ψ", dropped=dropped, note=note, confidence=level))
+    fewest = min(psi.n for psi in by_parameter.values() if psi.n)
+    low, high, note = _percentiles(np.mean(means, axis=0), level, fewest)
+    left_out = [name for name, psi in by_parameter.items() if not psi.n]
+    note = f"without {', '.join(left_out)}" if left_out else note
+    method = f"mean of {len(known)} granulated Kendall coefficients"
+    return Granulated(
+        by_parameter, Estimate(float(np.mean(known)), low, high, math.nan, len(x), method, dropped, note, level)
+    )
+
+
+def sign_error(
+    frame: pd.DataFrame,
+    measure: str,
+    target: str,
+    parameters: Sequence[str],
+    *,
+    smallest_difference: float = 0.0,
+    confidence: float = 0.95,
+) -> SignError:
+    """Sign-error of Dziugaite et al. 2020: ½(1 − sign of the measure's change · sign of the target's change).
+
+    Pairs differ in exactly one hyper-parameter. An environment is one change of one hyper-parameter, between two of its
+    values, averaged over everything else; the robust sign-error is that of the worst environment. 0 is always right,
+    ½ a coin, 1 always wrong; a measure that ties counts ½.
+
+    Args:
+        frame: one row per network.
+        measure: column of the measure.
+        target: column of the generalization gap.
+        parameters: columns of the hyper-parameters.
+        smallest_difference: pairs whose targets differ by no more than this (noise) are left out.
+        confidence: level of the Wilson intervals.
+    """
+    level = checked_confidence(confidence)
+    names = _at_least_one(parameters)
+    if not smallest_difference >= 0:
+        raise InputError("0 or more", repr(smallest_difference), where="smallest_difference")
+    x, y, settings, dropped = columns(frame, measure, target, names)
+    codes = coded(settings)
+    errors: dict[tuple[str, str, str], list[Floats]] = {}
+    for place, name in enumerate(names):
+        labels = {code: str(settings[name].iloc[row]) for row, code in enumerate(codes[:, place])}
+        for rows in _others_fixed(codes, place):
+            first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+            a, b = (
+                np.minimum(codes[first, place], codes[second, place]),
+                np.maximum(codes[first, place], codes[second, place]),
+            )
+            counted = (a != b) & (np.abs(y[first] - y[second]) > smallest_difference)
+            wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
+            for low, high in set(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
+                inside = counted & (a == low) & (b == high)
+                errors.setdefault((name, labels[low], labels[high]), []).append(wrong[inside])
+    pooled = {key: np.concatenate(parts) for key, parts in errors.items()}
+    method = "sign-error, Wilson"
+    if not pooled:
+        note = "no pair differs in one hyper-parameter alone and in the target"
+        nothing = Estimate(math.nan, method=method, dropped=dropped, note=note, confidence=level)
+        return SignError(nothing, nothing, "", {})
+    by_environment = {key: _error(wrong, level, dropped) for key, wrong in pooled.items()}
+    key = max(by_environment, key=lambda k: by_environment[k].value)
+    mean = _error(np.concatenate(list(pooled.values())), level, dropped)
+    return SignError(mean, by_environment[key], f"{key[0]} {key[1]} to {key[2]}", by_environment)
+
+
+def _error(wrong: Floats, level: float, dropped: int) -> Estimate:
+    low, high = wilson(float(wrong.sum()), len(wrong), confidence=level)
+    value = float(wrong.mean())
+    return Estimate(value, low, high, math.nan, len(wrong), "sign-error, Wilson", dropped, "", level)
+
+
+def _at_least_one(parameters: Sequence[str]) -> list[str]:
+    if isinstance(parameters, str) or not parameters:
+        raise InputError("a list of hyper-parameter columns", repr(parameters), where="parameters")
+    return list(parameters)
+
+
+def _others_fixed(codes: Codes, place: int) -> Iterator[Codes]:
+    """Row numbers of each group of networks that agree in every column but one."""
+    groups = group_numbers(np.delete(codes, place, axis=1))
+    order = np.argsort(groups, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        if len(rows) > 1:
+            yield rows
+
+
+def _agreement(x: Floats, y: Floats, setting: Codes, rows: Codes) -> float:
+    """Mean sign agreement of the pairs of rows whose setting differs; NaN without one."""
+    first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+    differ = setting[first] != setting[second]
+    agree = np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])
+    return float(agree[differ].mean()) if differ.any() else math.nan
+
+
+def _percentiles(draws: Floats, level: float, groups: int) -> tuple[float, float, str]:
+    if len(draws) == 0:
+        return math.nan, math.nan, ""
+    if groups < 2:
+        return math.nan, math.nan, "one group: no interval"
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high), ""
