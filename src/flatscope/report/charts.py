@@ -7,7 +7,7 @@ Colours are classes (`c0`, `c1`, ...), which the style sheet fills for light, da
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -15,10 +15,10 @@ from markupsafe import Markup
 from flatscope.report.comparison import written
 from flatscope.report.figure_data import (
     ComparisonData,
-    Curve,
     CurvesData,
     DistributionData,
     LayersData,
+    Scale,
     linear_ticks,
     log_ticks,
     ratio_range,
@@ -211,24 +211,10 @@ def distribution_chart(data: DistributionData, colours: Colours) -> Chart:
 
 def curves_chart(data: CurvesData, colours: Colours) -> Chart:
     """Lines over epochs: solid for the training set, dashed for the test set."""
-    epochs = [epoch for curve in data.curves for epoch in curve.epochs]
-    values = [value for curve in data.curves for value in curve.values]
-    left, right = min(epochs), max(epochs)
-    low, high = min(values), max(values)
-    low = low / (high / low) ** 0.05 if data.log else min(low, 0.0)  # air below, or a base line that means zero
-    scale = math.log if data.log else float
-    bottom, height = scale(low), (scale(high) - scale(low)) or 1.0
-    width = (right - left) or 1.0
-
-    def line(curve: Curve) -> Markup:
-        points = [
-            (GRID * (epoch - left) / width, GRID * (1 - (scale(value) - bottom) / height))
-            for epoch, value in zip(curve.epochs, curve.values, strict=True)
-        ]
-        dashed = " dashed" if curve.part == "test" else ""
-        return _path(points, f"line c{colours[curve.network]}{dashed}")
-
-    y_values = log_ticks(low, high) if data.log else linear_ticks(low, high, 4)
+    lines = [
+        Line(c.epochs, c.values, f"line c{colours[c.network]}{' dashed' if c.part == 'test' else ''}")
+        for c in data.curves
+    ]
     labels = [f"{curve.network}, {curve.part}" if curve.part else curve.network for curve in data.curves]
     last = "; ".join(f"{label}: {written(curve.values[-1])}" for label, curve in zip(labels, data.curves, strict=True))
     return Chart(
@@ -238,17 +224,47 @@ def curves_chart(data: CurvesData, colours: Colours) -> Chart:
             Key(label, colours[curve.network], curve.part == "test")
             for label, curve in zip(labels, data.curves, strict=True)
         ],
-        body=_plot(
-            [line(curve) for curve in data.curves],
-            [(100 * (tick - left) / width, written(tick)) for tick in linear_ticks(left, right)],
-            [(100 * (1 - (scale(tick) - bottom) / height), written(tick)) for tick in y_values],
-            f"Curves of {data.quantity} over epochs. At the end {last}.",
-        ),
+        body=line_plot(lines, f"Curves of {data.quantity} over epochs. At the end {last}.", log_y=data.log),
         header=["curve", "first", "best (lowest)", "last", "epochs"],
         rows=[
             [label, written(c.values[0]), written(min(c.values)), written(c.values[-1]), written(c.epochs[-1])]
             for label, c in zip(labels, data.curves, strict=True)
         ],
+    )
+
+
+class Line(NamedTuple):
+    """A line of a plot, with a dot at every point where it is `dotted` and standard errors where they are known."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    class_: str
+    dotted: bool = False
+    errors: Sequence[float] = ()
+
+
+def line_plot(lines: Sequence[Line], description: str, *, log_x: bool = False, log_y: bool = False) -> Markup:
+    """Lines over two axes, either of them logarithmic; a linear vertical axis starts at zero or below."""
+    x_values = [x for line in lines for x in line.x]
+    y_values = [y for line in lines for y in line.y]
+    low, high = min(y_values), max(y_values)
+    low = low / (high / low) ** 0.05 if log_y else min(low, 0.0)  # air below, or a base line that means zero
+    across, down = Scale(min(x_values), max(x_values), log_x), Scale(low, high, log_y)
+    shapes = []
+    for line in lines:
+        points = [(GRID * across(x), GRID * (1 - down(y))) for x, y in zip(line.x, line.y, strict=True)]
+        shapes.append(_path(points, line.class_))
+        if line.dotted:
+            shapes += [_path([point], f"{line.class_} dotted") for point in points]
+        for (x, _), y, error in zip(points, line.y, line.errors, strict=False):
+            if error > 0:
+                ends = [min(max(down(end), 0.0), 1.0) for end in (max(y - error, low), y + error)]
+                shapes.append(_path([(x, GRID * (1 - end)) for end in ends], f"{line.class_} whisker"))
+    return _plot(
+        shapes,
+        [(100 * across(tick), written(tick)) for tick in across.ticks()],
+        [(100 * (1 - down(tick)), written(tick)) for tick in down.ticks(4)],
+        description,
     )
 
 

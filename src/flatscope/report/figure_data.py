@@ -79,6 +79,32 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [n * step for n in range(first, last + 1)]
 
 
+class Scale(NamedTuple):
+    """An axis from `low` to `high`; calling it gives the place of a value, 0 to 1."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The place of a value; an axis of no length has all of them at its start."""
+        if not self.high > self.low:
+            return 0.0
+        if self.log:
+            return math.log(max(value, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round numbers on the axis."""
+        return log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high, most)
+
+
+def wants_log(values: Iterable[float]) -> bool:
+    """Whether values are positive and span so much that a linear axis would hide most of them."""
+    found = list(values)
+    return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
+
+
 class DistributionData(NamedTuple):
     """Values per sample or unit, counted in bins that all networks share."""
 
@@ -93,8 +119,8 @@ class DistributionData(NamedTuple):
 
 
 def distribution_measures(tables: Mapping[str, Table]) -> list[str]:
-    """Labels of the measures with a value per sample or per unit."""
-    return _labels(map(_many_rows, tables.values()))
+    """Labels of the measures with a value per sample."""
+    return labels(frame[frame["sample"].notna()] for frame in map(_many_rows, tables.values()))
 
 
 def distribution_data(tables: Mapping[str, Table], measure: str = "functional_margin") -> DistributionData:
@@ -107,7 +133,7 @@ def distribution_data(tables: Mapping[str, Table], measure: str = "functional_ma
     values: dict[str, np.ndarray[Any, Any]] = {}
     per = "sample"
     for network, table in tables.items():
-        rows = _of_measure(_many_rows(table), measure)
+        rows = of_measure(_many_rows(table), measure)
         found = rows["value"].to_numpy(dtype="float64")
         if np.isfinite(found).any():
             values[network] = found[np.isfinite(found)]
@@ -142,14 +168,14 @@ class LayersData(NamedTuple):
 
 def layers_measures(tables: Mapping[str, Table]) -> list[str]:
     """Labels of the measures with a value per layer."""
-    return _labels(map(_layer_rows, tables.values()))
+    return labels(map(_layer_rows, tables.values()))
 
 
 def layers_data(tables: Mapping[str, Table], measure: str) -> LayersData:
     """The layer profile of a measure, given as in `distribution_data`."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for network, table in tables.items():
-        rows = _of_measure(_layer_rows(table), measure)
+        rows = of_measure(_layer_rows(table), measure)
         pairs = zip(rows["value"].astype(float), rows["stderr"].astype(float), strict=True)
         if len(rows):
             found[network] = dict(zip(rows["layer"].astype(str), pairs, strict=True))
@@ -207,8 +233,7 @@ def curves_data(histories: Mapping[str, pd.DataFrame], quantity: str = "loss") -
                 curves.append(Curve(network, part, points["epoch"].tolist(), points[column].tolist()))
     if not curves:
         raise InputError(f"a history of {quantity}", "none", where="training curves")
-    values = [value for curve in curves for value in curve.values]
-    return CurvesData(quantity, curves, min(values) > 0 and max(values) > 20 * min(values))
+    return CurvesData(quantity, curves, wants_log(value for curve in curves for value in curve.values))
 
 
 def _split(column: str) -> tuple[str, str]:
@@ -227,7 +252,8 @@ def _layer_rows(table: Table) -> pd.DataFrame:
     return rows[(rows["layer"] != "") & rows["unit"].isna() & rows["sample"].isna()]
 
 
-def _labels(frames: Iterable[pd.DataFrame]) -> list[str]:
+def labels(frames: Iterable[pd.DataFrame]) -> list[str]:
+    """Measures with their options, as the report writes them, in the order in which they first appear."""
     pairs = [pair for frame in frames for pair in zip(frame["measure"], frame["options"], strict=True)]
     return [_label(*pair) for pair in dict.fromkeys(pairs)]
 
@@ -236,7 +262,7 @@ def _label(name: str, options: str) -> str:
     return f"{name}[{options_words(options)}]" if options else name
 
 
-def _of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     """The rows of one measure with one set of options: the one named by the label, else the first."""
     name = measure.partition("[")[0]
     rows = pd.DataFrame(rows[rows["measure"] == name])

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError
+from flatscope.landscape import Surface
+from flatscope.report.surface_data import SPACE_WORDS
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
@@ -18,6 +20,7 @@ class Kind(NamedTuple):
     words: str
     accepts: Callable[[object], bool]
     default_name: Callable[[Any], str]
+    aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
 
 
 def _is_bounds(item: object) -> bool:
@@ -43,7 +46,11 @@ def _figure_title(figure: Any) -> str:
 
 
 def _network_name(item: Any) -> str:
-    return str(item.meta.get("name", "network")) if isinstance(item, Table) else "network"
+    return str(item.meta.get("name", "network")) if isinstance(item, (Table, Surface)) else "network"
+
+
+def _space(surface: Surface) -> str:
+    return SPACE_WORDS.get(surface.space, surface.space)
 
 
 # The order is the order of the page. A new kind is one line here and one renderer in page.py.
@@ -51,6 +58,7 @@ KINDS: dict[str, Kind] = {
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name),
     "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
+    "surfaces": Kind("a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, _space),
     "histories": Kind("a pandas frame of training history with a column `epoch`", _is_history, _network_name),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title),
 }
@@ -101,6 +109,8 @@ def _accepted() -> str:
 def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     """Names given or made up, told apart by a number where they are equal."""
     names = [kind.default_name(item) if name is None else name for name, item in pairs]
+    aspects = [kind.aspect(item) for _, item in pairs]
+    names = [f"{name}, {aspect}" if aspect else name for name, aspect in zip(names, aspects, strict=True)]
     taken = {name for name in names if names.count(name) == 1}
     result: dict[str, Any] = {}
     for name, (_, item) in zip(names, pairs, strict=True):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from markupsafe import Markup
@@ -17,7 +17,8 @@ from flatscope.errors import InputError
 from flatscope.guards import whole_file
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.report.audits import audit_notes, audit_rows, drawn_words
-from flatscope.report.charts import Chart, Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
+from flatscope.report.bicriteria import bicriteria_chart, bicriteria_data
+from flatscope.report.charts import Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
 from flatscope.report.comparison import lines, written
 from flatscope.report.figure_data import (
     comparison_data,
@@ -32,7 +33,10 @@ from flatscope.report.figures import figure_bytes
 from flatscope.report.formula import formula
 from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source
+from flatscope.report.parts import Part, Section, charts_section
 from flatscope.report.summary import NEARLY, SETTLED, comparability, network_summaries
+from flatscope.report.surfaces import surfaces_part
+from flatscope.report.units import units_chart, units_data, units_profiles
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 from flatscope.version import __version__
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_COLOURS = 7
+SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js")
+STYLES = ("page.css", "figures.css")
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
 SYMMETRY_WORDS = {
     "layer_scaling": ("layer", "one layer times c, the next divided by c"),
@@ -59,22 +65,6 @@ META_WORDS = {
     "seconds": "seconds measuring",
     "time": "measured at",
 }
-
-
-class Section(NamedTuple):
-    """A part of the page with its own heading and place in the contents."""
-
-    anchor: str
-    title: str
-    body: Markup
-
-
-class Part(NamedTuple):
-    """What one kind of item adds to the page."""
-
-    summary: Markup
-    sections: list[Section]
-    provenance: Mapping[str, Mapping[str, Any]]
 
 
 def report(
@@ -119,12 +109,13 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
     networks = list(dict.fromkeys(name for kind in ("measures", "bounds", "histories") for name in kinds[kind]))
     colours = {name: n % N_COLOURS for n, name in enumerate(networks)}
     parts = [renderer(kinds[kind], colours) for kind, renderer in RENDERERS.items() if kinds[kind]]
-    script, style = source("page.js"), source("page.css")
+    script = "".join(map(source, SCRIPTS))
+    style = "".join(map(source, STYLES))
     page = fragment(
         "template.html",
         title=title or ("How flat are these minima?" if len(networks) > 1 else "How flat is this minimum?"),
         networks=colours,
-        parts=parts,
+        summaries=[part.summary for part in parts if part.summary],
         sections=[section for part in parts for section in part.sections],
         provenance=_provenance([part.provenance for part in parts]),
         command=command,
@@ -144,7 +135,7 @@ def _hash(text: str) -> str:
 
 
 def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
-    """Summary, table of measures, comparison, distributions and layer profiles."""
+    """Summary, table of measures, comparison, distributions, the two criteria, profiles of layers and units."""
     summary = fragment(
         "summary.html",
         networks=network_summaries(tables),
@@ -166,11 +157,16 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     )
     sections = [Section("measures", "Measures", body)]
     if len(tables) > 1 and (data := comparison_data(tables)).measures:
-        sections.append(_charts_section("comparison", "Comparison", [comparison_chart(data, colours)], wide=True))
+        sections.append(charts_section("comparison", "Comparison", [comparison_chart(data, colours)], wide=True))
     found = [distribution_chart(distribution_data(tables, m), colours) for m in distribution_measures(tables)]
-    sections.append(_charts_section("distributions", "Distributions", found))
+    sections.append(charts_section("distributions", "Distributions", found))
+    if (criteria := bicriteria_data(tables)).curves:
+        chart = bicriteria_chart(criteria, colours)
+        sections.append(charts_section("bicriteria", "Sharpness and divergence", [chart], wide=True))
     found = [layers_chart(layers_data(tables, m), colours) for m in layers_measures(tables)]
-    sections.append(_charts_section("layers", "Layer by layer", found))
+    sections.append(charts_section("layers", "Layer by layer", found))
+    found = [units_chart(units_data(tables, *profile), colours) for profile in units_profiles(tables)]
+    sections.append(charts_section("units", "Unit by unit", found))
     return Part(summary, [s for s in sections if s.body], {name: table.meta for name, table in tables.items()})
 
 
@@ -208,7 +204,7 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
     found = [curves_chart(curves_data(histories, q), colours) for q in curves_quantities(histories)]
-    section = _charts_section("training", "Training", found)
+    section = charts_section("training", "Training", found)
     return Part(Markup(""), [section] if section.body else [], {})
 
 
@@ -222,14 +218,11 @@ def figures_part(figures: Mapping[str, Figure], _: Colours) -> Part:
 RENDERERS: dict[str, Callable[[Mapping[str, Any], Colours], Part]] = {
     "measures": measures_part,
     "audits": audits_part,
+    "surfaces": surfaces_part,
     "histories": histories_part,
     "bounds": bounds_part,
     "figures": figures_part,
 }
-
-
-def _charts_section(anchor: str, title: str, charts: list[Chart], *, wide: bool = False) -> Section:
-    return Section(anchor, title, fragment("charts.html", charts=charts, wide=wide) if charts else Markup(""))
 
 
 def _image(figure: Figure) -> tuple[str, str]:
