@@ -5,6 +5,7 @@ from flatscope.auditing import audit
 from flatscope.context import Context
 from flatscope.dynamics.langevin import SGLD
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
@@ -22,11 +23,13 @@ __all__ = [
     "InputError",
     "NumericalWarning",
     "Problem",
+    "Surface",
     "Table",
     "__version__",
     "audit",
     "bounds",
     "fold_batchnorm",
+    "landscape",
     "measure",
     "report",
     "rescale",

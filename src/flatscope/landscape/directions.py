@@ -1,0 +1,206 @@
+"""Directions in weight space: Gaussian, filter-normalised, along the Hessian's sharpest axes, to other networks.
+
+All are float64, over the trainable parameters of a network without BatchNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.context import Context
+from flatscope.curvature.operators import Hessian
+from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
+from flatscope.errors import InputError
+from flatscope.inspection import replica
+from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+
+NAMES = ("gaussian", "filter", "hessian")
+
+
+def orthogonal_normals(generator: torch.Generator, size: int, number: int) -> list[Tensor]:
+    """Gaussian vectors made exactly orthogonal, each of length √size; float64, drawn on the CPU."""
+    if size < number:
+        raise InputError(f"at least {number} parameters for {number} directions", str(size), where="landscape")
+    found: list[Tensor] = []
+    for _ in range(number):
+        vector = torch.randn(size, generator=generator, dtype=torch.float64)
+        for _ in range(2):  # twice is enough to be orthogonal to rounding
+            for other in found:
+                vector = vector - (vector @ other) / (other @ other) * other
+        found.append(vector * (size**0.5 / vector.norm()))
+    return found
+
+
+def gaussian(ctx: Context, number: int, length: float) -> list[Params]:
+    """Isotropic directions over all weights and biases, orthogonal, of exactly this length."""
+    like = ctx.trainable
+    size = sum(value.numel() for value in like.values())
+    drawn = orthogonal_normals(ctx.generator("landscape"), size, number)
+    return [_on_device(ctx, unflatten(vector * (length / size**0.5), like)) for vector in drawn]
+
+
+def filter_normalised(ctx: Context, number: int) -> list[Params]:
+    """Gaussian directions whose part in every filter is as long as the filter (Li et al. 2018).
+
+    A filter is what feeds one output channel or unit: its row of the weight, and its bias with it, so that scaling
+    the unit scales both. What is no layer's weight or bias is one filter for each row of a matrix, or as a whole
+    where it is a vector. The directions are made orthogonal inside every filter (of at least two entries), and so
+    are orthogonal altogether.
+    """
+    generator = ctx.generator("landscape")
+    like = ctx.trainable
+    found: list[Params] = [
+        {name: torch.zeros(v.shape, dtype=torch.float64) for name, v in like.items()} for _ in range(number)
+    ]
+    for weight, bias, axis in _filter_groups(ctx):
+        rows = _rows(like[weight].detach().double().cpu(), axis)
+        if bias is not None:
+            rows = torch.cat([rows, like[bias].detach().double().cpu()[:, None]], dim=1)  # (filters, entries)
+        for drawn, direction in zip(_in_filters(rows, generator, number), found, strict=True):
+            if bias is not None:
+                drawn, direction[bias] = drawn[:, :-1], drawn[:, -1]
+            direction[weight] = _from_rows(drawn, like[weight], axis)
+    return [_on_device(ctx, direction) for direction in found]
+
+
+def hessian(ctx: Context, number: int, length: float) -> list[Params]:
+    """Eigenvectors of the largest eigenvalues of the training loss's Hessian, of this length, sharpest first."""
+    generator, like = ctx.generator("landscape"), ctx.trainable
+    operator = Hessian(ctx, list(like))
+    pairs: list[Eigenpair] = []
+    for _ in range(number):
+        pairs.append(extreme_eigenpair(_Deflated(operator, pairs), generator))
+    vectors = [pair.vector for pair in pairs]
+    for i, vector in enumerate(vectors):  # orthogonal to the solver's accuracy only
+        for other in vectors[:i]:
+            vector = vector - (vector @ other) * other
+        vectors[i] = vector / vector.norm()
+    return [_on_device(ctx, unflatten(vector * length, like)) for vector in vectors]
+
+
+def rayleigh(ctx: Context, direction: Params) -> float:
+    """Curvature of the training loss along a direction, dᵀHd / dᵀd: the eigenvalue, if it is an eigenvector."""
+    vector = flatten(direction)
+    vector = vector / vector.norm()
+    return float(vector.cpu() @ (Hessian(ctx, list(direction)) @ vector).cpu())
+
+
+def towards(ctx: Context, template: nn.Module, others: tuple[Any, ...]) -> list[Params]:
+    """The way w' − w to every other network w', BatchNorm folded in both.
+
+    Args:
+        ctx: the network w, without BatchNorm.
+        template: the same network as it was given, whose state dict others may have.
+        others: modules of the same architecture, or state dicts.
+    """
+    found = []
+    for other in others:
+        params = _folded_params(ctx, template, other)
+        found.append({name: params[name].double() - ctx.params[name].double() for name in ctx.problem.trainable})
+    return found
+
+
+def cosine(first: Params, second: Params) -> float:
+    """Cosine of the angle between two directions; 0 where one of them is zero."""
+    scale = norm(first) * norm(second)
+    return dot(first, second) / scale if scale else 0.0
+
+
+class _Deflated:
+    """An operator whose eigenvalues λ that were found are moved to −|λ|, out of the way of the next largest."""
+
+    def __init__(self, operator: Hessian, pairs: list[Eigenpair]) -> None:
+        self._operator, self._pairs = operator, tuple(pairs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(p, p)."""
+        return self._operator.shape
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        product = (self._operator @ vectors).cpu()
+        for pair in self._pairs:
+            along = pair.vector @ vectors.cpu().double()  # a number, or one per column
+            drop = (pair.value + abs(pair.value)) * along
+            product = product - (pair.vector * drop if vectors.ndim == 1 else torch.outer(pair.vector, drop))
+        return product
+
+
+def _filter_groups(ctx: Context) -> list[tuple[str, str | None, int]]:
+    """(weight, bias, axis of the output channels) of every filter bank among the trainable parameters."""
+    free = set(ctx.problem.trainable)
+    groups: list[tuple[str, str | None, int]] = []
+    for layer in ctx.network:
+        if layer.weight not in free:
+            continue
+        # A grouped transposed convolution shares its output axis between groups: one filter per input channel then.
+        axis = 1 if layer.kind == "transposed" and layer.groups == 1 else 0
+        rows = ctx.params[layer.weight].shape[axis]
+        bias = layer.bias if layer.bias in free and ctx.params[str(layer.bias)].shape == (rows,) else None
+        groups.append((layer.weight, bias, axis))
+        free -= {layer.weight, str(bias)}
+    rest = [name for name in ctx.problem.trainable if name in free]
+    return groups + [(name, None, 0 if ctx.params[name].ndim > 1 else -1) for name in rest]
+
+
+def _rows(value: Tensor, axis: int) -> Tensor:
+    """(filters, entries); a vector on its own (axis −1) is one filter."""
+    return value.reshape(1, -1) if axis < 0 else value.movedim(axis, 0).reshape(value.shape[axis], -1)
+
+
+def _from_rows(rows: Tensor, like: Tensor, axis: int) -> Tensor:
+    if axis < 0:
+        return rows.reshape(like.shape)
+    moved = like.movedim(axis, 0).shape
+    return rows.reshape(moved).movedim(0, axis)
+
+
+def _in_filters(rows: Tensor, generator: torch.Generator, number: int) -> list[Tensor]:
+    """Normal numbers (filters, entries), orthogonal and as long as `rows` in every filter."""
+    found: list[Tensor] = []
+    for _ in range(number):
+        drawn = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        for _ in range(2 if rows.shape[1] > 1 else 0):
+            for other in found:
+                along = (drawn * other).sum(1, keepdim=True) / other.square().sum(1, keepdim=True).clamp_min(1e-300)
+                drawn = drawn - along * other
+        found.append(drawn / drawn.norm(dim=1, keepdim=True))
+    return [drawn * rows.norm(dim=1, keepdim=True) for drawn in found]
+
+
+def _folded_params(ctx: Context, template: nn.Module, other: Any) -> Params:
+    """Weights of another network in the form of this one."""
+    if not isinstance(other, nn.Module | Mapping):
+        raise InputError(f"one of {', '.join(NAMES)}, a module or a state dict", repr(other), where="directions")
+    where = "directions, the other network"
+    if isinstance(other, nn.Module):
+        module = replica(other)
+    else:
+        module = replica(template)
+        try:
+            module.load_state_dict(dict(other))
+        except (RuntimeError, TypeError) as problem:
+            found = " ".join(str(problem).split())
+            raise InputError("a state dict of this network", found, where=where) from problem
+    module = module.to(ctx.problem.device, ctx.problem.dtype).eval()
+    if has_batchnorm(module):
+        module = fold_batchnorm(module, ctx.problem.example())
+    params, buffers = named_parameters(module), dict(module.named_buffers())
+    for name, value in {**ctx.params, **ctx.problem.buffers}.items():
+        found_value = params.get(name, buffers.get(name))
+        if found_value is None or found_value.shape != value.shape:
+            shown = "none" if found_value is None else str(tuple(found_value.shape))
+            raise InputError(f"{name} of shape {tuple(value.shape)}", shown, where=where)
+        moves = name in ctx.problem.trainable
+        if not moves and not torch.equal(found_value, value):
+            raise InputError(f"the same constant {name}", "other values", where=where, fix="Only weights are moved")
+    return params
+
+
+def _on_device(ctx: Context, direction: Params) -> Params:
+    return {name: value.to(ctx.problem.device) for name, value in direction.items()}
