@@ -1,0 +1,118 @@
+"""The state of a sweep that every engine keeps in the same way: what waits, what runs, what failed, how far it is."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatscope.errors import FlatscopeError
+from flatscope.progress import Advance
+from flatscope.sweeps.attempt import Outcome
+from flatscope.sweeps.store import Store
+
+MAX_LOST = 4  # workers that may die over one unit before it is given up
+BUSY_SECONDS = (0.2, 0.6)  # until a unit that others are at is asked for again; random, so that two do not keep step
+
+
+class SweepFailed(FlatscopeError):  # noqa: N818  what happened, as the other errors are named
+    """Some trials of a sweep could not be done; the others are in the store."""
+
+    def __init__(self, errors: Mapping[str, str], total: int) -> None:
+        self.errors = dict(errors)
+        self._total = total
+        shown = [f"{key[:8]}: {error}" for key, error in list(errors.items())[:5]]
+        more = [f"and {len(errors) - 5} more"] if len(errors) > 5 else []
+        fix = "The others are stored; running the sweep again tries only these"
+        super().__init__(f"{total} trials done", f"{len(errors)} that failed ({'; '.join(shown + more)})", "sweep", fix)
+
+    def __reduce__(self) -> tuple[type[SweepFailed], tuple[dict[str, str], int]]:
+        return type(self), (self.errors, self._total)
+
+
+@dataclass
+class Unit:
+    """Trials that one worker handles together.
+
+    Attributes:
+        configs: of its trials that were not done when the sweep began.
+        lost: how many workers died over it.
+        fraction: how far its present worker is, from 0 to 1.
+    """
+
+    configs: list[dict[str, Any]]
+    lost: int = 0
+    fraction: float = 0.0
+    not_before: float = field(default=0.0, repr=False)
+
+
+class Board:
+    """What waits, what runs, what failed; the engine takes units from it and brings their outcomes back."""
+
+    def __init__(self, units: Sequence[Unit], store: Store, advance: Advance) -> None:
+        self._waiting = list(units)
+        self._running: list[Unit] = []
+        self._store, self._advance = store, advance
+        self._finished = self._shown = 0.0
+        self.errors: dict[str, str] = {}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._waiting and not self._running
+
+    @property
+    def unfinished(self) -> int:
+        """How many units wait or run."""
+        return len(self._waiting) + len(self._running)
+
+    def take(self) -> Unit | None:
+        """The next unit that may run now, if there is one."""
+        now = time.monotonic()
+        for index, unit in enumerate(self._waiting):
+            if unit.not_before <= now:
+                self._running.append(self._waiting.pop(index))
+                return unit
+        return None
+
+    def report(self, unit: Unit, fraction: float, note: str = "") -> None:
+        """Show how far a running unit is."""
+        unit.fraction = min(max(float(fraction), 0.0), 1.0)
+        self._show(note)
+
+    def settle(self, unit: Unit, outcome: Outcome) -> None:
+        """A worker came back with the unit."""
+        self._running.remove(unit)
+        unit.fraction = 0.0
+        if outcome.kind == "busy":
+            unit.not_before = time.monotonic() + random.uniform(*BUSY_SECONDS)
+            self._waiting.append(unit)
+        else:
+            if outcome.kind == "raised":
+                self._fail(unit, outcome.error, outcome.details)
+            self._finished += len(unit.configs)
+        self._show()
+
+    def lose(self, unit: Unit, reason: str) -> None:
+        """The unit's worker died: run the unit again, unless it has cost too many workers."""
+        unit.lost += 1
+        if unit.lost < MAX_LOST:
+            self._running.remove(unit)
+            unit.fraction = 0.0
+            self._waiting.insert(0, unit)
+        else:
+            text = f"its worker died {unit.lost} times, last by {reason}"
+            self.settle(unit, Outcome("raised", text))
+
+    def _fail(self, unit: Unit, error: str, details: str) -> None:
+        for config in unit.configs:
+            if config not in self._store:
+                self.errors[self._store.key(config)] = error
+                self._store.fail(config, f"{error}\n{details}".strip())
+
+    def _show(self, note: str = "") -> None:
+        now = self._finished + sum(unit.fraction * len(unit.configs) for unit in self._running)
+        self._advance(now - self._shown, note=note)
+        self._shown = now

@@ -1,0 +1,187 @@
+"""Who is working on what: several processes, on one machine or many, share a store and do not repeat each other.
+
+A claim is an empty file whose name says it all: trial, owner, last sign of life. Whoever wants a trial puts a claim and
+then looks: if another's is there, it withdraws. Of two who look at the same time, at most one sees nobody (a file put
+before a look is seen by it), so no two hold one trial, on any file system that lists what was written; none has
+to offer locks. Of two who see each other both withdraw and try again after a random pause.
+
+A claim ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
+of life for the length of the lease. Clocks of different machines may differ by less than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNDECIDED_SECONDS = 1.0  # a claim younger than this may still be withdrawn
+TRIES = 5
+BEATS_PER_LEASE = 4
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process: the machine it runs on, its number there, when it began (numbers are used again)."""
+
+    machine: str
+    process: int
+    begun: int
+
+    @property
+    def name(self) -> str:
+        """As part of a file name."""
+        return f"{self.machine}.{self.process}.{self.begun}"
+
+    @classmethod
+    def from_name(cls, name: str) -> Owner:
+        """The owner that `name` stands for."""
+        machine, process, begun = name.split(".")
+        return cls(machine, int(process), int(begun))
+
+    def is_dead(self) -> bool:
+        """Whether the process is known to be gone; False where that cannot be known."""
+        if self.machine != this_machine() or not Path("/proc/self/stat").exists():
+            return False
+        return _begun(self.process) != self.begun
+
+
+def this_process() -> Owner:
+    """The process that asks."""
+    return Owner(this_machine(), os.getpid(), _begun(os.getpid()))
+
+
+@functools.cache
+def this_machine() -> str:
+    """Short name of this machine since it was started; containers with process numbers of their own differ."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def _begun(process: int) -> int:
+    """When a process of this machine began, in clock ticks; 0 if it is gone, a zombie, or not to be found out."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """The parts of a claim's file name."""
+
+    key: str
+    owner: Owner
+    nonce: str
+    seen: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}.{self.owner.name}.{self.nonce}.{int(self.seen * 1000)}"
+
+    @classmethod
+    def from_name(cls, name: str) -> _Claim | None:
+        try:
+            key, machine, process, begun, nonce, seen = name.split(".")
+            return cls(key, Owner(machine, int(process), int(begun)), nonce, int(seen) / 1000)
+        except ValueError:
+            return None
+
+
+class Claims:
+    """The claims in one folder of a file system of fsspec's."""
+
+    def __init__(self, fs: Any, folder: str) -> None:
+        self._fs, self._folder = fs, folder
+
+    def held(self, lease: float) -> set[str]:
+        """Keys that somebody holds now."""
+        return {claim.key for claim in self._all() if not _is_over(claim, lease)}
+
+    @contextlib.contextmanager
+    def hold(self, key: str, lease: float) -> Iterator[bool]:
+        """Whether `key` is ours for the length of the block; signs of life are given meanwhile."""
+        claim = self._take(key, lease)
+        if claim is None:
+            yield False
+            return
+        stop = threading.Event()
+        files = [claim]
+        beating = threading.Thread(target=self._beat, args=(files, lease, stop), daemon=True)
+        beating.start()
+        try:
+            yield True
+        finally:
+            stop.set()
+            beating.join()
+            for file in files:
+                self._remove(file)
+
+    def _take(self, key: str, lease: float) -> _Claim | None:
+        for attempt in range(TRIES):
+            mine = _Claim(key, this_process(), secrets.token_hex(4), time.time())
+            self._fs.makedirs(self._folder, exist_ok=True)
+            self._fs.pipe_file(self._path(mine), b"")
+            others = [claim for claim in self._all() if claim.key == key and claim.nonce != mine.nonce]
+            over = [claim for claim in others if _is_over(claim, lease)]
+            if len(over) == len(others):
+                for claim in over:
+                    self._remove(claim)
+                return mine
+            self._remove(mine)
+            youngest = max(claim.seen for claim in others)
+            if time.time() - youngest > UNDECIDED_SECONDS:
+                return None
+            time.sleep(random.uniform(0.01, 0.05) * 2**attempt)
+        return None
+
+    def _beat(self, files: list[_Claim], lease: float, stop: threading.Event) -> None:
+        """Give signs of life by newer file names, until stopped or until somebody took the claim for dead.
+
+        The name before stays until the next sign: a listing is no snapshot, and one that runs while the old name goes
+        and the new one comes could miss both.
+        """
+        while not stop.wait(lease / BEATS_PER_LEASE):
+            newer = _Claim(files[-1].key, files[-1].owner, files[-1].nonce, time.time())
+            try:
+                if not self._fs.exists(self._path(files[-1])):
+                    return
+                self._fs.pipe_file(self._path(newer), b"")
+                files.append(newer)
+                while len(files) > 2:
+                    self._remove(files.pop(0))
+            except OSError:
+                continue  # a network may fail for a moment; the lease allows for three such moments
+
+    def _all(self) -> list[_Claim]:
+        self._fs.invalidate_cache()
+        try:
+            paths = self._fs.ls(self._folder, detail=False)
+        except FileNotFoundError:
+            return []
+        found = [_Claim.from_name(path.rpartition("/")[2]) for path in paths]
+        return [claim for claim in found if claim is not None]
+
+    def _path(self, claim: _Claim) -> str:
+        return f"{self._folder}/{claim.name}"
+
+    def _remove(self, claim: _Claim) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(claim))
+
+
+def _is_over(claim: _Claim, lease: float) -> bool:
+    return time.time() - claim.seen > lease or claim.owner.is_dead()

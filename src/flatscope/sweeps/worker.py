@@ -1,0 +1,70 @@
+"""A worker process of the local engine: `python -m flatscope.sweeps.worker`, started by `local_engine`.
+
+Units come in on standard input and reports go out on standard output, one JSON text a line. When the input ends, the
+driver is gone, whatever it died of, and the worker leaves at once: a half-written trial does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from flatscope.sweeps.attempt import attempt
+from flatscope.sweeps.configuration import from_json
+from flatscope.sweeps.store import Store
+
+REPORT_SECONDS = 0.2
+
+
+def main() -> None:
+    """Do units until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
+    # Results have standard output to themselves: what a work function prints goes to standard error.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def send(**message: Any) -> None:
+        with lock:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+    units: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_read, args=(units,), daemon=True).start()
+    first = units.get()
+    torch.set_num_threads(first["threads"])
+    torch.set_num_interop_threads(1)
+    store = Store(first["store"])
+    warnings.showwarning = lambda message, *_, **__: send(warning=str(message))
+    last = [0.0]
+
+    def report(fraction: float, note: str = "") -> None:
+        if time.monotonic() - last[0] > REPORT_SECONDS:
+            last[0] = time.monotonic()
+            send(fraction=float(fraction), note=str(note))
+
+    send(ready=True)
+    while True:
+        unit = units.get()
+        outcome = attempt(first["work"], from_json(unit["configs"]), store, report)
+        send(outcome=dataclasses.asdict(outcome))
+
+
+def _read(units: queue.Queue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        units.put(json.loads(line))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
