@@ -92,8 +92,12 @@ class Context:
         return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
     def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
-        """One pass over the samples on the device."""
+        """One pass over the samples on the device: all of them, on every rank."""
         return self.problem.batches(part, size)
+
+    def share(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
+        """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
+        return self.problem.batches(part, size, shared=True)
 
     def forward(self, inputs: Inputs, params: Params | None = None) -> Tensor:
         """Outputs at this point, or at other weights."""
@@ -128,13 +132,14 @@ def _find_layers(ctx: Context) -> Network:
 def _scores(ctx: Context, part: str) -> Scores:
     losses, margins = [], []
     with torch.no_grad():
-        for inputs, targets in ctx.batches(part):
+        for inputs, targets in ctx.share(part):
             outputs = ctx.forward(inputs)
-            ctx.count("forward", len(targets))
             losses.append(ctx.problem.loss(outputs, targets).double().cpu())
             if ctx.problem.classification:
                 margins.append(sample_margins(outputs, targets).double().cpu())
-    return Scores(torch.cat(losses), torch.cat(margins) if margins else None)
+    ctx.count("forward", ctx.problem.part(part).n)
+    joined = ctx.problem.ranks.joined
+    return Scores(joined(torch.cat(losses)), joined(torch.cat(margins)) if margins else None)
 
 
 def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -147,12 +152,14 @@ def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
 def _gradient(ctx: Context) -> Params:
     names = ctx.problem.trainable
     total = {name: torch.zeros_like(ctx.params[name], dtype=torch.float64) for name in names}
-    for inputs, targets in ctx.batches():
+    for inputs, targets in ctx.share():
         leaves = {name: ctx.params[name].detach().requires_grad_() for name in names}
         loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        ctx.count("forward", len(targets))
-        ctx.count("backward", len(targets))
         for name, gradient in zip(names, gradients, strict=True):
             total[name] += gradient
-    return {name: value / ctx.problem.n_train for name, value in total.items()}
+    n = ctx.problem.n_train
+    ctx.count("forward", n)
+    ctx.count("backward", n)
+    summed = ctx.problem.ranks.summed(list(total.values()))
+    return {name: value / n for name, value in zip(total, summed, strict=True)}

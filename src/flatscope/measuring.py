@@ -149,6 +149,8 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
         except Warning:  # raised only where the user turned warnings into errors
             raise
         except Exception as problem:
+            if ctx.problem.ranks.size > 1:
+                raise  # the other ranks may be waiting for this one in the middle of a sweep
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
             reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
             warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)

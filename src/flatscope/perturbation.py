@@ -150,17 +150,20 @@ def _streamed(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tens
     if k > 1 and not by_arithmetic and ctx.sweep(stackable):
         run, size = _together, min(size, max(1, TOGETHER // k))
     with torch.set_grad_enabled(with_gradients):
-        for inputs, targets in ctx.batches(size=size):
+        for inputs, targets in ctx.share(size=size):
             values = run(ctx, points, inputs, targets)  # (k, n)
             losses += values.detach().double().sum(1).cpu()
-            ctx.count("forward", k * len(targets))
             if with_gradients:
                 parts = torch.autograd.grad(values.sum(), tensors, materialize_grads=True)
-                ctx.count("backward", k * len(targets))
                 for name, part in zip(gradients, parts, strict=True):
                     gradients[name] += part
     n = ctx.problem.n_train
-    return losses / n, {name: value / n for name, value in gradients.items()} if with_gradients else {}
+    ctx.count("forward", k * n)
+    if not with_gradients:
+        return ctx.problem.ranks.summed([losses])[0] / n, {}
+    ctx.count("backward", k * n)
+    losses, *totals = ctx.problem.ranks.summed([losses, *gradients.values()])
+    return losses / n, {name: value / n for name, value in zip(gradients, totals, strict=True)}
 
 
 def _one_by_one(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ from flatscope.inspection import (
 )
 from flatscope.loss import Loss, PerSample, as_loss, is_classification
 from flatscope.params import Params, named_parameters, non_finite_name, trainable_names
-from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, shape_text
+from flatscope.ranks import ALONE, Ranks, present_ranks
+from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, shape_text
 
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
@@ -48,6 +50,8 @@ class Problem:
         device: where to compute; the model's device by default.
         dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).
         batch_size: the most samples to evaluate at once; it changes memory and time, never a value.
+        shard: "auto": where `torch.distributed` is initialised, the ranks share the samples of each sweep, and every
+            rank gets the values that one process would get; False: this process measures by itself.
 
     Example:
         >>> import torch, flatscope as fs
@@ -68,6 +72,7 @@ class Problem:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         batch_size: int | None = None,
+        shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError("a torch.nn.Module", type(model).__name__, where="model")
@@ -103,6 +108,7 @@ class Problem:
             self._check_loss("train")
             if self.test is not None:
                 self._check_loss("test")
+            self.ranks = self._checked_ranks(shard)
         self.initial = None if initial is None else self._checked_initial(initial)
 
     @property
@@ -133,9 +139,17 @@ class Problem:
             return self.test
         raise InputError("train or test data that was given", repr(name), where="part of the data")
 
-    def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
-        """One pass over the samples, on the device and in the dtype, at most `size` (or `batch_size`) at once."""
-        for inputs, targets in self.part(part).batches(size or self.batch_size):
+    def batches(self, part: str = "train", size: int | None = None, shared: bool = False) -> Iterator[Batch]:
+        """One pass over the samples, on the device and in the dtype, at most `size` (or `batch_size`) at once.
+
+        Args:
+            part: "train" or "test".
+            size: the most samples of a batch.
+            shared: this rank's share only.
+        """
+        samples = self.part(part)
+        share = self.ranks.share(samples.n) if shared and self.ranks.size > 1 else None
+        for inputs, targets in samples.batches(size or self.batch_size, share):
             yield moved(inputs, self.device, self.dtype), self._moved_targets(targets)
 
     def forward(self, inputs: Inputs, params: Params | None = None, buffers: Params | None = None) -> Tensor:
@@ -244,6 +258,38 @@ class Problem:
                 where=f"{part}, {failing_module(self.model, inputs)}",
                 fix="Check the input shape and dtype",
             ) from problem
+
+    def _checked_ranks(self, shard: Literal["auto", False]) -> Ranks:
+        """Those that share the work: with enough samples for all, the same ones in the same order, the same weights."""
+        if shard not in ("auto", False):
+            raise InputError('"auto" or False', repr(shard), where="shard")
+        ranks = present_ranks() if shard == "auto" else ALONE
+        if ranks.size == 1:
+            return ranks
+        for samples in [self.train] if self.test is None else [self.train, self.test]:
+            first, second = order_digest(samples), order_digest(samples)
+            if ranks.anywhere(first != second):
+                raise self._unequal(samples.where, "order on each pass")
+            if not ranks.agree(first):
+                raise self._unequal(samples.where, "set or order of samples")
+            if samples.n < ranks.size:
+                raise InputError(
+                    f"at least as many samples as ranks ({ranks.size})",
+                    f"{samples.n}",
+                    where=samples.where,
+                    fix="Start fewer processes, or pass shard=False",
+                )
+        weights = hashlib.blake2b(digest_size=16)
+        for value in (*self.params.values(), *self.buffers.values()):
+            weights.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        if not ranks.agree(weights.digest()):
+            raise self._unequal("model", "set of weights")
+        return ranks
+
+    @staticmethod
+    def _unequal(where: str, what: str) -> InputError:
+        fix = "Read the data without shuffling and load the same weights on every rank, or pass shard=False"
+        return InputError("ranks that measure the same problem", f"another {what}", where=where, fix=fix)
 
     def _checked_initial(self, initial: nn.Module | Mapping[str, Tensor]) -> Params:
         if not isinstance(initial, nn.Module | Mapping):

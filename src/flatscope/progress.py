@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ def progress(description: str, total: float | None, *, console: Console | None =
         console: where to draw; stderr by default, so that stdout stays clean for `--json`.
     """
     console = console or Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
         yield lambda steps=1, note="": None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

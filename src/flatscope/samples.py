@@ -44,10 +44,22 @@ class Samples:
         if self.n == 0:
             raise InputError("at least one sample", "none", where=where, fix="Pass data that is not empty")
 
-    def batches(self, size: int | None = None) -> Iterator[Batch]:
-        """One pass over all samples in batches of at most `size` (the source's own batches when None)."""
+    def batches(self, size: int | None = None, share: tuple[int, int] | None = None) -> Iterator[Batch]:
+        """One pass over all samples in batches of at most `size` (the source's own batches when None).
+
+        Args:
+            size: the most samples of a batch.
+            share: first and last (excluded) number of the samples to give; the others are read and passed over.
+        """
+        seen = 0
         for raw in self._read():
             inputs, targets = split_batch(raw, self.where)
+            if share is not None:
+                first, last = max(share[0] - seen, 0), share[1] - seen
+                seen += len(targets)
+                if last <= 0:
+                    return
+                inputs, targets = cut(inputs, first, last), targets[first:last]
             for start in range(0, len(targets), size or max(len(targets), 1)):
                 stop = start + (size or len(targets))
                 yield cut(inputs, start, stop), targets[start:stop]
@@ -237,6 +249,18 @@ def _refuse_if_changing(samples: Samples) -> None:
             where=samples.where,
             fix="Measure on the data without random transforms; shuffling is fine",
         )
+
+
+def order_digest(samples: Samples) -> bytes:
+    """A hash of the first samples in the order of one pass: another one where a loader shuffles."""
+    found, n = hashlib.blake2b(str(samples.n).encode(), digest_size=16), 0
+    for inputs, targets in samples.batches():
+        for part in (*parts_of(inputs), targets):
+            found.update(b"".join(_rows_of_bytes(part[: PROBED_SAMPLES - n])))
+        n += len(targets)
+        if n >= PROBED_SAMPLES:
+            break
+    return found.digest()
 
 
 def _fingerprints(samples: Samples, most: int) -> list[bytes]:

@@ -30,6 +30,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.context import Context
 from flatscope.errors import UnknownNameError
+from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, declarations, select
 from flatscope.report.page import report as write_report
 from flatscope.table import Table
@@ -74,27 +75,31 @@ def measure(
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
-    problem, loaded = load_problem(
-        model,
-        data,
-        weights,
-        model_options=factory_options,
-        data_root=data_root,
-        train_size=train_size,
-        test_size=test_size,
-        standardize=standardize,
-        flatten=flatten,
-        seed=seed,
-        loss=loss,
-        initial=None if initial is None else read_weights(initial),
-        device=device,
-        dtype=precision,
-        batch_size=batch_size,
-    )
-    context = Context(problem, seed=seed)
-    tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
-    if bounds:
-        tables["bounds"] = measuring.bounds(problem, context=context)
+    with process_group(device) as own_device:
+        problem, loaded = load_problem(
+            model,
+            data,
+            weights,
+            model_options=factory_options,
+            data_root=data_root,
+            train_size=train_size,
+            test_size=test_size,
+            standardize=standardize,
+            flatten=flatten,
+            seed=seed,
+            loss=loss,
+            initial=None if initial is None else read_weights(initial),
+            device=own_device,
+            dtype=precision,
+            batch_size=batch_size,
+        )
+        context = Context(problem, seed=seed)
+        tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
+        if bounds:
+            tables["bounds"] = measuring.bounds(problem, context=context)
+        fit = _fit(context, loaded)
+        if problem.ranks.rank:
+            return  # every rank has the same tables; the first one shows them
     command = shlex.join(["flatscope", *sys.argv[1:]])
     for table in tables.values():
         table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
@@ -104,7 +109,7 @@ def measure(
     else:
         for table in tables.values():
             show_table(table)
-    show_note(_fit(context, loaded))
+    show_note(fit)
     if weights is None:
         show_note("no --weights were given: these are the weights that the factory made")
     if out is not None:

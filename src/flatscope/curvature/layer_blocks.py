@@ -21,6 +21,7 @@ from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.curvature.patches import input_matrix, output_matrix, weight_gradients
 from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep, smaller_until_it_fits
 from flatscope.layers import Layer
+from flatscope.ranks import Ranks
 
 DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
@@ -52,6 +53,7 @@ class GradientBlock:
 
     size: int
     n: int
+    ranks: Ranks
     gradients: list[Tensor] = field(default_factory=list)
     signs: list[Tensor | None] = field(default_factory=list)
 
@@ -67,6 +69,7 @@ class GradientBlock:
             along = rows @ columns.to(rows)  # (n k, vectors)
             along = along if signs is None else along * signs.reshape(-1, 1)
             total += (rows.T @ along).double().cpu()
+        (total,) = self.ranks.summed([total])
         return (total / self.n).reshape(vectors.shape)
 
 
@@ -76,6 +79,7 @@ class FactoredBlock:
 
     size: int
     n: int
+    ranks: Ranks
     inputs: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
     signs: list[Tensor | None] = field(default_factory=list)
@@ -87,47 +91,54 @@ class FactoredBlock:
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(len(vectors), -1)
-        return torch.stack([self._product(v) for v in columns.T], dim=1).reshape(vectors.shape)
+        (total,) = self.ranks.summed([torch.stack([self._product(v) for v in columns.T], dim=1)])
+        return (total / self.n).reshape(vectors.shape)
 
     def _product(self, vector: Tensor) -> Tensor:
-        """Σ_c,i s_c (s_cᵀ V u) uᵀ."""
+        """Σ_c,i s_c (s_cᵀ V u) uᵀ over this rank's samples."""
         total = torch.zeros(len(vector), dtype=torch.float64)
         for u, s, signs in zip(self.inputs, self.columns, self.signs, strict=True):
             matrix = vector.to(u).reshape(s.shape[2], u.shape[1])  # (out, in)
             along = (s * (u @ matrix.T)[:, None]).sum(2)  # (n, k)
             along = along if signs is None else along * signs
             total += ((s * along[:, :, None]).sum(1).T @ u).reshape(-1).double().cpu()
-        return total / self.n
+        return total
 
 
 def layer_blocks(ctx: Context) -> dict[str, Operator]:
     """The Hessian block of every trainable layer by weight name, from one sweep over the data."""
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    return smaller_until_it_fits(batch_size(ctx, k), lambda size: _filled_blocks(ctx, size, k))
+    curved, ranks = ctx.sweep(exact_sweep).curved, ctx.problem.ranks
+    blocks = smaller_until_it_fits(batch_size(ctx, k), lambda size: _filled_blocks(ctx, size, curved), ranks)
+    if any(isinstance(block, DenseBlock | GradientBlock | FactoredBlock) for block in blocks.values()):
+        ctx.count("forward", ctx.problem.n_train)
+        ctx.count("backward", ctx.problem.n_train * k)
+    for block in blocks.values():
+        if isinstance(block, DenseBlock):
+            (block.matrix,) = ranks.summed([block.matrix])
+    return blocks
 
 
-def _filled_blocks(ctx: Context, size: int, k: int) -> dict[str, Operator]:
-    curved = ctx.sweep(exact_sweep).curved
+def _filled_blocks(ctx: Context, size: int, curved: dict[str, str]) -> dict[str, Operator]:
+    """The blocks with this rank's samples in them."""
     blocks = dict(_empty_blocks(ctx, curved))
     if any(isinstance(block, DenseBlock | GradientBlock | FactoredBlock) for block in blocks.values()):
-        for batch in ctx.batches(size=size):
+        for batch in ctx.share(size=size):
             for flow in backpropagated(ctx, batch, curved):
                 _add(ctx, blocks.get(flow.call.weight), flow)
-            ctx.count("forward", len(batch[1]))
-            ctx.count("backward", len(batch[1]) * k)
     return blocks
 
 
 def _empty_blocks(ctx: Context, curved: dict[str, str]) -> Iterator[tuple[str, Operator]]:
     """Decide, layer by layer, how its block is kept; the small ones first have a claim on the memory."""
-    k, n = n_columns(ctx.problem.loss, ctx.problem.n_outputs), ctx.problem.n_train
+    k, n, ranks = n_columns(ctx.problem.loss, ctx.problem.n_outputs), ctx.problem.n_train, ctx.problem.ranks
     item = torch.finfo(ctx.problem.dtype).bits // 8
     layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
     sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
     needs = {}
     for layer in layers:
         per_sample = k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(layer) else k * sizes[layer.weight]
-        needs[layer.weight] = n * per_sample * item
+        needs[layer.weight] = -(-n // ranks.size) * per_sample * item  # of the largest share: all decide alike
     left, kept = KEPT_BYTES, set()
     for weight, need in sorted(needs.items(), key=lambda entry: entry[1]):
         if weight not in curved and need <= left:
@@ -138,7 +149,7 @@ def _empty_blocks(ctx: Context, curved: dict[str, str]) -> Iterator[tuple[str, O
         if weight in curved:
             yield weight, Hessian(ctx, [weight])
         elif weight in kept:
-            yield weight, FactoredBlock(size, n) if _on_vectors(layer) else GradientBlock(size, n)
+            yield weight, FactoredBlock(size, n, ranks) if _on_vectors(layer) else GradientBlock(size, n, ranks)
         elif size <= DENSE_WEIGHTS:
             yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device))
         else:

@@ -54,10 +54,11 @@ class CurvatureOperator(ABC):
         columns = vectors.reshape(self.size, -1).to(self.ctx.problem.device, self.ctx.problem.dtype)  # (p, k)
         total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
         with precise_math():  # attention's fused kernels cannot be differentiated twice
-            for inputs, targets in self.ctx.batches(size=self._batch_size):
+            for batch in self.ctx.share(size=self._batch_size):
                 for start, stop in self._blocks(columns.shape[1]):
-                    total[:, start:stop] += self._batch_product((inputs, targets), columns[:, start:stop])
-                self.ctx.count("curvature", len(targets) * columns.shape[1])
+                    total[:, start:stop] += self._batch_product(batch, columns[:, start:stop])
+        self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
+        (total,) = self.ctx.problem.ranks.summed([total])
         return (total / self.ctx.problem.n_train).reshape(vectors.shape)
 
     def as_linear_operator(self) -> LinearOperator:

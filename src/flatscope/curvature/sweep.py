@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -29,8 +29,10 @@ from flatscope.curvature.patches import (
     weight_gradients,
 )
 from flatscope.curvature.probe import disagreeing_parameters
+from flatscope.curvature.sums import Curvature, LayerSums, Mean
 from flatscope.layers import Call, recorded
 from flatscope.params import Params
+from flatscope.ranks import ALONE, Ranks
 from flatscope.samples import Batch, Inputs
 
 T = TypeVar("T")
@@ -38,67 +40,6 @@ T = TypeVar("T")
 BATCH_BYTES = 48 * 2**20
 GRADIENT_BYTES = 16 * 2**20
 COLUMN_BLOCK = 32
-
-
-@dataclass
-class Mean:
-    """Running mean over samples, in float64, with the standard error that the samples' spread gives."""
-
-    n: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-
-    def add(self, values: Tensor) -> None:
-        """Values of some samples: (n,) or (n, units)."""
-        values = values.detach().double().cpu()
-        self.n += len(values)
-        self.total = self.total + values.sum(0)
-        self.squares = self.squares + values.square().sum(0)
-
-    @property
-    def value(self) -> Tensor:
-        """The mean; () or (units,)."""
-        return self.total / self.n
-
-    @property
-    def stderr(self) -> Tensor:
-        """Standard error over samples; zero for a single sample."""
-        variance = (self.squares / self.n - self.value.square()).clamp_min(0)
-        return (variance / max(self.n - 1, 1)).sqrt()
-
-
-@dataclass
-class LayerSums:
-    """Sums over the data for one weight matrix; s_c: columns at its output, u: its input patches, W̄: (out, in·taps).
-
-    trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c ⟨G_c, w(j)⟩², w(j) the weights of input feature or channel j, which is
-    (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})²;  rho_rows(i): the same for the weights of output i;
-    relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖².
-    """
-
-    trace: Mean = field(default_factory=Mean)
-    rho: Mean = field(default_factory=Mean)
-    rho_rows: Mean = field(default_factory=Mean)
-    relative_flatness: Mean = field(default_factory=Mean)
-
-
-@dataclass
-class Curvature:
-    """Result of the sweep.
-
-    Attributes:
-        layers: sums by weight parameter, forward order, for those whose block is exact.
-        traces: trace of the Hessian block of each parameter tensor that was covered.
-        total: sum of those traces, per-sample spread included.
-        diagonals: Hessian diagonal of each covered tensor, if asked for.
-        curved: {parameter: reason} for those the sweep cannot give exactly.
-    """
-
-    layers: dict[str, LayerSums]
-    traces: dict[str, Mean]
-    total: Mean
-    diagonals: Params
-    curved: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -121,19 +62,23 @@ def exact_sweep(ctx: Context, diagonal: bool = False, rows: bool = False) -> Cur
         rows: also ρ of the rows.
     """
     k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    return smaller_until_it_fits(batch_size(ctx, k), lambda size: _swept(ctx, size, k, diagonal, rows))
+    ranks = ctx.problem.ranks
+    result = smaller_until_it_fits(batch_size(ctx, k), lambda size: _swept(ctx, size, diagonal, rows), ranks)
+    ctx.count("forward", ctx.problem.n_train)
+    ctx.count("backward", ctx.problem.n_train * k)
+    result.over(ranks)
+    result.diagonals = {name: value / ctx.problem.n_train for name, value in result.diagonals.items()}
+    return result
 
 
-def _swept(ctx: Context, size: int, k: int, diagonal: bool, rows: bool) -> Curvature:
+def _swept(ctx: Context, size: int, diagonal: bool, rows: bool) -> Curvature:
+    """The sums over this rank's samples."""
     result = Curvature({}, {}, Mean(), {}, dict(ctx.sweep(find_curved)))
-    for batch in ctx.batches(size=size):
+    for batch in ctx.share(size=size):
         sums = BatchSums()
         for flow in backpropagated(ctx, batch, result.curved):
             _add_flow(ctx, result, sums, flow, diagonal, rows)
         _add_batch(result, sums)
-        ctx.count("forward", len(batch[1]))
-        ctx.count("backward", len(batch[1]) * k)
-    result.diagonals = {name: value / ctx.problem.n_train for name, value in result.diagonals.items()}
     return result
 
 
@@ -380,13 +325,19 @@ def batch_size(ctx: Context, k: int) -> int:
     return max(1, min(ctx.problem.n_train, budget // max(1, per_sample)))
 
 
-def smaller_until_it_fits(size: int, run: Callable[[int], T]) -> T:
-    """`run(size)`, with half the size after each time the GPU's memory did not suffice."""
+def smaller_until_it_fits(size: int, run: Callable[[int], T], ranks: Ranks = ALONE) -> T:
+    """`run(size)`, with half the size after each time the GPU's memory did not suffice, on any of the ranks."""
     while True:
+        found: list[T] = []
+        short: torch.OutOfMemoryError | None = None
         try:
-            return run(size)
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-            torch.cuda.empty_cache()
-            size //= 2
+            found.append(run(size))
+        except torch.OutOfMemoryError as problem:
+            short = problem.with_traceback(None)  # its frames would keep the tensors that did not fit
+        if not ranks.anywhere(short is not None):
+            return found[0]
+        if size == 1:
+            raise short or torch.OutOfMemoryError("the memory of another rank's GPU did not suffice")
+        found.clear()
+        torch.cuda.empty_cache()
+        size //= 2

@@ -1,0 +1,133 @@
+"""Several processes of `torch.distributed` that share one measurement: who takes which samples, and how sums meet.
+
+Every reduction does nothing in a process that is alone, so the sweeps are written once for both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flatscope.errors import InputError
+
+PATIENCE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that measure together, seen from one of them.
+
+    Attributes:
+        rank: number of this process.
+        size: number of processes; 1 where there is nobody to share with.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, n: int) -> tuple[int, int]:
+        """First and last (excluded) of n samples that are this rank's: contiguous, sizes differ by at most one."""
+        each, left = divmod(n, self.size)
+        start = self.rank * each + min(self.rank, left)
+        return start, start + each + (self.rank < left)
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over ranks of float64 tensors, the same bits on every rank."""
+        if self.size == 1 or not tensors:
+            return list(tensors)
+        flat = torch.cat([tensor.detach().double().reshape(-1).to(_wire()) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
+        return [part.reshape(tensor.shape).to(tensor.device) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Everybody's rows, one below the other in the order of the ranks, which is that of the data."""
+        if self.size == 1:
+            return rows
+        lengths = self._everybodys(torch.tensor([len(rows)]))
+        padded = rows.new_zeros((max(int(n) for n in lengths), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        found = self._everybodys(padded)
+        return torch.cat([part[: int(n)] for part, n in zip(found, lengths, strict=True)]).to(rows.device)
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return flag if self.size == 1 else any(bool(part) for part in self._everybodys(torch.tensor([flag]).long()))
+
+    def agree(self, digest: bytes) -> bool:
+        """Whether every rank has the same bytes."""
+        found = self._everybodys(torch.frombuffer(bytearray(digest), dtype=torch.uint8)) if self.size > 1 else []
+        return all(torch.equal(part, found[0]) for part in found)
+
+    def _everybodys(self, tensor: Tensor) -> list[Tensor]:
+        sent = tensor.contiguous().to(_wire())
+        found = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(found, sent)
+        return found
+
+
+ALONE = Ranks()
+
+
+def _wire() -> torch.device:
+    """Where tensors must be to be sent: NCCL takes those on a GPU only, the others those on the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def present_ranks() -> Ranks:
+    """The ranks of the process group that has been initialised; this process alone where there is none.
+
+    Waits until all of them are here: one that never comes (only some ranks measure) is an error and not a wait forever.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return ALONE
+    if dist.get_backend() == "gloo":
+        try:
+            dist.monitored_barrier(timeout=PATIENCE)
+        except RuntimeError as problem:
+            raise InputError(
+                "every rank to make the same problem",
+                f"a rank that did not come within {PATIENCE} ({str(problem).splitlines()[0]})",
+                where="torch.distributed",
+                fix="Pass shard=False where only some of the ranks measure",
+            ) from problem
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def launched() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+@contextmanager
+def process_group(device: str | None = None) -> Iterator[str | None]:
+    """The process group of the ranks that torchrun started, for the block; yields the device of this rank.
+
+    Without torchrun, or where a group is there already, nothing happens and the device is the given one.
+
+    Args:
+        device: as the user named it; a GPU without a number is the one with this process's number.
+    """
+    if not launched() or dist.is_initialized():
+        yield device
+        return
+    own = device
+    if device == "cuda":
+        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % max(1, torch.cuda.device_count())}"
+    on_gpu = own is not None and own.startswith("cuda")
+    # NCCL refuses two ranks on one GPU.
+    crowded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    if on_gpu:
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if on_gpu and not crowded and dist.is_nccl_available() else "gloo")
+    try:
+        yield own
+    finally:
+        dist.destroy_process_group()
