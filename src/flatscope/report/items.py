@@ -9,6 +9,7 @@ import pandas as pd
 
 from flatscope.errors import InputError
 from flatscope.landscape import Surface
+from flatscope.report.population import PopulationFrame, is_population
 from flatscope.report.surface_data import SPACE_WORDS
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
@@ -29,9 +30,13 @@ def _is_bounds(item: object) -> bool:
 
 def _is_history(item: object) -> bool:
     """One row per epoch; the frame of a Table is not one, whatever its index is called."""
-    if not isinstance(item, pd.DataFrame) or "measure" in item.columns:
+    if not isinstance(item, pd.DataFrame) or "measure" in item.columns or is_population(item):
         return False
     return "epoch" in item.columns or item.index.name == "epoch"
+
+
+def _is_population(item: object) -> bool:
+    return isinstance(item, PopulationFrame) or (isinstance(item, pd.DataFrame) and is_population(item))
 
 
 def _is_figure(item: object) -> bool:
@@ -59,6 +64,11 @@ KINDS: dict[str, Kind] = {
     "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
     "surfaces": Kind("a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, _space),
+    "populations": Kind(
+        "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
+        _is_population,
+        lambda item: "population",
+    ),
     "histories": Kind("a pandas frame of training history with a column `epoch`", _is_history, _network_name),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title),
 }

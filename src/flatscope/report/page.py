@@ -34,6 +34,7 @@ from flatscope.report.formula import formula
 from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source
 from flatscope.report.parts import Part, Section, charts_section
+from flatscope.report.population_page import populations_part
 from flatscope.report.summary import NEARLY, SETTLED, comparability, network_summaries
 from flatscope.report.surfaces import surfaces_part
 from flatscope.report.units import units_chart, units_data, units_profiles
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_COLOURS = 7
-SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js")
+SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js")
 STYLES = ("page.css", "figures.css")
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
 SYMMETRY_WORDS = {
@@ -113,7 +114,7 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
     style = "".join(map(source, STYLES))
     page = fragment(
         "template.html",
-        title=title or ("How flat are these minima?" if len(networks) > 1 else "How flat is this minimum?"),
+        title=title or _question(len(networks), bool(kinds["populations"])),
         networks=colours,
         summaries=[part.summary for part in parts if part.summary],
         sections=[section for part in parts for section in part.sections],
@@ -127,6 +128,13 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
         script_hash=_hash(script),
     )
     return str(page)
+
+
+def _question(n_networks: int, population: bool) -> str:
+    """The title where none is given: what a reader of this page wants to know."""
+    if population and not n_networks:
+        return "What goes along with generalization?"
+    return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
 
 
 def _hash(text: str) -> str:
@@ -219,6 +227,7 @@ RENDERERS: dict[str, Callable[[Mapping[str, Any], Colours], Part]] = {
     "measures": measures_part,
     "audits": audits_part,
     "surfaces": surfaces_part,
+    "populations": populations_part,
     "histories": histories_part,
     "bounds": bounds_part,
     "figures": figures_part,
