@@ -9,9 +9,11 @@ from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
+from flatscope.studies import study
 from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
+from flatscope.training.population import Population, train_population
 from flatscope.version import __version__
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "FlatscopeError",
     "InputError",
     "NumericalWarning",
+    "Population",
     "Problem",
     "Surface",
     "Table",
@@ -33,5 +36,7 @@ __all__ = [
     "measure",
     "report",
     "rescale",
+    "study",
     "stats",
+    "train_population",
 ]

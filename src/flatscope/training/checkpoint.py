@@ -37,7 +37,7 @@ from flatscope.training.weights import (
 
 LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")
-_STREAMS = ("order", "dropout", "augmentation")
+_STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
 _MOMENTUM, _INITIAL = "momentum.", "initial."
 
@@ -146,7 +146,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Tensor:
 
 
 def stream_seed(seed: int, epoch: int, stream: str) -> int:
-    """Seed of one epoch's "order", "dropout" or "augmentation" draws: three streams that do not meet."""
+    """Seed of one epoch's "order", "dropout", "augmentation" or "noise" draws: streams that do not meet."""
     mixed = np.random.SeedSequence((seed, epoch, _STREAMS.index(stream))).generate_state(1, np.uint64)
     return int(mixed[0]) >> 1  # 63 bits: generators of every backend take them
 
@@ -216,7 +216,7 @@ def write_checkpoint(
         for name, tensor in plain_tensors(group, where).items()
     }
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
-    text = json.dumps(_without_nan(saved), indent=1, allow_nan=False)
+    text = json.dumps(without_nan(saved), indent=1, allow_nan=False)
     write_whole(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
     write_whole(folder / STATE_FILE, text.encode())
 
@@ -298,12 +298,12 @@ def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Non-finite numbers as text, since JSON has none; float() reads them back."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -130,18 +130,14 @@ def train(
         ('epochs', 0.0)
     """
     config = config or TrainConfig()
-    pair, held_out = _unpack(data, test)
+    pair, held_out = unpack_pairs(data, test)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise InputError("a model with trainable parameters", "none", where="train, model")
     device = next(iter(trained.values())).device
-    x, y = _checked(model, pair, config, device, "training data")
-    tested = _checked(model, held_out, config, device, "test data") if held_out is not None else None
-    if config.stop_zero_error and y.is_floating_point():
-        raise InputError("classes as targets", "real numbers", where="train, stop_zero_error")
-    if len(x) % config.batch_size == 1 and any(isinstance(part, nn.BatchNorm1d) for part in model.modules()):
-        got = f"one sample in the last batch ({len(x)} samples, batch size {config.batch_size})"
-        raise InputError("at least two samples per batch for BatchNorm", got, where="train, batch_size")
+    x, y = checked_pair(model, pair, config, device, "training data")
+    tested = checked_pair(model, held_out, config, device, "test data") if held_out is not None else None
+    check_settings(model, y, config)
 
     optimizer = torch.optim.SGD(
         trained.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
@@ -177,7 +173,7 @@ def train(
                     row |= {"epoch": float(done), "lr": learning_rate(config, state.epoch)}
                     if finite:
                         row |= _evaluation(model, (x, y), tested, config) | {"distance": _distance(trained, initial)}
-                        stopped_by = _stop_rule(config, row)
+                        stopped_by = stop_rule(config, row)
                     row["seconds"] = time.perf_counter() - begun
                     rows = [*rows, row]
                 if done == config.epochs:
@@ -306,7 +302,7 @@ def _gradient_norm(model: nn.Module, x: Tensor, y: Tensor, loss: str) -> float:
     return float(torch.stack([total.double().norm() for total in sums]).norm()) / len(x)
 
 
-def _stop_rule(config: TrainConfig, row: Mapping[str, float]) -> str | None:
+def stop_rule(config: TrainConfig, row: Mapping[str, float]) -> str | None:
     """The first rule that this row satisfies; a loss that overflowed ends the run as diverged."""
     if not math.isfinite(row["train_loss"]):
         return "diverged"
@@ -336,7 +332,7 @@ def _advice(epoch: int, config: TrainConfig, folder: Path | None) -> str:
     return f"{text}; the same call with checkpoint={str(folder)!r} goes on from the last checkpoint"
 
 
-def _unpack(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
+def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
     """Training and test pair, whichever of the accepted forms they came in."""
     if hasattr(data, "train") and not isinstance(data, nn.Module):
         train_pair, test_pair = data.train, getattr(data, "test", None)
@@ -357,7 +353,16 @@ def _unpack(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
     return train_pair, test_pair
 
 
-def _checked(model: nn.Module, pair: Pair, config: TrainConfig, device: torch.device, where: str) -> Pair:
+def check_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:
+    """Refuse a stop rule or a batch size that these targets or this network cannot have."""
+    if config.stop_zero_error and y.is_floating_point():
+        raise InputError("classes as targets", "real numbers", where="train, stop_zero_error")
+    if len(y) % config.batch_size == 1 and any(isinstance(part, nn.BatchNorm1d) for part in model.modules()):
+        got = f"one sample in the last batch ({len(y)} samples, batch size {config.batch_size})"
+        raise InputError("at least two samples per batch for BatchNorm", got, where="train, batch_size")
+
+
+def checked_pair(model: nn.Module, pair: Pair, config: TrainConfig, device: torch.device, where: str) -> Pair:
     """The pair on the model's device, once a forward pass on two samples has shown that all parts fit."""
     x, y = (tensor.to(device) for tensor in pair)
     if len(x) == 0 or y.dim() == 0 or len(x) != len(y):
@@ -376,10 +381,10 @@ def _checked(model: nn.Module, pair: Pair, config: TrainConfig, device: torch.de
         raise InputError("inputs that the model takes", got, where=where, fix="Check shape and dtype") from None
     finally:
         model.train(was_training)
-    return x, _checked_targets(outputs, y, config.loss, where)
+    return x, checked_targets(outputs, y, config.loss, where)
 
 
-def _checked_targets(outputs: Tensor, y: Tensor, loss: str, where: str) -> Tensor:
+def checked_targets(outputs: Tensor, y: Tensor, loss: str, where: str) -> Tensor:
     """Targets that fit the outputs: classes as int64, or as many real numbers per sample as there are outputs."""
     if loss == "cross_entropy" or not y.is_floating_point():
         if y.dim() != 1 or y.is_floating_point() or outputs.dim() != 2:

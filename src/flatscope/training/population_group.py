@@ -1,0 +1,237 @@
+"""Trials that are trained together: where each stands, their weights, and both on disk."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flatscope.errors import InputError, WeightsError
+from flatscope.guards import write_whole
+from flatscope.training.checkpoint import fingerprint, without_nan
+from flatscope.training.stack import Stack
+from flatscope.training.stacked_layers import StackedNetwork
+from flatscope.training.trials import Trial, TrialData
+from flatscope.training.weights import plain_tensors
+
+STATE_KEY = "flatscope_population_state"
+_WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."
+
+
+@dataclass
+class Record:
+    """Where one trial stands: its history, finished epochs, and the rule that ended it (None while it goes on)."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    epochs: int = 0
+    seconds: float = 0.0
+    stopped_by: str | None = None
+
+
+@dataclass
+class Group:
+    """Trials of one architecture.
+
+    Attributes:
+        number: position among the groups.
+        trials: the trials, `data` their samples.
+        template: a module of their structure; its values do not matter.
+        network: the structure for stacked training; None for a trial that is trained by itself.
+        weights: parameters and buffers of all trials, stacked in their order, on the CPU: of the trials that have
+            stopped, and of the others as of the last time they were asked for.
+        initial: the same before training.
+        trained: names of the parameters that are trained.
+        records: where each trial stands.
+        epoch, seconds: finished epochs of the group, and the time they took.
+        live: rows of the trials that lie in the stack.
+    """
+
+    number: int
+    trials: list[Trial]
+    data: list[TrialData]
+    template: nn.Module
+    network: StackedNetwork | None
+    weights: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    trained: list[str]
+    records: list[Record] = field(default_factory=list)
+    epoch: int = 0
+    seconds: float = 0.0
+    live: list[int] = field(default_factory=list)
+
+    def state(self, row: int, *, initial: bool = False) -> dict[str, Tensor]:
+        """Copies of the weights and buffers of one trial, on the CPU."""
+        return {name: value[row].clone() for name, value in (self.initial if initial else self.weights).items()}
+
+    def model(self, row: int) -> nn.Module:
+        """An ordinary module in eval mode, on the CPU."""
+        model = copy.deepcopy(self.template)
+        fill(model, self.state(row))
+        return model.eval()
+
+    def take(self, weights: Mapping[str, Tensor], rows: Sequence[int], places: Sequence[int]) -> None:
+        """Copy weights of a stack, at these places of it, to these rows of the group."""
+        for name, value in weights.items():
+            self.weights[name][list(rows)] = value[list(places)].cpu()
+
+
+class PopulationView:
+    """What `after_epoch` sees: the trials of the group that has just finished an epoch. Valid during the call.
+
+    Attributes:
+        epoch: finished epochs.
+        trials: positions, in the population, of the group's trials.
+        active: positions of those that took part in this epoch, including those that it ended.
+    """
+
+    def __init__(
+        self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor], places: Sequence[int]
+    ) -> None:
+        self._group, self._weights, self._places = group, weights, list(places)
+        self._rows = {trial.index: row for row, trial in enumerate(group.trials)}
+        self.epoch = group.epoch
+        self.trials = [trial.index for trial in group.trials]
+        self.active = [group.trials[row].index for row in active]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of parameters and buffers of the `active` trials, stacked in that order, on their device."""
+        if len(self._places) == len(next(iter(self._weights.values()))):
+            return {name: value.detach().clone() for name, value in self._weights.items()}
+        return {name: value.detach()[self._places] for name, value in self._weights.items()}
+
+    def state(self, trial: int) -> dict[str, Tensor]:
+        """Copies of weights and buffers of one trial of the group, on the CPU."""
+        if trial not in self.active:
+            return self._group.state(self._row(trial))
+        place = self._places[self.active.index(trial)]
+        return {name: value[place].detach().to("cpu", copy=True) for name, value in self._weights.items()}
+
+    def model(self, trial: int) -> nn.Module:
+        """One trial as an ordinary module in eval mode, on the CPU."""
+        model = copy.deepcopy(self._group.template)
+        fill(model, self.state(trial))
+        return model.eval()
+
+    def row(self, trial: int) -> dict[str, float]:
+        """Last row of the history; empty before the first (and, for a trial trained by itself, until its end)."""
+        rows = self._group.records[self._row(trial)].rows
+        return dict(rows[-1]) if rows else {}
+
+    def stopped_by(self, trial: int) -> str | None:
+        """The rule that ended the trial; None while it goes on."""
+        return self._group.records[self._row(trial)].stopped_by
+
+    def _row(self, trial: int) -> int:
+        if trial not in self._rows:
+            raise InputError(f"a trial of this group ({self.trials})", repr(trial), where="after_epoch")
+        return self._rows[trial]
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy parameters and buffers into a module, which takes their dtype and device."""
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            value.data = state[name].clone()
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a module by name, detached."""
+    return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def write_group(folder: Path, group: Group, stack: Stack) -> None:
+    """Replace the group's checkpoint by where it stands now."""
+    going_on = [place for place, row in enumerate(group.live) if group.records[row].stopped_by is None]
+    group.take(stack.weights, [group.live[place] for place in going_on], going_on)
+    where = f"checkpoint folder {folder}"
+    parts = {_WEIGHTS: group.weights, _INITIAL: group.initial, _VELOCITY: stack.velocity}
+    tensors = {
+        prefix + name: tensor for prefix, part in parts.items() for name, tensor in plain_tensors(part, where).items()
+    }
+    saved = {
+        "trials": [trial.description() for trial in group.trials],
+        "data": _digest(group),
+        "records": [dataclasses.asdict(record) for record in group.records],
+        "epoch": group.epoch,
+        "seconds": group.seconds,
+        "live": group.live,
+    }
+    text = json.dumps(without_nan(saved), allow_nan=False)
+    write_whole(_path(folder, group), safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
+
+
+def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
+    """Bring the group to where its checkpoint stands; the momentum buffers of its stack, or None without checkpoint.
+
+    Raises:
+        WeightsError: the file is damaged or not a checkpoint of a population.
+        InputError: trials or data differ from those of the checkpoint.
+    """
+    path = _path(folder, group)
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            saved = json.loads((file.metadata() or {})[STATE_KEY])
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        records = [Record(**record) for record in saved["records"]]
+        for record in records:
+            record.rows = [{key: float(value) for key, value in row.items()} for row in record.rows]
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
+        got = f"a file that is not one ({'no such state in it' if isinstance(problem, KeyError) else problem})"
+        fix = "Choose another checkpoint folder, or remove the file to start over"
+        raise WeightsError("a whole checkpoint of a population", got, where=str(path), fix=fix) from None
+    _refuse_others(group, saved, path)
+    parts = {
+        prefix: {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        for prefix in (_WEIGHTS, _INITIAL, _VELOCITY)
+    }
+    shapes = {name: value.shape for name, value in group.weights.items()}
+    if any({name: t.shape for name, t in parts[key].items()} != shapes for key in (_WEIGHTS, _INITIAL)):
+        raise WeightsError("weights of these networks", "weights of others", where=str(path))
+    group.weights, group.initial = parts[_WEIGHTS], parts[_INITIAL]
+    group.records, group.epoch = records, int(saved["epoch"])
+    group.seconds, group.live = float(saved["seconds"]), [int(row) for row in saved["live"]]
+    return parts[_VELOCITY]
+
+
+def _refuse_others(group: Group, saved: Mapping[str, Any], path: Path) -> None:
+    here, there = [trial.description() for trial in group.trials], saved["trials"]
+    fix = "Take the same trials and data, or another folder"
+    if len(here) != len(there):
+        got = f"{len(there)} there, {len(here)} here"
+        raise InputError("the trials of the checkpoint", got, where=f"resume from {path}", fix=fix)
+    for mine, theirs in zip(here, there, strict=True):
+        keys = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
+        if keys:
+            pairs = [f"{key} {theirs.get(key)!r} there, {mine.get(key)!r} here" for key in keys]
+            where = f"resume from {path}, trial {mine['name']}"
+            raise InputError("the settings of the checkpoint", "; ".join(pairs), where=where, fix=fix)
+    if saved["data"] != _digest(group):
+        raise InputError("the training data of the checkpoint", "others", where=f"resume from {path}", fix=fix)
+
+
+def _digest(group: Group) -> str:
+    """One fingerprint of the data of all trials."""
+    digest = hashlib.blake2b(digest_size=16)
+    known: dict[int, str] = {}
+    for part in group.data:
+        if id(part.images) not in known:
+            known[id(part.images)] = fingerprint(part.images, part.images.new_zeros(0))
+        chosen = part.targets if part.index is None else torch.stack([part.index.double(), part.targets.double()])
+        digest.update((known[id(part.images)] + fingerprint(chosen, part.targets)).encode())
+    return digest.hexdigest()
+
+
+def _path(folder: Path, group: Group) -> Path:
+    return folder / f"group-{group.number:03d}.safetensors"
