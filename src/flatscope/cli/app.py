@@ -15,6 +15,7 @@ import flatscope.cli.audit as audit
 import flatscope.cli.data as data
 import flatscope.cli.demo as demo
 import flatscope.cli.measures as measures
+import flatscope.cli.study as study
 import flatscope.cli.train as train
 from flatscope.cli.output import show_error, show_warning
 from flatscope.errors import FlatscopeError, InputError
@@ -34,6 +35,7 @@ app.command("audit")(audit.audit)
 app.command("train")(train.train)
 app.command("measures")(measures.measures)
 app.add_typer(data.app, name="data")
+app.add_typer(study.app, name="study")
 
 
 def _version(asked: bool) -> None:

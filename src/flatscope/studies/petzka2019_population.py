@@ -1,0 +1,104 @@
+"""The 144 LeNet-5 of Petzka et al. (2019), section 3, followed along training.
+
+Every network is looked at after a list of epochs, and when its training loss first falls below a list of levels: once
+as it is and once after the paper's random layer-wise reparameterization. So the correlations of Figures 1 and 2 can be
+read at any stop rule, while the rule that is judged was fixed before (see `petzka2019_lenet`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from flatscope.studies.tail_curvature import tail_curvature
+from flatscope.sweeps.store import Store
+from flatscope.symmetries.scaling import random_layer_pair
+from flatscope.training.data import Data, load
+from flatscope.training.loop import evaluate
+from flatscope.training.population import PopulationView, train_population
+
+Report = Callable[[float, str], None]
+
+
+def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Train the configurations of a unit together; write what was seen of each network along the way.
+
+    A configuration has `data` (for `load`), `model`, `init`, `train` (settings of a trial), `follow` with `epochs`
+    and `losses`, and `reparameterize` with `low`, `high` and `seed`.
+    """
+    first = configs[0]
+    data = load(**first["data"])
+    device = torch.device(first.get("device", "cpu"))
+    x, y = (value.to(device) for value in data.train)
+    test_x, test_y = _test(data)
+    held_out = (test_x.to(device), test_y.to(device))
+    followers = [_Follower(config, x, y, held_out) for config in configs]
+    epochs = max(config["train"]["epochs"] for config in configs)
+
+    def after_epoch(epoch: int, view: PopulationView) -> None:
+        for trial in view.active:
+            followers[trial].look(epoch, view, trial)
+        report(epoch / epochs, f"epoch {epoch}")
+
+    trials = [{**config["train"], "init": config["init"], "model_seed": config["train"]["seed"]} for config in configs]
+    population = train_population(
+        first["model"]["name"], trials, data, device=device, after_epoch=after_epoch, show_progress=False
+    )
+    for number, config in enumerate(configs):
+        history = population.histories[number]
+        last = history.iloc[-1]
+        metrics = {name: float(last[name]) for name in ("train_loss", "train_error", "test_loss", "test_error")}
+        metrics |= {"epochs": int(last["epoch"]), "diverged": math.isnan(metrics["train_loss"])}
+        frames = {"history": history, "followed": pd.DataFrame(followers[number].rows)}
+        store.write(config, metrics, frames=frames, weights=population.state(number))
+
+
+class _Follower:
+    """Looks at one network when its turn comes."""
+
+    def __init__(self, config: Mapping[str, Any], x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor]) -> None:
+        self._epochs = set(config["follow"]["epochs"])
+        self._levels = sorted(config["follow"]["losses"], reverse=True)
+        self._last = config["train"]["epochs"]
+        self._factor = config["reparameterize"]
+        self._x, self._y, self._held_out = x, y, held_out
+        self.rows: list[dict[str, Any]] = []
+
+    def look(self, epoch: int, view: PopulationView, trial: int) -> None:
+        """Measure the network now if a rule says so; rules that hold at the same epoch share one measurement."""
+        row = view.row(trial)
+        loss = row.get("train_loss", math.nan)
+        if math.isnan(loss):
+            return
+        rules = [f"epoch {epoch}"] if epoch in self._epochs else []
+        while self._levels and loss < self._levels[0]:
+            rules.append(f"loss {self._levels.pop(0):g}")
+        if epoch == self._last or view.stopped_by(trial):
+            rules.append("end")
+        if not rules:
+            return
+        model = view.model(trial).to(self._x.device)
+        assert isinstance(model, nn.Sequential)
+        twin = random_layer_pair(model, self._x[:2], **self._factor)
+        assert isinstance(twin, nn.Sequential)
+        test_loss, test_error = evaluate(model, *self._held_out)
+        seen = {
+            "epoch": epoch,
+            "train_loss": loss,
+            "train_error": row["train_error"],
+            "test_loss": test_loss,
+            "test_error": test_error,
+            **{f"before/{name}": value for name, value in tail_curvature(model, self._x).items()},
+            **{f"after/{name}": value for name, value in tail_curvature(twin, self._x).items()},
+        }
+        self.rows += [{"rule": rule, **seen} for rule in rules]
+
+
+def _test(data: Data) -> tuple[Tensor, Tensor]:
+    assert data.test is not None
+    return data.test
