@@ -74,7 +74,7 @@ def test_what_is_written_comes_back(store: Store) -> None:
 
 def test_key_is_of_the_meaning_not_of_the_writing(store: Store) -> None:
     same = {"name": "α", "train": {"steps": ((80.0, 0.1),), "lr": np.float64(0.1)}, "x": np.int64(5)}
-    assert store.key(CONFIG) == store.key(same)
+    assert store.key(CONFIG) == store.key(same) == store.key({**same, "device": "cuda"})
     others = [{**CONFIG, "x": 6}, {**CONFIG, "x": "5"}, {**CONFIG, "x": None}, {**CONFIG, "x": True}, {"x": 5}]
     others += [{"x": math.nan}, {"x": math.inf}, {"x": "nan"}, {"x": [5]}]
     assert len({store.key(other) for other in [CONFIG, *others]}) == len(others) + 1

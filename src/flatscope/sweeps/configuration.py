@@ -11,6 +11,7 @@ from typing import Any
 from flatscope.errors import InputError
 
 NOT_FINITE = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"}
+PLACE = "device"  # where a trial runs is kept with it, but is not part of its name
 
 
 def plain(value: Any, where: str = "configuration") -> Any:
@@ -47,7 +48,9 @@ def from_json(text: str | bytes) -> Any:
 
 
 def key_of(config: Mapping[str, Any]) -> str:
-    """Name of a configuration: 32 hexadecimal digits; the order of its entries and 1 against 1.0 do not matter.
+    """Name of a configuration: 32 hexadecimal digits.
+
+    The order of its entries, 1 against 1.0, and its entry "device" do not matter: a trial is the same wherever it ran.
 
     Example:
         >>> key_of({"lr": 1, "seed": 0}) == key_of({"seed": 0, "lr": 1.0})
@@ -55,7 +58,7 @@ def key_of(config: Mapping[str, Any]) -> str:
     """
     if not isinstance(config, Mapping):
         raise InputError("a dictionary", type(config).__name__, where="configuration")
-    same = _tagged(_whole_as_integer(plain(config)))
+    same = _tagged(_whole_as_integer({name: item for name, item in plain(config).items() if name != PLACE}))
     text = json.dumps(same, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

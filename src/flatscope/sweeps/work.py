@@ -1,0 +1,200 @@
+"""The usual work of a sweep: train the networks of a unit together, measure each, store each.
+
+A configuration is plain JSON; only `data`, `model` and `train` are needed:
+
+    data             arguments of `load`: name, train_size, test_size, seed, standardize, flatten, crop
+    labels           None; {"random": share, "seed": …, "exclude_true": …}; or a confusion set:
+                     {"confusion": size, "true_size": …, "seed": …}
+    model            {"name": built-in or "file.py:factory", "options": {…}, "seed": of the starting weights}
+    init             None; a scheme of `initialize`; {"scheme": …, "scale": …, and its other options}
+    train            fields of `TrainConfig`; also `noise_temperature`
+    measures         names or globs of measures, or "all"
+    bounds           the same for bounds
+    measure_options  {measure or bound: {option: value}}
+    measure_seed     of the estimators, 0 by default
+    device           where to train and measure
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, nn
+
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError, InputError, UnknownNameError
+from flatscope.factories import find_factory
+from flatscope.inspection import usable_device
+from flatscope.measuring import bounds, measure
+from flatscope.problem import Problem
+from flatscope.registry import declarations
+from flatscope.sweeps.configuration import to_json
+from flatscope.sweeps.store import Store
+from flatscope.table import Table
+from flatscope.training.data import Data, load
+from flatscope.training.labels import confusion_set
+from flatscope.training.population import Population, PopulationView, train_population
+
+Report = Callable[[float, str], None]
+Config = Mapping[str, Any]
+
+PARTS = ("data", "labels", "model", "init", "train", "measures", "bounds", "measure_options", "measure_seed", "device")
+FINAL = ("train_loss", "train_error", "test_loss", "test_error", "distance")
+TRAINING_SHARE = 0.7  # of the progress bar, where there is something to measure afterwards
+
+
+def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Train the unit's networks, those on the same data together, then measure and store them one by one.
+
+    Stored of each: the metrics of its last epoch, `epochs`, `stopped_by`, `diverged`, every network-wide value under
+    its measure's name and those of layers as "measure/layer"; the frames "history" and "table"; the trained weights.
+    A diverged network is stored without measurements.
+    """
+    for config in configs:
+        _check(config)
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for config in configs:
+        shared = {"data": config["data"], "model": config["model"]["name"], "device": config.get("device")}
+        alike.setdefault(to_json(shared), []).append(config)
+    before, problems = 0.0, []
+    for group in alike.values():
+        share = len(group) / len(configs)
+        problems += _run_group(group, store, _part_of(report, before, share))
+        before += share
+    if problems:
+        raise problems[0]
+
+
+def table_metrics(table: Table) -> dict[str, float]:
+    """Numbers of a table by name: "measure" for the network, "measure/layer" for a layer.
+
+    Where a measure has several rows in one place, each is named with its options: `expected_sharpness{"alpha": 0.1}`.
+    Values of units and samples stay in the table.
+    """
+    frame = table.to_frame()
+    frame = frame[frame["unit"].isna() & frame["sample"].isna()]
+    per_place = frame.groupby(["measure", "layer"], dropna=False)["value"].transform("size")
+    found: dict[str, float] = {}
+    for row, several in zip(frame.to_dict("records"), per_place, strict=True):
+        name = f"{row['measure']}{row['options']}" if several > 1 else row["measure"]
+        found[f"{name}/{row['layer']}" if row["layer"] else name] = float(row["value"])
+    return found
+
+
+def _run_group(group: Sequence[Config], store: Store, report: Report) -> list[Exception]:
+    """Train networks together, store each; what went wrong with single ones."""
+    share = TRAINING_SHARE if any(config.get("measures") or config.get("bounds") for config in group) else 1.0
+    population = _train(group, _part_of(report, 0.0, share))
+    problems: list[Exception] = []
+    for i, config in enumerate(group):
+        try:
+            _measure_and_store(population, i, config, store)
+        except (FlatscopeError, RuntimeError, ValueError) as problem:
+            problems.append(problem)  # one network that cannot be measured does not cost the others
+        report(share + (1 - share) * (i + 1) / len(group), "measuring")
+    return problems
+
+
+def _part_of(report: Report, start: float, share: float) -> Report:
+    return lambda fraction, note: report(start + share * fraction, note)
+
+
+def _measure_and_store(population: Population, i: int, config: Config, store: Store) -> None:
+    history = population.histories[i]
+    last = history.iloc[-1]
+    stopped_by = str(population.frame()["stopped_by"].iloc[i])
+    metrics: dict[str, Any] = {name: float(last[name]) for name in FINAL}
+    diverged = stopped_by == "diverged"
+    metrics |= {"epochs": int(last["epoch"]), "stopped_by": stopped_by, "diverged": diverged}
+    tables = [] if diverged else _tables(population.problem(i), config)
+    frames = {"history": history}
+    for table in tables:
+        metrics |= table_metrics(table)
+    if tables:
+        frames["table"] = pd.concat([table.to_frame() for table in tables], ignore_index=True)
+    store.write(config, metrics, weights=population.state(i), frames=frames)
+
+
+def _tables(problem: Problem, config: Config) -> list[Table]:
+    """What the configuration asks for, measured in one context so that sweeps are shared."""
+    context = Context(problem, seed=config.get("measure_seed", 0))
+    options = config.get("measure_options") or {}
+    tables = []
+    for kind, function in (("measure", measure), ("bound", bounds)):
+        names = config.get(f"{kind}s")
+        if names:
+            own = {name: given for name, given in options.items() if name in declarations(kind)}
+            tables.append(function(problem, names, options=own, context=context))
+    return tables
+
+
+def _train(group: Sequence[Config], report: Report) -> Population:
+    device = usable_device(group[0].get("device") or "cpu")
+    data = load(**group[0]["data"])
+    trials = [_trial(config, str(i)) for i, config in enumerate(group)]
+    epochs = dict.fromkeys(range(len(group)), 0.0)
+
+    def after_epoch(epoch: int, view: PopulationView) -> None:
+        for i in view.trials:
+            over = view.stopped_by(i) is not None
+            epochs[i] = 1.0 if over else epoch / max(epoch, group[i]["train"].get("epochs", 10))
+        report(math.fsum(epochs.values()) / len(group), f"epoch {epoch}")
+
+    return train_population(
+        _builder(group[0]["model"]["name"]),
+        trials,
+        data,
+        pairs=lambda trial: _pair(data, group[int(trial["name"])].get("labels")),
+        device=device,
+        after_epoch=after_epoch,
+        show_progress=False,
+    )
+
+
+def _builder(name: str) -> str | Callable[[Mapping[str, Any]], nn.Module]:
+    if ":" not in name:
+        return name
+    factory = find_factory(name)
+    return lambda trial: factory(**trial["model_options"])
+
+
+def _trial(config: Config, name: str) -> dict[str, Any]:
+    """The configuration as `train_population` wants it."""
+    model, labels, init = config["model"], config.get("labels") or {}, config.get("init") or {}
+    trial = {**config["train"], "name": name, "model_options": model.get("options") or {}}
+    trial["model_seed"] = model.get("seed", config["train"].get("seed", 0))
+    if labels and "confusion" not in labels:
+        trial["labels"] = labels
+    if isinstance(init, str):
+        trial["init"] = init
+    elif init:
+        trial |= {"init": init.get("scheme", "torch")}
+        trial["init_options"] = {key: value for key, value in init.items() if key != "scheme"}
+    return trial
+
+
+def _pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor, Tensor]:
+    """Training samples of a trial; `train_population` itself draws labels again where "random" says so."""
+    if not labels or "confusion" not in labels:
+        return data.train
+    settings = {"seed": 0, **{key: value for key, value in labels.items() if key != "confusion"}}
+    return confusion_set(data, labels["confusion"], **settings).train
+
+
+def _check(config: Config) -> None:
+    for name in config:
+        if name not in PARTS and name != "name":
+            raise UnknownNameError.among(name, (*PARTS, "name"), "part of a configuration")
+    for name in ("data", "model", "train"):
+        if not isinstance(config.get(name), Mapping):
+            raise InputError(f"a dictionary {name!r}", repr(config.get(name)), where="configuration")
+    for name in ("data", "model"):
+        if not isinstance(config[name].get("name"), str):
+            raise InputError("a name", repr(config[name].get("name")), where=f"configuration, {name}")
+    options = config.get("measure_options") or {}
+    for name in options:
+        if name not in declarations() and name not in declarations("bound"):
+            raise UnknownNameError.among(name, [*declarations(), *declarations("bound")], "measure in measure_options")
