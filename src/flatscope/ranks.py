@@ -6,6 +6,7 @@ Every reduction does nothing in a process that is alone, so the sweeps are writt
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,9 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
         torch.cuda.set_device(own)
     dist.init_process_group("nccl" if on_gpu and not crowded and dist.is_nccl_available() else "gloo")
     try:
-        yield own
+        with warnings.catch_warnings():
+            if dist.get_rank():
+                warnings.simplefilter("ignore")  # the first rank says it for all
+            yield own
     finally:
         dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""What each rank of a `torch.distributed.run` does for test_ranks.py: measure, and try what must be refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from networks import Tiny, attention, batchnorm_conv, lenet_like, mlp, regression, smooth
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatscope as fs
+
+N = 101  # neither 2 nor 3 ranks get equal shares
+NETWORKS = (mlp, lenet_like, batchnorm_conv, regression, smooth, attention)
+
+
+def larger(tiny: Tiny) -> Tiny:
+    """The same network on 101 samples."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(N, *tiny.x.shape[1:], generator=generator, dtype=torch.float64)
+    if tiny.y.is_floating_point():
+        return replace(tiny, x=x, y=torch.randn(N, *tiny.y.shape[1:], generator=generator, dtype=torch.float64))
+    return replace(tiny, x=x, y=torch.randint(0, int(tiny.y.max()) + 1, (N,), generator=generator))
+
+
+def frames() -> dict[str, pd.DataFrame]:
+    """Every default measure and every bound on every network."""
+    found = {}
+    for tiny in map(larger, (build() for build in NETWORKS)):
+        problem = tiny.problem(batch_size=16)
+        found[f"{tiny.name} measures"] = fs.measure(problem).to_frame()
+        found[f"{tiny.name} bounds"] = fs.bounds(problem).to_frame()
+    tiny = larger(mlp())
+    loader = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=13)
+    found["loader measures"] = fs.measure(tiny.problem(train=loader), ["hessian_trace", "gradient_norm"]).to_frame()
+    return found
+
+
+def refusals(rank: int) -> dict[str, str | int]:
+    """Messages of what may not be shared; the ranks of a problem that is not, and the samples of this rank of one."""
+    tiny = larger(mlp())
+    other = fs.rescale(tiny.model, tiny.x, seed=rank)
+    attempts = {
+        "few": {"train": (tiny.x[:1], tiny.y[:1])},
+        "shuffled": {"train": DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=13, shuffle=True)},
+        "other data": {"train": (tiny.x + rank, tiny.y)},
+    }
+    said: dict[str, str | int] = {}
+    for name, changes in attempts.items():
+        try:
+            tiny.problem(**changes)
+        except fs.InputError as problem:
+            said[name] = str(problem)
+    try:
+        tiny.with_model(other).problem()
+    except fs.InputError as problem:
+        said["other weights"] = str(problem)
+    said["alone"] = tiny.problem(shard=False, **attempts["few"]).ranks.size
+    said["share"] = sum(len(targets) for _, targets in fs.Context(tiny.problem()).share())
+    return said
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name, frame in frames().items():
+        frame.to_parquet(folder / f"{name} {rank}.parquet")
+    (folder / f"refusals {rank}.json").write_text(json.dumps(refusals(rank)))
+    dist.destroy_process_group()

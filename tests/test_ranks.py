@@ -1,0 +1,125 @@
+"""One measurement over several processes: the table of one process, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from checks import search_of, tolerance_of
+from measured_by_ranks import N, frames
+
+from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
+from flatscope.registry import declarations
+
+KEYS = ["measure", "options", "layer", "unit", "sample"]
+
+
+def by_ranks(number: int, *words: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run([*launcher, *words], capture_output=True, text=True, env=env, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, pd.DataFrame]:
+    return frames()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3])
+def test_every_measure_and_bound_is_that_of_one_process(
+    number: int, alone: dict[str, pd.DataFrame], tmp_path: Path
+) -> None:
+    done = by_ranks(number, str(Path(__file__).parent / "measured_by_ranks.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    entries = declarations() | declarations("bound")
+    wrong = []
+    for name, expected in alone.items():
+        for rank in range(number):
+            found = pd.read_parquet(tmp_path / f"{name} {rank}.parquet")
+            assert len(found) == len(expected), name
+            for key in KEYS:
+                assert found[key].astype(str).tolist() == expected[key].astype(str).tolist(), f"{name}: {key}"
+            for measure, rows in expected.groupby("measure", sort=False):
+                wrong += _differences(entries[str(measure)], rows, found.loc[rows.index], f"{name}, rank {rank}")
+    assert wrong == []
+    assert sum(json.loads((tmp_path / f"refusals {rank}.json").read_text())["share"] for rank in range(number)) == N
+    for rank in range(number):
+        said = json.loads((tmp_path / f"refusals {rank}.json").read_text())
+        assert f"at least as many samples as ranks ({number}), got 1" in said["few"]
+        assert "order" in said["shuffled"]
+        assert "set or order of samples" in said["other data"]
+        assert "set of weights" in said["other weights"]
+        assert said["alone"] == 1
+        assert said["share"] in (N // number, N // number + 1)
+
+
+def _differences(entry, expected: pd.DataFrame, found: pd.DataFrame, where: str) -> list[str]:  # type: ignore[no-untyped-def]
+    """Columns of one measure that differ by more than its rounding, or its search, allows."""
+    tolerance = max(tolerance_of(entry), search_of(entry))
+    wrong = []
+    for column in ("value", "stderr", "data_stderr", "passes"):
+        one, other = (frame[column].to_numpy(dtype=np.float64) for frame in (expected, found))
+        largest = np.nanmax(np.abs(one[np.isfinite(one)]), initial=0.0)
+        if not np.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
+            wrong.append(f"{where}: {entry.name} {column}: {one} against {other}")
+    one, other = (frame["reason"].str.replace(r"[0-9.e+-]+", "#", regex=True).tolist() for frame in (expected, found))
+    if one != other:
+        wrong.append(f"{where}: {entry.name}: {one} against {other}")
+    return wrong
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_table(tmp_path: Path) -> None:
+    words = ["measure", "--model", "mlp", "--model-option", "widths=64,16,10", "--data", "digits", "--flatten"]
+    words += [
+        "--train-size",
+        "101",
+        "-m",
+        "hessian_trace",
+        "-m",
+        "margin",
+        "--dtype",
+        "float64",
+        "--out",
+        str(tmp_path / "table.json"),
+    ]
+    done = by_ranks(2, "-m", "flatscope", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("hessian_trace") == 1, done.stdout
+    assert done.stderr.count("training samples") == 1, done.stderr
+    single = [sys.executable, "-m", "flatscope", *words[:-1], str(tmp_path / "single.json")]
+    assert subprocess.run(single, capture_output=True, check=False).returncode == 0
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("table", "single"))
+    assert [row["value"] for row in one] == pytest.approx([row["value"] for row in other], rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, N, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_shares_cover_every_sample_once_and_evenly(n: int, size: int) -> None:
+    shares = [Ranks(rank, size).share(n) for rank in range(size)]
+    assert [i for start, stop in shares for i in range(start, stop)] == list(range(n))
+    lengths = [stop - start for start, stop in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_process_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.arange(3.0)
+    assert ALONE.joined(rows) is rows
+    assert ALONE.summed([rows])[0] is rows
+    assert ALONE.anywhere(True)
+    assert not ALONE.anywhere(False)
+    assert ALONE.agree(b"x")
+    assert present_ranks() is ALONE
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert not launched()
+    with process_group("cpu") as device:
+        assert device == "cpu"
+        assert not torch.distributed.is_initialized()
