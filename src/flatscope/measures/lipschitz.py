@@ -92,7 +92,7 @@ def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
 
 
 def _log_constant(ctx: Context) -> float:
-    following = _Constants(ctx)
+    following = Constants(ctx)
     with torch.no_grad():
         outputs = output_tensor(replay(ctx.problem.model, following.inputs, following.follow, ctx.params))
     if not following.knows(outputs):
@@ -100,7 +100,7 @@ def _log_constant(ctx: Context) -> float:
     return following.log_constant(outputs)
 
 
-class _Constants:
+class Constants:
     """A rule for `replay` that follows ℓ2 Lipschitz constants, as logarithms, through a network."""
 
     def __init__(self, ctx: Context) -> None:
@@ -150,33 +150,33 @@ class _Constants:
             return self.ctx.sweep(layer_norms)[name]
         if op.name == "linear":
             return matrix_norm(weight)
-        given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None, "weight": weight.double()}
-        x = given.pop("input")
-        return operator_norm(lambda v: op.function(v, **given), tuple(x.shape[1:]), x.device)
+        given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}
+        x, _ = given.pop("input"), given.pop("weight")
+        return operator_norm(lambda v: op.function(v, weight=weight.to(v.dtype), **given), tuple(x.shape[1:]), x.device)
 
 
 # A rule gives the logarithm of the constant of the result.
-Rule = Callable[[_Constants, Operation, list[Tensor], Any], float]
+Rule = Callable[[Constants, Operation, list[Tensor], Any], float]
 
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def _one(known: _Constants, op: Operation, signals: list[Tensor]) -> float:
+def _one(known: Constants, op: Operation, signals: list[Tensor]) -> float:
     if len(signals) != 1:
         known.refuse(op)
     return known.log_constant(signals[0])
 
 
-def _layer(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _layer(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     given = op.named(*LAYER_CALLS[op.name][1])
     if not known.knows(given["input"]):
         known.refuse(op)
     return _one(known, op, signals) + _log(known.layer_norm(op, given["weight"]))
 
 
-def _batch_norm(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _batch_norm(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     given = op.named(*LAYER_CALLS[op.name][1])
     if given.get("training") or given.get("running_var") is None:
         known.refuse(op)
@@ -185,22 +185,22 @@ def _batch_norm(known: _Constants, op: Operation, signals: list[Tensor], result:
     return _one(known, op, signals) + _log(float(scale.abs().max()))
 
 
-def _entrywise(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _entrywise(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """Every entry of the result comes from one of the input and moves at most as far."""
     return _one(known, op, signals)
 
 
-def _curve(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _curve(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     return _one(known, op, signals) + _log(SLOPES[op.name])
 
 
-def _leaky(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _leaky(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
     slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)))
     return _one(known, op, signals) + _log(max(1.0, float(slope.abs().max())))
 
 
-def _move(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _move(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """Entries change places; one that is copied m times counts with √m, tensors side by side as squares."""
     leaves = {id(tensor): torch.zeros_like(tensor).requires_grad_() for tensor in signals}
 
@@ -216,7 +216,7 @@ def _move(known: _Constants, op: Operation, signals: list[Tensor], result: Any) 
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
 
 
-def _add(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _add(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The triangle inequality; what is broadcast is copied."""
     factor = abs(float(op.kwargs.get("alpha", 1)))
     logs = [
@@ -228,7 +228,7 @@ def _add(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0))
 
 
-def _scale(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _scale(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     given = op.named("input", "other")
     signal = given["input"] if known.knows(given["input"]) else given["other"]
     factor = torch.as_tensor(given["other"] if signal is given["input"] else given["input"]).double().abs()
@@ -240,19 +240,19 @@ def _scale(known: _Constants, op: Operation, signals: list[Tensor], result: Any)
     return _one(known, op, signals) + copied + _log(float(factor.max()))
 
 
-def _matrix_product(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _matrix_product(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     constant = next((tensor for tensor in op.tensors[:2] if not known.knows(tensor)), None)
     if constant is None or constant.ndim != 2:
         known.refuse(op)
     return _one(known, op, signals) + _log(matrix_norm(constant))
 
 
-def _sum(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _sum(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     n = signals[0].numel() / max(result.numel(), 1)
     return _one(known, op, signals) + (-0.5 if op.name == "mean" else 0.5) * _log(n)
 
 
-def _maximum(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _maximum(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """Along axes a maximum moves no further than what it is taken of; of two tensors, no further than both."""
     shape = result.shape if isinstance(result, Tensor) else result[0].shape
     copied = [max(0.0, _log(shape.numel() / t.numel()) / 2) for t in signals]
@@ -260,7 +260,7 @@ def _maximum(known: _Constants, op: Operation, signals: list[Tensor], result: An
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
 
 
-def _max_pool(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _max_pool(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """An entry moves the maximum of every window it is in: √(windows that share an entry), and that is attained."""
     x = torch.ones_like(signals[0])
     pooled = result if isinstance(result, Tensor) else result[0]
@@ -275,7 +275,7 @@ def _max_pool(known: _Constants, op: Operation, signals: list[Tensor], result: A
     return _one(known, op, signals) + _log(float(shared.max())) / 2
 
 
-def _linear_pool(known: _Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
+def _linear_pool(known: Constants, op: Operation, signals: list[Tensor], result: Any) -> float:
     """A linear map, the same for every channel."""
     name, rest = ("self", "input") if "self" in op.kwargs else ("input", "")
     given = {key: value for key, value in op.kwargs.items() if key not in (name, rest)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,9 +17,14 @@ from flatscope.context import Context
 from flatscope.layers import Layer
 
 LARGEST_DENSE = 512
-# On the residual; the error of the eigenvalue is of the order of its square over the gap to the next one.
-TOLERANCE = 1e-7
-BASIS = 40  # Lanczos vectors kept between restarts: fewer passes through the layer than with the usual 20
+# Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over the
+# relative gap to the next one. Top values often come in pairs (the two phases of a wave) that hardly differ: no finer
+# tolerance tells them apart within reasonable time, and it would not change the value.
+TOLERANCE = 1e-6
+# Where to start from is found in single precision, in which a convolution is several times faster, to as much as that
+# allows; from there few passes are left, with fewer vectors to keep between restarts.
+ROUGH_TOLERANCE = 1e-5
+ROUGH_BASIS, BASIS = 40, 10
 _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
     "conv": (functional.conv1d, functional.conv2d, functional.conv3d),
     "transposed": (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
@@ -28,12 +34,13 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
 def operator_norm(apply: Callable[[Tensor], Tensor], shape: tuple[int, ...], device: torch.device) -> float:
     """Largest singular value of a linear map of tensors (n, *shape), each sample by itself.
 
-    Small maps are written out; for large ones Lanczos iterations on AᵀA, whose transpose comes from backpropagation.
+    Small maps are written out; for large ones Lanczos iterations on AᵀA, whose transpose comes from backpropagation,
+    in single precision first and then to the end in double.
 
     Args:
-        apply: the map, differentiable by torch.
+        apply: the map, differentiable by torch, for float64 and float32.
         shape: of one sample.
-        device: where to compute, in float64.
+        device: where to compute.
     """
     n = math.prod(shape)
     if n <= LARGEST_DENSE:
@@ -52,9 +59,22 @@ def operator_norm(apply: Callable[[Tensor], Tensor], shape: tuple[int, ...], dev
     start = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).numpy()
     if not normal(start).any():
         return 0.0
-    squares = LinearOperator((n, n), matvec=normal, dtype=np.float64)
-    top = eigsh(squares, k=1, which="LM", v0=start, tol=TOLERANCE, ncv=BASIS, return_eigenvectors=False)
-    return math.sqrt(max(float(top[0]), 0.0))
+    with suppress(ArpackError):  # out of the range of single precision, perhaps
+        rough = _top_eigenpair(normal, start.astype(np.float32), ROUGH_TOLERANCE, ROUGH_BASIS)[1].astype(np.float64)
+        start = rough if np.isfinite(rough).all() and rough.any() else start
+    return math.sqrt(max(_top_eigenpair(normal, start, TOLERANCE, BASIS)[0], 0.0))
+
+
+def _top_eigenpair(
+    product: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+    start: np.ndarray[Any, Any],
+    tolerance: float,
+    basis: int,
+) -> tuple[float, np.ndarray[Any, Any]]:
+    """Largest eigenvalue of a symmetric matrix known by its products, and its vector, in the precision of the start."""
+    matrix = LinearOperator((len(start), len(start)), matvec=product, dtype=start.dtype)
+    values, vectors = eigsh(matrix, k=1, which="LM", v0=start, tol=tolerance, ncv=basis)
+    return float(values[0]), vectors[:, 0]
 
 
 def matrix_norm(matrix: Tensor) -> float:
@@ -82,9 +102,9 @@ def _layer_norm(ctx: Context, layer: Layer) -> float:
         return matrix_norm(weight)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
         return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]))
-    function = _FUNCTIONS[layer.kind][weight.ndim - 3]
+    function, weights = _FUNCTIONS[layer.kind][weight.ndim - 3], {torch.float64: weight, torch.float32: weight.float()}
 
     def apply(x: Tensor) -> Tensor:
-        return function(x, weight, None, **layer.settings)
+        return function(x, weights[x.dtype], None, **layer.settings)
 
     return operator_norm(apply, layer.input_shape, weight.device)
