@@ -224,7 +224,7 @@ def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeyp
     monkeypatch.setattr(claims, "this_process", lambda: foreign)
     holding = store._claims._take(store.key(CONFIG), lease=60)  # somebody on another machine, who then dies
     monkeypatch.undo()
-    assert holding is not None
+    assert holding
     assert not foreign.is_dead()  # as far as can be known here
     with store.claim(CONFIG, lease=60) as mine:
         assert not mine
@@ -242,7 +242,7 @@ def test_the_claim_of_a_dead_process_ends_at_once(tmp_path: Path) -> None:
             os._exit(0 if mine else 1)
 
     assert in_a_fork(claim) == 0
-    assert len(list((tmp_path / ".claims").iterdir())) == 1
+    assert list((tmp_path / ".claims").iterdir())  # it had no time to take them away
     with store.claim({"x": 1}) as mine:
         assert mine
     me = claims.this_process()

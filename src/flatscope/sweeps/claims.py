@@ -1,9 +1,10 @@
 """Who is working on what: several processes, on one machine or many, share a store and do not repeat each other.
 
-A claim is an empty file whose name says it all: trial, owner, last sign of life. Whoever wants a trial puts a claim and
-then looks: if another's is there, it withdraws. Of two who look at the same time, at most one sees nobody (a file put
-before a look is seen by it), so no two hold one trial, on any file system that lists what was written; none has
-to offer locks. Of two who see each other both withdraw and try again after a random pause.
+A claim is an empty file whose name says it all: trial, owner, last sign of life. Whoever wants a trial asks for it by
+putting a file, then looks: if another's is there, it withdraws; else the trial is its own, and a second file says so.
+Of two who ask at the same time at most one sees nobody (a file put before a look is seen by it), so no two hold one
+trial, on any file system that lists what was written; none has to offer locks. Of two who see each other asking,
+both withdraw and ask again after a random pause.
 
 A claim ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
 of life for the length of the lease. Clocks of different machines may differ by less than that.
@@ -21,12 +22,12 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-UNDECIDED_SECONDS = 1.0  # a claim younger than this may still be withdrawn
-TRIES = 5
+ASKED, HELD = "asked", "held"
+TRIES = 6
 BEATS_PER_LEASE = 4
 
 
@@ -86,17 +87,21 @@ class _Claim:
     key: str
     owner: Owner
     nonce: str
+    state: str
     seen: float
 
     @property
     def name(self) -> str:
-        return f"{self.key}.{self.owner.name}.{self.nonce}.{int(self.seen * 1000)}"
+        return f"{self.key}.{self.owner.name}.{self.nonce}.{self.state}.{int(self.seen * 1000)}"
+
+    def held_now(self) -> _Claim:
+        return replace(self, state=HELD, seen=time.time())
 
     @classmethod
     def from_name(cls, name: str) -> _Claim | None:
         try:
-            key, machine, process, begun, nonce, seen = name.split(".")
-            return cls(key, Owner(machine, int(process), int(begun)), nonce, int(seen) / 1000)
+            key, machine, process, begun, nonce, state, seen = name.split(".")
+            return cls(key, Owner(machine, int(process), int(begun)), nonce, state, int(seen) / 1000)
         except ValueError:
             return None
 
@@ -114,12 +119,11 @@ class Claims:
     @contextlib.contextmanager
     def hold(self, key: str, lease: float) -> Iterator[bool]:
         """Whether `key` is ours for the length of the block; signs of life are given meanwhile."""
-        claim = self._take(key, lease)
-        if claim is None:
+        files = self._take(key, lease)
+        if not files:
             yield False
             return
         stop = threading.Event()
-        files = [claim]
         beating = threading.Thread(target=self._beat, args=(files, lease, stop), daemon=True)
         beating.start()
         try:
@@ -130,23 +134,23 @@ class Claims:
             for file in files:
                 self._remove(file)
 
-    def _take(self, key: str, lease: float) -> _Claim | None:
+    def _take(self, key: str, lease: float) -> list[_Claim]:
+        """The files of a claim that is ours now; none if it is another's."""
         for attempt in range(TRIES):
-            mine = _Claim(key, this_process(), secrets.token_hex(4), time.time())
-            self._fs.makedirs(self._folder, exist_ok=True)
-            self._fs.pipe_file(self._path(mine), b"")
+            mine = _Claim(key, this_process(), secrets.token_hex(4), ASKED, time.time())
+            self._put(mine)
             others = [claim for claim in self._all() if claim.key == key and claim.nonce != mine.nonce]
-            over = [claim for claim in others if _is_over(claim, lease)]
-            if len(over) == len(others):
-                for claim in over:
+            alive = [claim for claim in others if not _is_over(claim, lease)]
+            if not alive:
+                for claim in others:
                     self._remove(claim)
-                return mine
+                self._put(held := mine.held_now())
+                return [mine, held]
             self._remove(mine)
-            youngest = max(claim.seen for claim in others)
-            if time.time() - youngest > UNDECIDED_SECONDS:
-                return None
-            time.sleep(random.uniform(0.01, 0.05) * 2**attempt)
-        return None
+            if any(claim.state == HELD for claim in alive):
+                return []
+            time.sleep(random.uniform(0.01, 0.03) * 2**attempt)
+        return []
 
     def _beat(self, files: list[_Claim], lease: float, stop: threading.Event) -> None:
         """Give signs of life by newer file names, until stopped or until somebody took the claim for dead.
@@ -155,11 +159,10 @@ class Claims:
         and the new one comes could miss both.
         """
         while not stop.wait(lease / BEATS_PER_LEASE):
-            newer = _Claim(files[-1].key, files[-1].owner, files[-1].nonce, time.time())
             try:
                 if not self._fs.exists(self._path(files[-1])):
                     return
-                self._fs.pipe_file(self._path(newer), b"")
+                self._put(newer := files[-1].held_now())
                 files.append(newer)
                 while len(files) > 2:
                     self._remove(files.pop(0))
@@ -174,6 +177,10 @@ class Claims:
             return []
         found = [_Claim.from_name(path.rpartition("/")[2]) for path in paths]
         return [claim for claim in found if claim is not None]
+
+    def _put(self, claim: _Claim) -> None:
+        self._fs.makedirs(self._folder, exist_ok=True)
+        self._fs.pipe_file(self._path(claim), b"")
 
     def _path(self, claim: _Claim) -> str:
         return f"{self._folder}/{claim.name}"

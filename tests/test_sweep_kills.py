@@ -1,0 +1,165 @@
+"""Kills at random moments cost time and nothing else: the same frame as undisturbed, no trial completed twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from trial_work import completions, log_of
+
+from flatscope.sweeps.engines import SweepInterrupted, run
+from flatscope.sweeps.store import Store
+
+WORK = "trial_work:square"
+PATIENCE_SECONDS = 120
+
+
+def trials(n: int, seconds: float) -> list[list[dict[str, Any]]]:
+    """Units of one, two and three trials."""
+    made = [{"x": x, "seconds": seconds} for x in range(n)]
+    units = []
+    while made:
+        size = len(units) % 3 + 1
+        units.append(made[:size])
+        made = made[size:]
+    return units
+
+
+def fork(function: Callable[[], object]) -> int:
+    """Start it in a child, which ends with code 0 if the function comes back. Drivers only: workers are not forked."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except SweepInterrupted:
+            code = 130
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int | None:
+    """Exit code, negative for a signal; None while it runs."""
+    found, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def wait_for(child: int) -> int:
+    begun = time.monotonic()
+    while (code := ended(child)) is None:
+        if time.monotonic() - begun > PATIENCE_SECONDS:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError("the sweep does not come to an end")
+        time.sleep(0.05)
+    return code
+
+
+def lines(store: Store) -> list[list[str]]:
+    return [line.split() for line in log_of(store).read_text().splitlines()]
+
+
+def worker_at_work(store: Store) -> int | None:
+    """A worker that has begun a trial and not completed it, if there is one alive."""
+    last = {int(words[2]): words[0] for words in lines(store)}
+    alive = [process for process, word in last.items() if word == "began" and Path(f"/proc/{process}").exists()]
+    return alive[-1] if alive else None
+
+
+def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) -> dict[str, int]:
+    """Run a sweep while killing its driver and workers in the given order, at random moments; check what comes out."""
+    chance = random.Random(seed)
+    units = trials(n, seconds)
+    store, calm = Store(folder / "store"), Store(folder / "calm")
+    log_of(store).touch()
+    drivers = [fork(lambda: run(units, WORK, store, workers=2))]
+    done_before = 0
+    for victim in kills:
+        seen = len(lines(store))
+        while len(lines(store)) == seen and ended_early(drivers[-1]) is None:
+            time.sleep(0.01)  # until its workers have started
+        time.sleep(chance.uniform(0, 3 * seconds))
+        process = drivers[-1] if victim == "driver" else worker_at_work(store)
+        if process is None:
+            continue
+        os.kill(process, signal.SIGKILL)
+        if victim == "driver":
+            assert wait_for(drivers[-1]) == -signal.SIGKILL
+            done_before = len(store.frame())
+            drivers.append(fork(lambda: run(units, WORK, store, workers=2)))  # while its orphans may still be alive
+    assert wait_for(drivers[-1]) == 0
+    frame = run(units, WORK, store)  # has nothing left to run
+    pd.testing.assert_frame_equal(frame, run(units, WORK, calm, workers=0))
+    assert len(frame) == n
+    assert store.failures() == {}
+    assert store.running() == set()
+    assert list((folder / "store" / ".partial").iterdir()) == []
+    done = completions(store)
+    assert len(done) == len(set(done)), "a trial was completed twice"
+    # A kill may fall between the write and the line in the log.
+    assert n - len(kills) <= len(done) <= n
+    begun = [words[1] for words in lines(store) if words[0] == "began"]
+    assert len(begun) <= n + 2 * len(kills)  # at most what was in flight was begun again
+    return {"begun": len(begun), "completed": len(done), "drivers": len(drivers), "done before the last": done_before}
+
+
+def ended_early(child: int) -> bool | None:
+    """Whether the driver has ended, without taking its exit code from whoever waits for it later."""
+    state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+    return True if state == "Z" else None
+
+
+def test_driver_and_workers_are_killed(tmp_path: Path) -> None:
+    found = ordeal(tmp_path, n=12, seconds=0.2, kills=["worker", "driver"], seed=1)
+    assert found["drivers"] == 2
+    assert found["done before the last"] < 12
+    assert found["begun"] > found["completed"]  # a kill did hit something
+
+
+def test_two_drivers_share_a_store(tmp_path: Path) -> None:
+    units = trials(12, 0.15)
+    store = Store(tmp_path / "store")
+    log_of(store).touch()
+    # Without workers, which take so long to start that the first driver might be done before the second begins.
+    drivers = [fork(lambda: run(units, WORK, store, workers=0)) for _ in range(2)]
+    assert [wait_for(driver) for driver in drivers] == [0, 0]
+    assert sorted(completions(store)) == sorted(store.key(config) for unit in units for config in unit)
+    assert len(lines(store)) == 24  # nothing was begun twice either
+    assert len({words[2] for words in lines(store)}) == 2, "one of the two did nothing"
+    assert run(units, WORK, store)["x"].tolist() == list(range(12))
+
+
+def test_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    units = trials(5, 0.3)
+    store = Store(tmp_path / "store")
+    log_of(store).touch()
+    driver = fork(lambda: run(units, WORK, store, workers=1))
+    while not completions(store):
+        time.sleep(0.02)
+    os.kill(driver, signal.SIGINT)
+    assert wait_for(driver) == 130
+    assert worker_at_work(store) is None  # the driver took its workers along
+    assert 1 <= len(store.frame()) < 5
+    run(units, WORK, store, workers=0)
+    assert len(completions(store)) == len(set(completions(store))) == 5
+
+
+def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trial_work
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial_work, "square", interrupt)
+    with pytest.raises(SweepInterrupted, match=r"0 of 5 trials in .*; the same call goes on"):
+        run(trials(5, 0), WORK, Store(tmp_path), workers=0)
+    assert Store(tmp_path).running() == set()
