@@ -7,9 +7,11 @@ import random
 from typing import Any
 
 import numpy as np
+import references_margins  # noqa: F401
 import references_norms  # noqa: F401
 import references_pac_bayes  # noqa: F401
 import references_psi  # noqa: F401
+import references_radius  # noqa: F401
 import torch
 from networks import Tiny
 from references import TWINS, Dense

@@ -3,6 +3,8 @@
 from flatscope.measures import (
     adaptive,
     feature_robustness,
+    geometric_margin,
+    gradient_noise,
     interactions,
     lipschitz,
     margins,
@@ -10,7 +12,9 @@ from flatscope.measures import (
     pac_bayes,
     path_norms,
     psi_flatness,
+    radius,
     relative_flatness,
+    robustness,
     sharpness,
     weight_flatness,
 )
@@ -18,6 +22,8 @@ from flatscope.measures import (
 __all__ = [
     "adaptive",
     "feature_robustness",
+    "geometric_margin",
+    "gradient_noise",
     "interactions",
     "lipschitz",
     "margins",
@@ -25,7 +31,9 @@ __all__ = [
     "pac_bayes",
     "path_norms",
     "psi_flatness",
+    "radius",
     "relative_flatness",
+    "robustness",
     "sharpness",
     "weight_flatness",
 ]

@@ -1,0 +1,123 @@
+"""Gradient noise: how much the gradients of single samples, and so of mini-batches, differ at fixed weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from flatscope.context import Context
+from flatscope.errors import InputError
+from flatscope.params import Params, count, flatten
+from flatscope.registry import Value, measure
+from flatscope.samples import Inputs, cut
+
+CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
+
+
+@measure(
+    symbol=r"\operatorname{tr} S_b,\ S = \tfrac{1}{n} \sum_i (g_i - \bar g)(g_i - \bar g)^\top",
+    paper="zhang2017",
+    equation="Section 5.1, eq (7), Figure 5",
+    direction="none",
+    invariant_under={"permutation"},
+    cost="sweep",
+    passes={"forward": 2, "backward": 2},
+    conventions="all trainable parameters; covariance over the training samples (divided by n), of a mini-batch S/b "
+    "with replacement and S(n-b)/(b(n-1)) without; data_stderr takes the samples as a draw",
+)
+def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) -> Value:
+    """Trace of the covariance of a mini-batch gradient at these weights: the power of SGD's noise.
+
+    Args:
+        ctx: the network.
+        batch: samples of a mini-batch; 1 gives the covariance S of single samples.
+        replacement: whether the samples of a mini-batch are drawn with replacement.
+    """
+    n = ctx.problem.n_train
+    factor = batch_factor(n, batch, replacement)
+    squares = ctx.sweep(noise_squares)
+    spread = factor * float(squares.std()) / math.sqrt(n) if n > 1 else math.nan
+    return Value(factor * float(squares.mean()), data_stderr=spread)
+
+
+def batch_factor(n: int, batch: int, replacement: bool) -> float:
+    """What the covariance of a mini-batch is of that of a single sample: 1/b, or (n − b) / (b (n − 1))."""
+    if batch < 1 or (not replacement and batch > n):
+        most = "" if replacement else f" and at most {n}"
+        raise InputError(f"a batch of at least 1{most}", str(batch), where="batch")
+    return 1 / batch if replacement else (n - batch) / (batch * max(1, n - 1))
+
+
+def noise_squares(ctx: Context) -> Tensor:
+    """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
+    mean = flatten(ctx.gradient()).to(ctx.problem.device)  # (p,)
+    found = [(gradients.double() - mean).square().sum(1).cpu() for gradients in sample_gradients(ctx)]
+    return torch.cat(found)
+
+
+def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Tensor]:
+    """Gradients of the training loss of single samples, a chunk at a time: (chunk, p), in the order of the data.
+
+    All at once by `torch.func` where the network allows it, one by one where it does not.
+
+    Args:
+        ctx: the network; its pass counter is charged.
+        params: the trainable parameters to differentiate by; all of them by default.
+    """
+    names = ctx.trainable if params is None else params
+    size = torch.finfo(ctx.problem.dtype).bits // 8
+    rows = max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(names.values()))))
+    run = _together if ctx.sweep(vectorises) else _one_by_one
+    for inputs, targets in ctx.batches(size=rows):
+        yield run(ctx, names, inputs, targets)
+        ctx.count("forward", len(targets))
+        ctx.count("backward", len(targets))
+
+
+def vectorises(ctx: Context) -> bool:
+    """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
+    inputs, targets = next(iter(ctx.batches(size=2)))
+    try:
+        fast = _together(ctx, ctx.trainable, inputs, targets)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False  # an operation without a batching rule, or one that looks at values
+    slow = _one_by_one(ctx, ctx.trainable, inputs, targets)
+    rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
+    return bool((fast - slow).abs().max() <= rounding * (1 + slow.abs().max()))
+
+
+def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
+    def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
+        outputs = ctx.forward(_as_batch(inputs), {**ctx.params, **params})
+        return ctx.problem.loss(outputs, target[None]).sum()
+
+    return loss
+
+
+def _together(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+    point = {name: ctx.params[name].detach() for name in names}
+    stacked: Params = vmap(grad(_loss_of_one(ctx)), in_dims=(None, 0, 0))(point, inputs, targets)
+    return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in names], dim=1)
+
+
+def _one_by_one(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+    rows = []
+    for i in range(len(targets)):
+        leaves = {name: ctx.params[name].detach().requires_grad_() for name in names}
+        with torch.enable_grad():
+            outputs = ctx.forward(cut(inputs, i, i + 1), {**ctx.params, **leaves})
+            loss = ctx.problem.loss(outputs, targets[i : i + 1]).sum()
+            parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        rows.append(torch.cat([part.reshape(-1) for part in parts]))
+    return torch.stack(rows)
+
+
+def _as_batch(inputs: Inputs) -> Inputs:
+    """One sample as a batch of one."""
+    if isinstance(inputs, dict):
+        return {name: value[None] for name, value in inputs.items()}
+    return tuple(value[None] for value in inputs) if isinstance(inputs, tuple) else inputs[None]

@@ -1,0 +1,351 @@
+"""The training loss or error along straight lines w + rδ through the weights, several lines at a time.
+
+A layer whose input no moved weight precedes answers to w + rδ with z₀ + r z₁, where z₀ is its output at w and z₁ its
+output with the weights δ. Both are computed once per line, and a radius then costs no product with that layer: for a
+perceptron on images nearly all of the work, for a line in the last layer all of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from flatscope.context import Context, sample_margins
+from flatscope.curvature.operators import activations, batch_size
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.layers import CONVOLUTIONS, DENSE, TRANSPOSED, Call, recorded
+from flatscope.params import Params, count
+from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, stackable
+from flatscope.samples import Inputs, parts_of
+
+OBJECTIVES = ("loss", "error")
+LAYER_FUNCTIONS = frozenset(DENSE + CONVOLUTIONS + TRANSPOSED)
+SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines; activations need as much again
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The layers whose input no moved weight precedes.
+
+    Attributes:
+        layers: (weight, bias or None) by name.
+        bytes_per_line: of their answers over the whole training set.
+        is_output: whether the only one of them gives the network's output: then nothing is left to be run.
+    """
+
+    layers: tuple[tuple[str, str | None], ...]
+    bytes_per_line: int
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One batch, and what the layers ahead answer on it: z₀, and z₁ of each line (k, ...)."""
+
+    inputs: Inputs
+    targets: Tensor
+    at_zero: dict[str, Tensor]
+    along: dict[str, Tensor]
+
+
+class Lines:
+    """The objective at w + rδ, for stacked directions δ and a radius of its own for each.
+
+    Args:
+        ctx: the point w; its pass counter is charged.
+        directions: stacked (k, *shape), the moved parameters alone.
+        objective: "loss": mean training loss; "error": fraction of training samples not classified right.
+        cached: whether to keep the answers of the layers ahead where they fit into memory.
+    """
+
+    def __init__(self, ctx: Context, directions: Params, objective: str = "loss", *, cached: bool = True) -> None:
+        self.ctx, self.objective = ctx, checked_objective(ctx, objective)
+        self.directions = {name: value.to(ctx.params[name]) for name, value in directions.items()}
+        self._ahead = ctx.sweep(layers_ahead, moved=tuple(directions)) if cached else Ahead((), 0, False)
+        self._stacked = _stacking_pays(ctx) and ctx.sweep(stackable)
+        self._batches: list[_Known] = []
+        if self._ahead.layers and _fits(ctx, self._ahead):
+            self._batches = list(self._known_batches())
+            if not self._agrees():
+                self._batches = []  # a weight is used in a way that was not seen
+        if not self._batches:
+            self._ahead = Ahead((), 0, False)
+
+    @property
+    def cached(self) -> bool:
+        """Whether any layer is answered from memory."""
+        return bool(self._batches)
+
+    def values(self, radii: Tensor, which: Tensor | None = None) -> Tensor:
+        """The objective of the lines `which` (all by default) at their radii: (k,), float64, on the CPU."""
+        chosen = torch.arange(len(radii)) if which is None else which
+        totals = torch.zeros(len(radii), dtype=torch.float64)
+        with torch.no_grad():
+            moved = _Moved(self, chosen, radii)
+            for known in self._batches or self._plain_batches(len(radii)):
+                step = self._samples_at_once(len(radii)) if self._stacked else len(known.targets)
+                for start in range(0, len(known.targets), step):
+                    totals += moved.sums(known, slice(start, start + step), self._stacked and len(radii) > 1)
+                self.ctx.count("forward", len(radii) * len(known.targets))
+        return totals / self.ctx.problem.n_train
+
+    def _samples_at_once(self, k: int) -> int:
+        """Samples of one call on k stacked networks, bounded by the memory of their activations."""
+        each = torch.finfo(self.ctx.problem.dtype).bits // 8 * max(1, activations(self.ctx))
+        return max(1, _budget(self.ctx) // (2 * each * k))
+
+    def _plain_batches(self, k: int) -> Iterator[_Known]:
+        size = min(self.ctx.problem.batch_size, self._samples_at_once(k)) if self._stacked else None
+        for inputs, targets in self.ctx.batches(size=size):
+            yield _Known(inputs, targets, {}, {})
+
+    def _known_batches(self) -> Iterator[_Known]:
+        """One pass that keeps the data, since a loader may shuffle, and the answers of the layers ahead."""
+        whole = self._stacked and self.ctx.problem.device.type != "cpu"  # one call for all samples
+        step = batch_size(self.ctx)
+        size = self.ctx.problem.n_train if whole else step
+        with torch.no_grad():
+            for inputs, targets in self.ctx.batches(size=size):
+                listener = _Listener(self.ctx.params, self._ahead.layers, self.directions)
+                pieces: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+                for start in range(0, len(targets), step):
+                    with listener:
+                        self.ctx.forward(_cut(inputs, slice(start, start + step)))
+                    pieces.append(listener.heard())
+                self.ctx.count("forward", len(targets))
+                names = list(pieces[0][0])
+                at_zero = {name: torch.cat([piece[0][name] for piece in pieces]) for name in names}
+                along = {name: torch.cat([piece[1][name] for piece in pieces], dim=1) for name in names}
+                yield _Known(inputs, targets, at_zero, along)
+
+    def _agrees(self) -> bool:
+        """Whether memory and network say the same: on the first samples, a step along the first line."""
+        first, few = self._batches[0], slice(0, 8)
+        radius = torch.ones(1, dtype=torch.float64)
+        with torch.no_grad():
+            moved = _Moved(self, torch.zeros(1, dtype=torch.int64), radius)
+            remembered = moved.outputs(first, few, 0)
+            point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
+            run = self.ctx.forward(_cut(first.inputs, few), {**self.ctx.params, **point})
+        rounding = 1e4 * torch.finfo(self.ctx.problem.dtype).eps
+        return bool((remembered - run).abs().max() <= rounding * (1 + run.abs().max()))
+
+
+class _Moved:
+    """Some of the lines at given radii, and how to run them."""
+
+    def __init__(self, lines: Lines, chosen: Tensor, radii: Tensor) -> None:
+        self.lines, self.ctx = lines, lines.ctx
+        device = self.ctx.problem.device
+        self.chosen, self.radii = chosen, radii.to(device, self.ctx.problem.dtype)
+        self.everything = len(chosen) == len(next(iter(lines.directions.values())))
+        self.numbers: list[int] = chosen.tolist()
+        self.sizes: list[float] = radii.tolist()
+        answered = {name for pair in lines._ahead.layers for name in pair if name}
+        self.rest = [name for name in lines.directions if name not in answered]
+
+    def sums(self, known: _Known, part: slice, stacked: bool) -> Tensor:
+        """Objective summed over the samples of a part of a batch: (k,), float64, on the CPU."""
+        targets = known.targets[part]
+        if stacked:
+            return self._together(known, part)
+        return torch.stack(
+            [
+                self._objective(self.outputs(known, part, i), targets).double().sum().cpu()
+                for i in range(len(self.sizes))
+            ]
+        )
+
+    def outputs(self, known: _Known, part: slice, i: int) -> Tensor:
+        """Outputs of one moved network."""
+        line, radius = self.numbers[i], self.sizes[i]
+        answers = {
+            name: torch.add(zero[part], known.along[name][line][part], alpha=radius)
+            for name, zero in known.at_zero.items()
+        }
+        point = {
+            name: torch.add(self.ctx.params[name], self.lines.directions[name][line], alpha=radius)
+            for name in self.rest
+        }
+        return self._run(known, part, point, answers)
+
+    def _together(self, known: _Known, part: slice) -> Tensor:
+        targets = known.targets[part]
+        along = {name: self._picked(value)[:, part] for name, value in known.along.items()}
+        rest = {name: self._picked(self.lines.directions[name]) for name in self.rest}
+
+        def one(radius: Tensor, along: Params, rest: Params) -> Tensor:
+            answers = {name: zero[part] + radius * along[name] for name, zero in known.at_zero.items()}
+            point = {name: self.ctx.params[name] + radius * value for name, value in rest.items()}
+            return self._objective(self._run(known, part, point, answers), targets).double().sum()
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*performance drop.*")
+            sums: Tensor = torch.vmap(one)(self.radii, along, rest)
+        return sums.cpu()
+
+    def _picked(self, value: Tensor) -> Tensor:
+        return value if self.everything else value[self.chosen.to(value.device)]
+
+    def _run(self, known: _Known, part: slice, point: Params, answers: dict[str, Tensor]) -> Tensor:
+        if self.lines._ahead.is_output:
+            return next(iter(answers.values()))
+        params = {**self.ctx.params, **point}
+        if not answers:
+            return self.ctx.forward(_cut(known.inputs, part), params)
+        with _Answering({id(params[name]): value for name, value in answers.items()}):
+            return self.ctx.forward(_cut(known.inputs, part), params)
+
+    def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.lines.objective == "loss":
+            return self.ctx.problem.loss(outputs, targets)
+        return ~(sample_margins(outputs, targets) > 0)  # outputs that are no numbers are wrong
+
+
+class _Answering(TorchFunctionMode):
+    """Inside the block, layers with these weights (by `id`) give what is known instead of computing it."""
+
+    def __init__(self, answers: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in LAYER_FUNCTIONS:
+            answer = self.answers.get(id(_argument(1, "weight", args, kwargs)))
+            if answer is not None:
+                return answer
+        return func(*args, **kwargs)
+
+
+class _Listener(TorchFunctionMode):
+    """Inside the block, keeps what layers answer at w, and what they would answer with each direction as weights."""
+
+    def __init__(self, params: Params, layers: tuple[tuple[str, str | None], ...], directions: Params) -> None:
+        super().__init__()
+        self._layers = {id(params[weight]): (weight, bias) for weight, bias in layers}
+        self._params, self._directions = params, directions
+        self._heard: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+
+    def heard(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """z₀ and z₁ by the name of the weight, of one forward pass; then empty again."""
+        found, self._heard = self._heard, ({}, {})
+        return found
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        names = self._layers.get(id(_argument(1, "weight", args, kwargs))) if func in LAYER_FUNCTIONS else None
+        if names is not None:
+            weight, bias = names
+            given = _argument(0, "input", args, kwargs)
+            settings = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
+            responses = []
+            for line in range(len(next(iter(self._directions.values())))):
+                w, b = (self._direction(name, line) for name in (weight, bias))
+                responses.append(func(given, w, b, *args[3:], **settings))
+            self._heard[0][weight] = output.clone()  # an activation in place would overwrite it
+            self._heard[1][weight] = torch.stack(responses)
+        return output
+
+    def _direction(self, name: str | None, line: int) -> Tensor | None:
+        """What is added to a parameter per unit of radius; nothing where it stands still."""
+        if name is None:
+            return None
+        return self._directions[name][line] if name in self._directions else torch.zeros_like(self._params[name])
+
+
+def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def checked_objective(ctx: Context, objective: str) -> str:
+    """The objective's name, after refusing the error where there are no classes."""
+    if objective not in OBJECTIVES:
+        raise UnknownNameError.among(objective, OBJECTIVES, "objective")
+    if objective == "error" and not ctx.problem.classification:
+        raise NotApplicable("the error needs class labels and at least two outputs")
+    return objective
+
+
+def moved_parameters(ctx: Context, layers: Any) -> tuple[str, ...]:
+    """Trainable parameters of the chosen layers, biases included: all (None), "top" (the last), or names of layers."""
+    if layers is None:
+        return tuple(ctx.trainable)
+    known = {layer.name: layer for layer in ctx.network}
+    if layers == "top":
+        chosen = [list(known)[-1]] if known else []
+    else:
+        chosen = [layers] if isinstance(layers, str) else list(layers) if isinstance(layers, tuple | list) else []
+    for name in chosen:
+        if name not in known:
+            raise UnknownNameError.among(str(name), [*known, "top"], "layer")
+    wanted = {name for layer in chosen for name in (known[layer].weight, known[layer].bias) if name}
+    moved = tuple(name for name in ctx.trainable if name in wanted)
+    if not moved:
+        raise InputError("layers with trainable weights", repr(layers), where="layers")
+    return moved
+
+
+def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
+    """Lines that may be held together, bounded by the memory of their directions and of what is known of them."""
+    ahead = ctx.sweep(layers_ahead, moved=moved)
+    size = torch.finfo(ctx.problem.dtype).bits // 8
+    each = size * count(ctx.params[name] for name in moved)
+    return max(1, _budget(ctx) // (each + (ahead.bytes_per_line if _fits(ctx, ahead) else 0)))
+
+
+def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
+    """The layers whose answer to w + rδ is known for all r from two evaluations; found on one forward pass."""
+    params = {n: v.detach().requires_grad_() if n in moved else v.detach() for n, v in ctx.params.items()}
+    with torch.enable_grad(), recorded(ctx.problem, params) as recorder:
+        outputs = ctx.problem.forward(ctx.problem.example(), params)
+    uses = Counter(name for call in recorder.layer_calls for name in (call.weight, call.bias) if name)
+    calls = [call for call in recorder.layer_calls if _is_ahead(call, moved, uses)]
+    size = torch.finfo(ctx.problem.dtype).bits // 8
+    per_sample = sum(torch.Size(call.output_shape[1:]).numel() for call in calls)
+    end = get_gradient_edge(outputs).node if outputs.requires_grad else None
+    last = len(calls) == 1 and calls[0].edge is not None and calls[0].edge.node is end
+    layers = tuple((call.weight, call.bias if call.bias in moved else None) for call in calls)
+    return Ahead(layers, size * per_sample * ctx.problem.n_train, last)
+
+
+def _is_ahead(call: Call, moved: tuple[str, ...], uses: Counter[str]) -> bool:
+    moves = call.weight in moved or call.bias in moved
+    once = uses[call.weight] == 1 and (call.bias is None or uses[call.bias] == 1)
+    return moves and once and not call.opaque and not call.input.requires_grad
+
+
+def _fits(ctx: Context, ahead: Ahead) -> bool:
+    """Whether answers and data stay in memory: the data, the answers at w, and those of at least one line."""
+    inputs = ctx.problem.example(1)
+    data = ctx.problem.n_train * sum(part.numel() * part.element_size() for part in parts_of(inputs))
+    return data + ahead.bytes_per_line <= max(KEPT_BYTES, _budget(ctx)) and ahead.bytes_per_line <= _budget(ctx)
+
+
+def _budget(ctx: Context) -> int:
+    if ctx.problem.device.type != "cuda":
+        return STACK_BYTES
+    return max(STACK_BYTES, torch.cuda.mem_get_info(ctx.problem.device)[0] // SHARE_OF_GPU)
+
+
+def _stacking_pays(ctx: Context) -> bool:
+    return ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES
+
+
+def _cut(inputs: Inputs, part: slice) -> Inputs:
+    if isinstance(inputs, dict):
+        return {name: value[part] for name, value in inputs.items()}
+    return tuple(value[part] for value in inputs) if isinstance(inputs, tuple) else inputs[part]

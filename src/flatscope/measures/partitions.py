@@ -1,0 +1,176 @@
+"""Robustness on a partition of the inputs: how much the loss differs between samples that share a cell and a label.
+
+(K, ε(S))-robustness of Zhang et al. 2017, Definition 3, eq (17), with cells of X × Y. What is reported is the largest
+difference among the samples at hand: a lower bound of ε(S), which is defined over whole cells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
+from flatscope.samples import Inputs, parts_of
+
+
+class Partition(Protocol):
+    """Cells of the input space."""
+
+    def cells(self, x: Tensor) -> Tensor:
+        """A number for the cell of each row: (n, d) -> (n,) of integers, or (n, m) if a cell has several."""
+        ...
+
+    def count(self, dimension: int) -> float:
+        """How many cells there are, whether samples lie in them or not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cubes of a given side on [low, high]^d; what lies outside belongs to the outermost cube."""
+
+    side: float
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse cubes that do not exist."""
+        if not (0 < self.side < math.inf and self.low < self.high):
+            raise InputError("a positive side and low below high", repr(self), where="Grid")
+
+    @property
+    def per_axis(self) -> int:
+        """Cubes along one axis."""
+        return max(1, math.ceil((self.high - self.low) / self.side - 1e-9))
+
+    def cells(self, x: Tensor) -> Tensor:
+        """Place along each axis."""
+        return ((x - self.low) / self.side).floor().clamp(0, self.per_axis - 1).long()
+
+    def count(self, dimension: int) -> float:
+        """(high - low) / side to the power of the dimension."""
+        log2 = dimension * math.log2(self.per_axis)
+        return float(self.per_axis**dimension) if log2 < 1023 else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Each input belongs to the nearest of some centres (k, d): Voronoi cells."""
+
+    centres: Tensor
+
+    def cells(self, x: Tensor) -> Tensor:
+        """Number of the nearest centre."""
+        return torch.cdist(x, self.centres.to(x)).argmin(1)
+
+    def count(self, dimension: int) -> float:
+        """Number of centres."""
+        return float(len(self.centres))
+
+
+def greedy_cover(x: Tensor, radius: float) -> Nearest:
+    """Centres among the rows of x so that each row is within `radius` of one: at least the covering number of x.
+
+    Always the row that is furthest from all centres so far becomes the next one. Since centres are more than `radius`
+    apart, they are no more than a cover by balls of half that radius needs.
+    """
+    if not 0 <= radius < math.inf or x.ndim != 2 or not len(x):
+        raise InputError("rows of numbers and a radius from 0 up", f"{tuple(x.shape)}, {radius}", where="greedy_cover")
+    points = x.double()
+    chosen, distance = [0], (points - points[0]).norm(dim=1)
+    while float(distance.max()) > radius:
+        chosen.append(int(distance.argmax()))
+        distance = torch.minimum(distance, (points - points[chosen[-1]]).norm(dim=1))
+    return Nearest(points[chosen])
+
+
+def k_means(x: Tensor, k: int, seed: int = 0) -> Nearest:
+    """Centres, k of them, that are near to the rows of x, by Lloyd's algorithm (scikit-learn)."""
+    from sklearn.cluster import KMeans
+
+    if not 1 <= k <= len(x):
+        raise InputError(f"1 to {len(x)} centres", str(k), where="k_means")
+    fitted = KMeans(n_clusters=k, n_init=1, random_state=seed).fit(x.double().cpu().numpy())
+    return Nearest(torch.from_numpy(fitted.cluster_centers_))
+
+
+@dataclass(frozen=True)
+class PartitionRobustness:
+    """Robustness on one partition.
+
+    Attributes:
+        cells: K, cells of the inputs times the labels.
+        occupied: those that hold a training sample.
+        spread: largest |V(s) − V(z)| of a training sample s and any sample z of its cell.
+        mean_spread: the same, largest within each occupied cell, averaged over training samples.
+        alone: training samples that share their cell with no other: they say nothing about the spread.
+    """
+
+    cells: float
+    occupied: int
+    spread: float
+    mean_spread: float
+    alone: int
+
+
+def partition_robustness(ctx: Context, partition: Partition, *, largest: float = math.inf) -> PartitionRobustness:
+    """How robust the network is on a partition: K, and ε(S) as far as training and test samples show it.
+
+    Args:
+        ctx: the network; test samples count where there are any.
+        partition: cells of the inputs as vectors. For a bound it must not depend on the training samples.
+        largest: losses are clipped at this, as a bound that needs them bounded asks for.
+    """
+    if not ctx.problem.classification:
+        raise NotApplicable("needs class labels")
+    keys, losses, dimension = list[Tensor](), list[Tensor](), 0
+    with torch.no_grad():
+        for part in ("train", "test") if ctx.problem.test is not None else ("train",):
+            for inputs, targets in ctx.batches(part):
+                x = input_vectors(inputs)
+                dimension = dimension or x.shape[1]
+                if x.shape[1] != dimension:
+                    raise NotApplicable("inputs of one shape")
+                cells = partition.cells(x).reshape(len(x), -1)
+                keys.append(torch.cat([cells, targets[:, None].to(cells)], dim=1).cpu())
+                losses.append(ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(max=largest).cpu())
+                ctx.count("forward", len(targets))
+    _, cell = torch.unique(torch.cat(keys), dim=0, return_inverse=True)
+    spreads = spread_by_sample(cell, torch.cat(losses), ctx.problem.n_train)
+    own = cell[: ctx.problem.n_train]
+    size = torch.bincount(cell)
+    return PartitionRobustness(
+        cells=partition.count(dimension) * ctx.problem.n_outputs,
+        occupied=len(own.unique()),
+        spread=float(spreads.max()),
+        mean_spread=float(spreads.mean()),
+        alone=int((size[own] == 1).sum()),
+    )
+
+
+def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
+    """Largest difference between each training sample's loss and those of the samples in its cell: (n_train,).
+
+    Args:
+        cell: number of the cell of every sample, the training samples first.
+        losses: of every sample.
+        n_train: how many of them are training samples.
+    """
+    k = int(cell.max()) + 1
+    highest = torch.full((k,), -math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amax")
+    lowest = torch.full((k,), math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amin")
+    own, at = losses[:n_train], cell[:n_train]
+    return torch.maximum(highest[at] - own, own - lowest[at])
+
+
+def input_vectors(inputs: Inputs) -> Tensor:
+    """The one input of each sample as a vector: (n, d), float64."""
+    parts = parts_of(inputs)
+    if len(parts) != 1 or not parts[0].is_floating_point():
+        raise NotApplicable("needs one input of real numbers")
+    return parts[0].flatten(1).double()

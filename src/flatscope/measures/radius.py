@@ -1,0 +1,225 @@
+"""Flatness radius: how far the weights can go in a random direction before the loss or the error changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
+from flatscope.params import Params, norm
+from flatscope.perturbation import unit_directions
+from flatscope.progress import progress
+from flatscope.registry import Value, measure
+
+KINDS = ("first", "sup")
+START = 1 / 32  # of the norm of the moved weights
+SUP_GROWTH = 2**0.25
+SMALLEST = 1e-9  # of the first radius: a line that is outside there crosses at once
+MOST_STEPS = 200
+BLOCK = 1024  # lines drawn together at most
+
+
+@measure(
+    symbol=r"\mathbb{E}_\delta \sup\{r : |\hat L(w + r'\delta) - \hat L(w)| \le \epsilon\ \forall r' \le r\}",
+    paper="zhang2017",
+    equation="Section 6.1, eq (13), Table 1",
+    direction="higher",
+    invariant_under={"permutation"},
+    cost="long",
+    exact=False,
+    on_folded=True,
+    conventions="first crossing (the printed supremum jumps over bumps: kind='sup'); directions uniform on the unit "
+    "sphere of the moved parameters, biases included, drawn on the device; low and high: one standard deviation over "
+    "directions; no rescaling of the weights is undone",
+)
+def flatness_radius(
+    ctx: Context,
+    *,
+    epsilon: float = 0.05,
+    directions: int = 100,
+    objective: str = "loss",
+    layers: Any = None,
+    kind: str = "first",
+    tolerance: float = 1e-6,
+    limit: float = 1e6,
+) -> Value:
+    """Mean distance in random directions at which the training loss (or error) has changed by more than epsilon.
+
+    Along each direction radii are doubled from a 32nd of the norm of the weights (or halved, where that is too far
+    already), and the crossing is then enclosed by ITP bisection. An excursion beyond epsilon that begins at r and lasts
+    longer than r is never jumped over. Directions that do not cross below the limit are left out of mean and
+    deviation, and counted in the remark; where none crosses, the value is infinite.
+
+    Args:
+        ctx: the network.
+        epsilon: change of the objective that is still called flat.
+        directions: random directions.
+        objective: "loss", or "error": the fraction of training samples not classified right.
+        layers: which parameters move: None for all, "top" for those of the last layer, or names of layers.
+        kind: "first": the first crossing; "sup": the last one below the limit, seen on a grid of ratio 1.19.
+        tolerance: relative accuracy of each radius.
+        limit: no direction is followed further than this.
+    """
+    found = flatness_radii(
+        ctx,
+        epsilon=epsilon,
+        directions=directions,
+        objective=objective,
+        layers=layers,
+        kind=kind,
+        tolerance=tolerance,
+        limit=limit,
+    )
+    crossing = found[found.isfinite()]
+    never = len(found) - len(crossing)
+    remark = f"{never} of {len(found)} directions never cross below {limit:g}" if never else ""
+    if not len(crossing):
+        return Value(math.inf, low=limit, high=math.inf, reason=remark)
+    mean, sd = float(crossing.mean()), float(crossing.std()) if len(crossing) > 1 else math.inf
+    remark = f"{remark}; mean of the others" if never else f"sd {sd:.4g} over {len(found)} directions"
+    return Value(mean, stderr=sd / math.sqrt(len(crossing)), low=mean - sd, high=mean + sd, reason=remark)
+
+
+def flatness_radii(
+    ctx: Context,
+    *,
+    epsilon: float = 0.05,
+    directions: int = 100,
+    objective: str = "loss",
+    layers: Any = None,
+    kind: str = "first",
+    tolerance: float = 1e-6,
+    limit: float = 1e6,
+) -> Tensor:
+    """The radius of each direction (directions,), float64; infinite where none was found below the limit.
+
+    Arguments as in `flatness_radius`; a network with BatchNorm is moved as it is.
+    """
+    for name, value in {"epsilon": epsilon, "limit": limit, "tolerance": tolerance}.items():
+        if not 0 < value < math.inf:
+            raise InputError("a positive number", repr(value), where=name)
+    if directions < 2:
+        raise InputError("at least two directions", str(directions), where="directions")
+    if kind not in KINDS:
+        raise UnknownNameError.among(kind, KINDS, "kind of flatness radius")
+    checked_objective(ctx, objective)
+    moved = moved_parameters(ctx, layers)
+    found = []
+    with progress("flatness radius", directions) as advance:
+        for stacked in unit_normals(ctx, moved, directions):
+            search = _Search(Lines(ctx, stacked, objective), epsilon, limit, tolerance)
+            found.append(search.first() if kind == "first" else search.last())
+            advance(len(found[-1]))
+    return torch.cat(found)
+
+
+def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int) -> Iterator[Params]:
+    """Directions uniform on the unit sphere, stacked a block at a time; the same ones whatever else is asked.
+
+    They are drawn where the network is, in single precision: on a GPU the draw would else cost more than all the rest.
+    """
+    device = ctx.problem.device
+    generator = ctx.generator("flatness_radius")
+    if device.type != "cpu":
+        generator = torch.Generator(device).manual_seed(generator.initial_seed())
+    block = min(BLOCK, lines_at_once(ctx, moved))
+    for start in range(0, directions, block):
+        k = min(block, directions - start)
+        # One line at a time, so that the draw of a direction does not depend on the memory there is.
+        lines = [
+            [torch.randn(ctx.params[name].shape, generator=generator, device=device) for name in moved]
+            for _ in range(k)
+        ]
+        stacked = {name: torch.stack(drawn) for name, drawn in zip(moved, zip(*lines, strict=True), strict=True)}
+        yield unit_directions({name: value.to(ctx.problem.dtype) for name, value in stacked.items()})
+
+
+class _Search:
+    """Crossings of |L(w + rδ) − L(w)| = ε on several lines at once, each line with radii of its own."""
+
+    def __init__(self, lines: Lines, epsilon: float, limit: float, tolerance: float) -> None:
+        self.lines, self.epsilon, self.limit, self.tolerance = lines, epsilon, limit, tolerance
+        self.k = len(next(iter(lines.directions.values())))
+        scale = norm({name: lines.ctx.params[name] for name in lines.directions}) or 1.0
+        self.start = min(START * scale, limit)
+        self.base = float(lines.values(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)))
+
+    def excess(self, radii: Tensor, which: Tensor) -> Tensor:
+        """log(|L(w + rδ) − L(w)| / ε): nearly linear in log r, since losses grow like powers; +∞ for no number."""
+        change = (self.lines.values(radii, which) - self.base).abs() / self.epsilon
+        return change.log().nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+
+    def first(self) -> Tensor:
+        """The first crossing of each line, seen while radii are doubled."""
+        bracket = _Bracket(self.k)
+        radii, open_ = torch.full((self.k,), self.start, dtype=torch.float64), torch.arange(self.k)
+        while len(open_):
+            tried = radii[open_]
+            out = bracket.narrow(open_, tried, self.excess(tried, open_))
+            # A line is done once it is known inside at one radius and outside at twice that, or at its end.
+            following = torch.where(out, tried / 2, (2 * tried).clamp(max=self.limit))
+            done = torch.where(
+                out, bracket.inside[open_] > 0, bracket.outside[open_].isfinite() | (tried >= self.limit)
+            )
+            done |= following < SMALLEST * self.start
+            radii[open_] = following
+            open_ = open_[~done]
+        return self._enclosed(bracket)
+
+    def last(self) -> Tensor:
+        """The last crossing below the limit, on a grid of radii that grow by a fixed factor."""
+        bracket, radius, open_ = _Bracket(self.k), self.limit, torch.arange(self.k)
+        while len(open_) and radius >= SMALLEST * self.start:
+            tried = torch.full((len(open_),), radius, dtype=torch.float64)
+            open_ = open_[bracket.narrow(open_, tried, self.excess(tried, open_))]
+            radius /= SUP_GROWTH
+        return self._enclosed(bracket)
+
+    def _enclosed(self, bracket: _Bracket) -> Tensor:
+        """A crossing between a radius inside and one outside, by ITP: no slower than bisection, mostly far faster.
+
+        Interpolate, truncate, project (Oliveira and Takahashi 2020) on log r, with κ₁ = 0.2 / (b − a), κ₂ = 2, n₀ = 1.
+        A line without a radius inside crosses at once, one without a radius outside never does.
+        """
+        never, at_once = ~bracket.outside.isfinite(), bracket.inside == 0
+        open_ = torch.arange(self.k)[~never & ~at_once]
+        widths = (bracket.outside / bracket.inside).log()
+        steps = (widths / self.tolerance).log2().ceil().clamp(min=0) + 1
+        for step in range(MOST_STEPS):
+            low, high = bracket.inside[open_].log(), bracket.outside[open_].log()
+            wide = high - low > self.tolerance
+            open_, low, high = open_[wide], low[wide], high[wide]
+            if not len(open_):
+                break
+            f_low, f_high, half = bracket.f_inside[open_], bracket.f_outside[open_], (low + high) / 2
+            straight = (f_high * low - f_low * high) / (f_high - f_low)
+            straight = torch.where(f_low.isfinite() & f_high.isfinite(), straight, half)
+            sign = (half - straight).sign()
+            shift = torch.minimum(0.2 / widths[open_] * (high - low).square(), (half - straight).abs())
+            slack = (self.tolerance / 2 * 2 ** (steps[open_] - step) - (high - low) / 2).clamp(min=0)
+            truncated = straight + sign * shift
+            point = torch.where((truncated - half).abs() <= slack, truncated, half - sign * slack).exp()
+            bracket.narrow(open_, point, self.excess(point, open_))
+        found = (bracket.inside * bracket.outside).sqrt()
+        return torch.where(never, math.inf, torch.where(at_once, 0.0, found))
+
+
+class _Bracket:
+    """For each line the largest radius known inside and the smallest known outside, with log(change / ε) there."""
+
+    def __init__(self, k: int) -> None:
+        self.inside, self.outside = (torch.full((k,), value, dtype=torch.float64) for value in (0.0, math.inf))
+        self.f_inside, self.f_outside = -self.outside, self.outside.clone()
+
+    def narrow(self, lines: Tensor, radii: Tensor, excess: Tensor) -> Tensor:
+        """Take note of what was found on some lines; whether each radius is outside."""
+        out = excess > 0
+        self.outside[lines[out]], self.f_outside[lines[out]] = radii[out], excess[out]
+        self.inside[lines[~out]], self.f_inside[lines[~out]] = radii[~out], excess[~out]
+        return out

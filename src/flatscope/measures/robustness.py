@@ -1,0 +1,225 @@
+"""Robustness to changes of the input: errors under noise, and how steeply the outputs depend on the input."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context, sample_margins
+from flatscope.errors import InputError, NotApplicable
+from flatscope.layers import Call, recorded
+from flatscope.measures.margins import FUNCTION_SYMMETRIES
+from flatscope.measures.operator_norms import matrix_norm
+from flatscope.registry import Value, measure
+from flatscope.samples import Inputs
+
+GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
+NOISE_NUMBERS = 2**24  # held at once
+NORMAL_95 = 1.959963984540054
+IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
+
+
+@measure(
+    symbol=r"\tilde E(\gamma) = \tfrac{1}{n} \sum_i 1[f(x_i + \gamma \epsilon_i) \neq y_i],\ \epsilon_i \sim N(0, I)",
+    paper="zhang2017",
+    equation="Section 9.5, eq (44), Figure 20",
+    direction="lower",
+    invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
+    needs={"classes"},
+    cost="sweep",
+    passes={"forward": 51},
+    exact=False,
+    conventions="training samples; noise in the units of the network's input; the mean over `draws` of independent "
+    "noise, the same for every gamma; low and high: Wilson's interval of 95 % for all draws; a tie is an error",
+)
+def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 10) -> list[Value]:
+    """Training error when every input gets Gaussian noise of standard deviation gamma.
+
+    Args:
+        ctx: the network.
+        gammas: noise levels, a row each; or one number. 0 gives the training error itself.
+        draws: noise vectors of each sample and level; at least 2.
+    """
+    levels = checked_gammas(gammas)
+    if draws < 2:
+        raise InputError("at least two draws", str(draws), where="draws")
+    wrong = ctx.sweep(errors_under_noise, gammas=tuple(g for g in levels if g), draws=draws)
+    rows, place = list[Value](), 0
+    for gamma in levels:
+        if gamma == 0:
+            rows.append(Value(ctx.scores().error, exact=True, options={"gamma": 0.0}))
+            continue
+        rates = wrong[place]  # (n,)
+        n, place = len(rates), place + 1
+        low, high = wilson(float(rates.mean()), n * draws)
+        # Samples err independently, each with a rate of its own: the variances of their means add up.
+        stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / n
+        rows.append(Value(float(rates.mean()), stderr=stderr, low=low, high=high, options={"gamma": gamma}))
+    return rows
+
+
+def errors_under_noise(ctx: Context, *, gammas: tuple[float, ...], draws: int) -> Tensor:
+    """Fraction of draws in which each sample is misclassified: (gammas, n), in the order of the data."""
+    found: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
+    with torch.no_grad():
+        dimension = max(1, _numbers(ctx.problem.example(1)).numel())
+        size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
+        for inputs, targets in ctx.batches(size=size) if gammas else ():
+            x = _numbers(inputs)
+            noise = _noise(ctx, x, draws)  # (draws, n, ...)
+            wrong = torch.zeros(len(gammas), len(targets), dtype=torch.float64)
+            for place, gamma in enumerate(gammas):
+                for one in noise:
+                    margins = sample_margins(ctx.forward(x + gamma * one), targets)
+                    wrong[place] += (~(margins > 0)).double().cpu()
+                    ctx.count("forward", len(targets))
+            found.append(wrong / draws)
+    return torch.cat(found, dim=1)
+
+
+def _noise(ctx: Context, x: Tensor, draws: int) -> Tensor:
+    """Standard normal noise (draws, n, ...) that belongs to the samples themselves, wherever in the data they stand.
+
+    Seeded by the content of each sample: another order, other batches or another device change nothing.
+    """
+    stream = ctx.generator("perturbation_robustness").initial_seed().to_bytes(8, "big")
+    generator, rows = torch.Generator(), []
+    for sample in x.detach().float().cpu().contiguous():
+        digest = hashlib.blake2b(sample.numpy().tobytes(), key=stream, digest_size=8).digest()
+        generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+        rows.append(torch.randn(draws, *sample.shape, generator=generator))
+    return torch.stack(rows, dim=1).to(x)
+
+
+def checked_gammas(gammas: Any) -> tuple[float, ...]:
+    """Noise levels as a tuple of numbers from 0 up, each once."""
+    given = (gammas,) if isinstance(gammas, Real) else tuple(gammas) if isinstance(gammas, Sequence) else ()
+    numbers = [float(g) for g in given if isinstance(g, Real) and not isinstance(g, bool) and 0 <= float(g) < math.inf]
+    if not given or len(numbers) < len(given) or len(set(numbers)) < len(numbers):
+        raise InputError("numbers from 0 up, each once", repr(gammas), where="gammas")
+    return tuple(numbers)
+
+
+def wilson(rate: float, trials: int, z: float = NORMAL_95) -> tuple[float, float]:
+    """Wilson's interval for a probability of which `rate` was seen in so many independent trials."""
+    if not 0 <= rate <= 1 or trials < 1:
+        raise InputError("a rate from 0 to 1 and at least one trial", f"{rate}, {trials}", where="wilson")
+    centre = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * math.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@measure(
+    symbol=r"\|\partial f(x_i) / \partial x\|_F \le \|W_1\|_2 \|\partial f / \partial W_1\|_F / \|x_i\|",
+    paper="zhang2017",
+    equation="Section 5.4",
+    per="sample",
+    direction="lower",
+    invariant_under=FUNCTION_SYMMETRIES,
+    cost="sweep",
+    conventions="Jacobian of all outputs, Frobenius norm, training samples in the order of the data; high: bound by "
+    "the gradient of a dense first layer, which holds for every such network, whatever its activation patterns",
+)
+def input_sensitivity(ctx: Context) -> Value:
+    """How steeply the outputs depend on each input, and its bound by how steeply they depend on the first layer.
+
+    With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
+    convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.
+    """
+    found = ctx.sweep(jacobian_norms)
+    if found.refusal:
+        return Value(found.norms, reason=f"no bound: {found.refusal}")
+    return Value(found.norms, high=found.bounds)
+
+
+@dataclass(frozen=True)
+class JacobianNorms:
+    """‖∂f/∂x‖_F of each sample (n,), its bound by the first layer (n,), or why there is none."""
+
+    norms: Tensor
+    bounds: Tensor
+    refusal: str = ""
+
+
+def jacobian_norms(ctx: Context) -> JacobianNorms:
+    """Input Jacobians of all training samples, one backward pass per output and batch."""
+    norms, bounds, refusal = list[Tensor](), list[Tensor](), ""
+    size: float | None = None
+    for inputs, targets in ctx.batches():
+        x = _numbers(inputs).detach().requires_grad_()
+        params = {name: value.detach() for name, value in ctx.params.items()}
+        with torch.enable_grad(), recorded(ctx.problem, params) as recorder:
+            outputs = ctx.problem.forward(x, params).flatten(1)  # (n, C)
+        ctx.count("forward", len(targets))
+        first = recorder.layer_calls[0] if recorder.layer_calls else None
+        refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)
+        reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
+        squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
+        for output in outputs.unbind(1):
+            gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
+            ctx.count("backward", len(targets))
+            squares += torch.stack([g.double().flatten(1).square().sum(1).cpu() for g in gradients])
+            if len(gradients) == 2 and first is not None:
+                refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
+        norms.append(squares[0].sqrt())
+        if not refusal and first is not None:
+            size = matrix_norm(params[first.weight]) if size is None else size
+            bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
+    return JacobianNorms(torch.cat(norms), torch.cat(bounds) if bounds else torch.zeros(0), refusal)
+
+
+def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
+    if first is None:
+        return "no layer was found"
+    if first.kind != "dense" or first.opaque:
+        return f"the first layer, {first.layer}, is not dense"
+    if first.input.ndim != 2:
+        return f"the first layer, {first.layer}, is applied at many positions"
+    if first.input.shape != x.flatten(1).shape or not torch.equal(first.input, x.flatten(1)):
+        return f"the input reaches the first layer, {first.layer}, changed"
+    if sum(call.weight == first.weight for call in calls) > 1:
+        return f"the weight of the first layer, {first.layer}, is used more than once"
+    return ""
+
+
+def _broken_identity(weight: Tensor, by_input: Tensor, by_layer: Tensor) -> str:
+    """∂f/∂x = W₁ᵀ s, unless the input has another way to the output."""
+    through = by_layer.flatten(1) @ weight
+    far = float((through - by_input.flatten(1)).norm()) > IDENTITY * float(through.norm() + by_input.norm())
+    return "the input reaches the output past the first layer as well" if far else ""
+
+
+def _numbers(inputs: Inputs) -> Tensor:
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise NotApplicable("needs one input of real numbers")
+    return inputs
+
+
+def input_change_bound(
+    first_norm: float, input_norm: float, weight_change: float, weight_radius: float, curvature: float, radius: float
+) -> float:
+    """δ' = r' ‖W₁‖₂ (δ/r + M r/2) / ‖x‖: the completed statement of Zhang et al. 2017, Section 5.4.
+
+    A function whose value moves by at most δ while the weights stay within r, and whose Hessian in the weights has
+    norm at most M there, has a gradient of at most δ/r + M r/2; the first layer then bounds the input gradient. So
+    |f(x') − f(x)| ≤ δ' for all x' within r' of x in the same linear region.
+
+    Args:
+        first_norm: ‖W₁‖₂ of a dense first layer.
+        input_norm: ‖x‖.
+        weight_change: δ.
+        weight_radius: r.
+        curvature: M.
+        radius: r'.
+    """
+    positive, others = (input_norm, weight_radius), (first_norm, weight_change, curvature, radius)
+    if not (min(positive) > 0 and min(others) >= 0 and max(positive + others) < math.inf):
+        raise InputError("‖x‖ and r above 0, the others from 0 up", f"{positive}, {others}", where="input_change_bound")
+    return radius * first_norm * (weight_change / weight_radius + curvature * weight_radius / 2) / input_norm

@@ -1,0 +1,90 @@
+"""Naive twins of the radius, of robustness to noise and of gradient noise: plain loops over directions and samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from references import Dense, twin
+from references_sharpness import STRONG_OPTIONS, _folded
+from torch import Tensor
+
+# At weights that are no minimum a radius in a direction across the gradient is long: the mean needs many directions.
+_MANY = {"directions": 4000, "tolerance": 1e-2}
+STRONG_OPTIONS |= {
+    ("flatness_radius", "layer_scaling"): _MANY | {"epsilon": 0.2, "directions": 8_000},
+    ("flatness_radius", "unit_scaling"): _MANY,
+    ("flatness_radius", "batchnorm_scaling"): _MANY,
+    ("flatness_radius", "output_scaling"): _MANY,
+}
+
+
+def crossing(dense: Dense, direction: Tensor, epsilon: float) -> float:
+    """First radius of a fine geometric grid at which the loss has changed by more than epsilon, then bisection."""
+    names = list(dense.params)
+    w, loss = dense.vector(names), float(dense.loss())
+
+    def outside(r: float) -> bool:
+        return not abs(float(dense.loss_of(w + r * direction, names)) - loss) <= epsilon
+
+    high = 1e-2 * float(w.norm())
+    while not outside(high):
+        high *= 1.3
+    low = 0.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if outside(middle) else (middle, high)
+    return (low + high) / 2
+
+
+@twin
+def flatness_radius(dense: Dense, epsilon: float = 0.05, directions: int = 150) -> float:
+    dense = _folded(dense)
+    generator = torch.Generator().manual_seed(17)
+    size = sum(value.numel() for value in dense.params.values())
+    total = 0.0
+    with torch.no_grad():
+        for _ in range(directions):
+            direction = torch.randn(size, generator=generator, dtype=torch.float64)
+            total += crossing(dense, direction / direction.norm(), epsilon)
+    return total / directions
+
+
+@twin
+def perturbation_robustness(dense: Dense, gamma: float = 1.0, draws: int = 3000) -> float:
+    """The last row of the curve."""
+    generator = torch.Generator().manual_seed(18)
+    wrong, x = 0, dense.tiny.x
+    with torch.no_grad():
+        for _ in range(draws):
+            outputs = dense.outputs(x=x + gamma * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+            wrong += int((outputs.argmax(1) != dense.tiny.y).sum())
+    return wrong / (draws * len(x))
+
+
+@twin
+def input_sensitivity(dense: Dense) -> Tensor:
+    found = []
+    for x in dense.tiny.x:
+        jacobian = torch.autograd.functional.jacobian(lambda v: dense.outputs(x=v[None])[0], x)
+        found.append(math.sqrt(float((jacobian**2).sum())))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def gradients_one_by_one(dense: Dense) -> Tensor:
+    """(n, p) in the order of the parameters."""
+    tiny, rows = dense.tiny, []
+    for i in range(len(tiny.x)):
+        one = Dense(type(tiny)(**{**vars(tiny), "x": tiny.x[i : i + 1], "y": tiny.y[i : i + 1]}))
+        names = list(one.params)
+        rows.append(
+            torch.autograd.functional.jacobian(lambda v, one=one, names=names: one.loss_of(v, names), one.vector(names))
+        )
+    return torch.stack(rows)
+
+
+@twin
+def gradient_noise(dense: Dense) -> float:
+    rows = gradients_one_by_one(dense)
+    mean = sum(rows) / len(rows)
+    return sum(float(((row - mean) ** 2).sum()) for row in rows) / len(rows)
