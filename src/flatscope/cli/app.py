@@ -15,6 +15,7 @@ import flatscope.cli.audit as audit
 import flatscope.cli.data as data
 import flatscope.cli.demo as demo
 import flatscope.cli.measures as measures
+import flatscope.cli.report as report
 import flatscope.cli.study as study
 import flatscope.cli.train as train
 from flatscope.cli.output import show_error, show_warning
@@ -33,6 +34,7 @@ app.command("demo")(demo.demo)
 app.command("measure")(measures.measure)
 app.command("audit")(audit.audit)
 app.command("train")(train.train)
+app.command("report")(report.report)
 app.command("measures")(measures.measures)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

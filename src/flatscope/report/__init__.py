@@ -2,5 +2,6 @@
 
 from flatscope.report.figures import save_figures
 from flatscope.report.page import report
+from flatscope.report.population import PopulationFrame
 
-__all__ = ["report", "save_figures"]
+__all__ = ["PopulationFrame", "report", "save_figures"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from flatscope.errors import InputError
 from flatscope.guards import whole_file
+from flatscope.report.bicriteria import BiCriteriaData, bicriteria_data
 from flatscope.report.figure_data import (
     ComparisonData,
     CurvesData,
@@ -33,6 +34,9 @@ from flatscope.report.figure_data import (
     ratio_range,
 )
 from flatscope.report.items import by_kind
+from flatscope.report.landscape_figures import landscape_figures
+from flatscope.report.population_figures import population_figures
+from flatscope.report.units import UnitsData, units_data, units_profiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,16 +147,44 @@ def draw_curves(data: CurvesData, ax: Axes) -> None:
     ax.legend(frameon=False, fontsize="small")
 
 
+def draw_units(data: UnitsData, ax: Axes) -> None:
+    """Values over the rank of the unit, one line per network."""
+    for n, (network, ranks, values) in enumerate(zip(data.networks, data.ranks, data.values, strict=True)):
+        ax.plot(ranks, values, marker="." if len(ranks) < 40 else "", color=_colour(n), linewidth=1.5, label=network)
+    if data.log:
+        ax.set_yscale("log")
+    ax.set_xlabel(f"rank of the unit of {data.layer}")
+    ax.set_ylabel(data.measure)
+    ax.legend(frameon=False, fontsize="small")
+
+
+def draw_bicriteria(data: BiCriteriaData, ax: Axes) -> None:
+    """Expected sharpness over divergence, one marker per noise level, bars of one standard error."""
+    for n, curve in enumerate(data.curves):
+        errors = curve.errors if any(curve.errors) else None
+        ax.errorbar(
+            curve.divergence, curve.sharpness, yerr=errors, marker="o", markersize=4, color=_colour(n),
+            linewidth=1.5, elinewidth=1, label=curve.network,
+        )  # fmt: skip
+    ax.set_xscale("log")
+    if data.log:
+        ax.set_yscale("log")
+    ax.set_xlabel("KL divergence")
+    ax.set_ylabel("expected sharpness")
+    ax.legend(frameon=False, fontsize="small")
+
+
 def save_figures(items: object, folder: str | os.PathLike[str], formats: str | Iterable[str] = ("png",)) -> list[Path]:
     """Write every figure that the items allow, for papers and slides.
 
     Args:
-        items: as for `report`: tables, histories, Matplotlib figures, with or without names.
+        items: as for `report`: tables, landscapes, populations, histories, Matplotlib figures; named or not.
         folder: made if it is not there.
         formats: of "png", "svg" and "pdf".
 
     Returns:
-        The files, in the order comparison, distributions, layer profiles, training curves, given figures.
+        The files, in the order of the report: comparison, distributions, the two criteria, profiles of layers and
+        units, landscapes, populations, training curves, given figures.
     """
     chosen = (formats,) if isinstance(formats, str) else tuple(formats)
     for name in chosen:
@@ -188,10 +220,23 @@ def _figures(items: object) -> Iterator[tuple[str, Figure]]:
         figure, ax = _canvas()
         draw_distribution(distribution_data(tables, measure), ax)
         yield _stem(f"distribution-{measure}", stems), figure
+    if (criteria := bicriteria_data(tables)).curves:
+        figure, ax = _canvas()
+        draw_bicriteria(criteria, ax)
+        yield _stem("sharpness-and-divergence", stems), figure
     for measure in layers_measures(tables):
         figure, ax = _canvas()
         draw_layers(layers_data(tables, measure), ax)
         yield _stem(f"layers-{measure}", stems), figure
+    for measure, layer in units_profiles(tables):
+        figure, ax = _canvas()
+        draw_units(units_data(tables, measure, layer), ax)
+        yield _stem(f"units-{measure}-{layer}", stems), figure
+    for stem, figure in landscape_figures(kinds["surfaces"]):
+        yield _stem(stem, stems), figure
+    for name, population in kinds["populations"].items():
+        for stem, figure in population_figures(name, population, COLOURS):
+            yield _stem(stem, stems), figure
     for quantity in curves_quantities(histories):
         figure, ax = _canvas()
         draw_curves(curves_data(histories, quantity), ax)

@@ -28,7 +28,7 @@ def _is_bounds(item: object) -> bool:
     return isinstance(item, Table) and set(BOUND_COLUMNS) <= set(item.to_frame().columns)
 
 
-def _is_history(item: object) -> bool:
+def is_history(item: object) -> bool:
     """One row per epoch; the frame of a Table is not one, whatever its index is called."""
     if not isinstance(item, pd.DataFrame) or "measure" in item.columns or is_population(item):
         return False
@@ -58,6 +58,15 @@ def _space(surface: Surface) -> str:
     return SPACE_WORDS.get(surface.space, surface.space)
 
 
+def _is_study(item: object) -> bool:
+    """By its parts: the class stands on Matplotlib, for which a page of tables should not wait."""
+    return all(hasattr(item, part) for part in ("findings", "rows", "svg", "scale", "provenance"))
+
+
+def _scale(study: Any) -> str:
+    return f"{study.scale} scale"
+
+
 # The order is the order of the page. A new kind is one line here and one renderer in page.py.
 KINDS: dict[str, Kind] = {
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name),
@@ -69,7 +78,8 @@ KINDS: dict[str, Kind] = {
         _is_population,
         lambda item: "population",
     ),
-    "histories": Kind("a pandas frame of training history with a column `epoch`", _is_history, _network_name),
+    "histories": Kind("a pandas frame of training history with a column `epoch`", is_history, _network_name),
+    "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), _scale),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title),
 }
 
@@ -85,6 +95,8 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
         named[_kind_of(item)].append((name, item))
     if not any(named.values()):
         raise InputError("at least one thing to show", "none", where="report", fix=_accepted())
+    populations = named["populations"]
+    named["populations"] = [(n, PopulationFrame(i) if isinstance(i, pd.DataFrame) else i) for n, i in populations]
     return {kind: _unique(KINDS[kind], pairs) for kind, pairs in named.items()}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,10 @@ from flatscope.stats import Estimate, correlate, holm, partial_correlation
 
 TARGETS = ("generalization_gap", "generalisation_gap", "gap", "error_gap", "loss_gap")
 # Columns that say how a training went, not how it was set up.
-OUTCOME = re.compile(r"(train|test|final)_|.*(loss|error|gap|accuracy|seconds|epochs?|steps|passes|status|reason)$")
+OUTCOME = re.compile(
+    r"(.*\.)?((train|test|final)_.*|.*(loss|error|gap|accuracy|seconds|epochs?|steps|passes|status|reason)"
+    r"|stopped_by|diverged|group|key|name|trial)$"
+)
 MOST_LEVELS = 7  # of a hyper-parameter that is shown by colour and shape; more only of numbers, on a colour ramp
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -50,7 +54,7 @@ class PopulationFrame:
         for name in (*given, *self.measures, *(self.parameters or ())):
             if name not in columns:
                 raise UnknownNameError.among(name, columns, "column of the population")
-        target = self.target or next((name for name in TARGETS if name in columns), "")
+        target = self.target or target_column(columns)
         if not target:
             fix = 'Name it: PopulationFrame(frame, target="…")'
             raise InputError(f"a target column, such as {TARGETS[0]}", ", ".join(columns[:8]), "population", fix)
@@ -72,6 +76,17 @@ class PopulationFrame:
     def __len__(self) -> int:
         return len(self.frame)
 
+    @cached_property
+    def statistics(self) -> list[MeasureStatistics]:
+        """How every measure goes along with the target; see `population_statistics`."""
+        return population_statistics(self)
+
+
+def target_column(columns: Iterable[str]) -> str:
+    """The first column that is called like a generalization gap, in a sweep also `metrics.gap`; empty if none is."""
+    by_end = {str(column).rpartition(".")[2]: str(column) for column in columns}
+    return next((by_end[name] for name in TARGETS if name in by_end), "")
+
 
 def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
     """Numeric columns named after a declared measure, with or without options or a layer behind the name."""
@@ -84,13 +99,13 @@ def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
 
 
 def base_name(column: str) -> str:
-    """`psi_trace[rule=cyclic]`, `kappa/fc1` → the measure's own name."""
-    return re.split(r"[\[/:@ ]", column, maxsplit=1)[0]
+    """`psi_trace[rule=cyclic]`, `kappa/fc1`, `metrics.kappa_sum` → the measure's own name."""
+    return re.split(r"[\[/:@ ]", column, maxsplit=1)[0].rpartition(".")[2]
 
 
 def is_population(frame: pd.DataFrame) -> bool:
     """Whether a bare frame says by its column names that it is a population."""
-    return any(name in frame.columns for name in TARGETS) and bool(measure_columns(frame))
+    return bool(target_column(map(str, frame.columns))) and bool(measure_columns(frame))
 
 
 class MeasureStatistics(NamedTuple):
@@ -180,7 +195,10 @@ def log_scales(population: PopulationFrame, measure: str) -> tuple[bool, bool]:
 
 
 def network_names(population: PopulationFrame) -> list[str]:
-    """The rows by their index; numbered from 1 where it only counts."""
+    """The rows by a column `name` or `key` that tells them apart, else by their index, numbered from 1 if it counts."""
+    for column in ("name", "key"):
+        if column in population.frame.columns and population.frame[column].is_unique:
+            return [str(value) for value in population.frame[column]]
     index = population.frame.index
     if isinstance(index, pd.RangeIndex):
         return [f"network {n + 1}" for n in range(len(index))]

@@ -24,7 +24,6 @@ from flatscope.report.population import (
     colour_choices,
     log_scales,
     network_names,
-    population_statistics,
 )
 from flatscope.report.surfaces import RAMP, ramp_colour
 from flatscope.stats import Estimate
@@ -44,12 +43,11 @@ SHAPES = (
 KINDS = ("pearson", "spearman", "kendall", "partial")
 
 
-def populations_part(populations: Mapping[str, PopulationFrame | pd.DataFrame], _: Colours) -> Part:
+def populations_part(populations: Mapping[str, PopulationFrame], _: Colours) -> Part:
     """For every population a scatter with its controls and the table of correlations."""
     sections, summaries = [], []
-    for n, (name, item) in enumerate(populations.items()):
-        population = item if isinstance(item, PopulationFrame) else PopulationFrame(item)
-        statistics = population_statistics(population)
+    for n, (name, population) in enumerate(populations.items()):
+        statistics = population.statistics
         first = statistics[0]
         choices = colour_choices(population)
         logs = log_scales(population, first.measure)
@@ -78,10 +76,7 @@ def populations_part(populations: Mapping[str, PopulationFrame | pd.DataFrame], 
         sections.append(Section(f"population-{n}" if n else "population", title, body))
         summaries.append(fragment("population_summary.html", name=name, several=len(populations) > 1,
                                   sentences=summary_sentences(population, statistics)))  # fmt: skip
-    provenance = {
-        f"{name}, population": dict(getattr(item, "meta", None) or {}) | {"networks": len(item)}
-        for name, item in populations.items()
-    }
+    provenance = {f"{name}, population": dict(p.meta or {}) | {"networks": len(p)} for name, p in populations.items()}
     return Part(Markup("").join(summaries), sections, provenance)
 
 

@@ -1,0 +1,47 @@
+"""`flatscope report`: one page from saved tables, audits, landscapes, populations and training runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatscope.cli.output import check_place, show_note
+from flatscope.errors import InputError
+from flatscope.report.figures import FORMATS, save_figures
+from flatscope.report.files import read_item
+from flatscope.report.page import report as write_report
+
+
+def report(
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables, audits, surfaces, populations (.parquet, .json, .npz, .csv) or folders of training runs; "
+            "name=path gives a name, things with one name belong to one network."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write, .html.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    target: Annotated[str, typer.Option(help="Column of the generalization gap in a population.")] = "",
+    measures: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help="Column of a measure in a population; repeatable.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for static figures of the same data.")] = None,
+    formats: Annotated[str, typer.Option("--format", help="Of pdf, svg, png; several with commas.")] = "png",
+) -> None:
+    """Make one self-contained HTML page from saved results, and figures for papers."""
+    check_place(out, (".html",))
+    chosen = [name.strip().lower() for name in formats.split(",") if name.strip()]
+    for name in chosen or [""]:
+        if name not in FORMATS:
+            raise InputError(f"formats of {', '.join(FORMATS)}", repr(formats), where="--format")
+    found = [pair for given in items for pair in read_item(given, target, measures or ())]
+    page = write_report(found, out, title=title, command=shlex.join(["flatscope", *sys.argv[1:]]))
+    show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
+    if figures is not None:
+        saved = save_figures(found, figures, chosen)
+        show_note(f"{len(saved)} figures written to {figures}")

@@ -1,0 +1,143 @@
+"""Files and folders that a report can be made of, told apart by what is in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flatscope.errors import InputError
+from flatscope.landscape import Surface
+from flatscope.report.items import is_history
+from flatscope.report.population import PopulationFrame, is_population
+from flatscope.symmetries.audit import Audit
+from flatscope.table import Table
+
+HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
+ACCEPTED = (
+    "Accepted are tables and audits (.parquet, .json), surfaces (.npz, .parquet), populations and training histories "
+    "(.parquet, .csv), and folders of a training run with history.csv or of a study with verdicts.json"
+)
+# What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
+ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|weights|psi|history)$")
+
+
+def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """The things in one file or folder, each with the name of its network.
+
+    Args:
+        given: a path, or `name=path`.
+        target: column of the generalization gap, for a population that does not call it so.
+        measures: columns of its measures, for one that does not name them after declared measures.
+
+    Raises:
+        InputError: nothing there, or nothing that a report can show.
+    """
+    name, path = _named(given)
+    if path.is_dir():
+        return _folder(path, name or path.name)
+    if not path.is_file():
+        raise InputError("a file or folder", "nothing there", where=str(path), fix=ACCEPTED)
+    readers = {".parquet": _parquet, ".json": _json, ".npz": _surface, ".csv": _csv}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise _unknown(path, f"a {path.suffix or 'file without ending'}")
+    item = reader(path)
+    if isinstance(item, pd.DataFrame):
+        item = _frame(path, item, target, measures)
+    return [(name or network_name(path), item)]
+
+
+def network_name(path: Path) -> str:
+    """A file's name without its ending and without what it says about its content."""
+    return ASPECT.sub("", path.stem) or path.stem
+
+
+def _named(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    return (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
+
+
+def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
+    """The result of a study; or a training run: its history, and what was measured into the same folder."""
+    if (path / VERDICTS_FILE).is_file():
+        from flatscope.studies.result import StudyResult  # only then: it needs Matplotlib
+
+        return [(name, StudyResult.load(path))]
+    if not (path / HISTORY_FILE).is_file():
+        raise InputError(f"a folder with {HISTORY_FILE}", "a folder without", where=str(path), fix=ACCEPTED)
+    history = _csv(path / HISTORY_FILE)
+    if not is_history(history):
+        raise _unknown(path / HISTORY_FILE, _columns_words(history))
+    found: list[tuple[str, Any]] = [(name, history)]
+    for file in sorted(path.iterdir()):
+        if file.suffix == ".npz" or (file.suffix == ".parquet" and _written_as(file)):
+            found.append((name, _surface(file) if file.suffix == ".npz" else _parquet(file)))
+    return found
+
+
+def _written_as(path: Path) -> str:
+    """Which class wrote a Parquet file: "flatscope", "flatscope_audit", "flatscope_surface", or none of them."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as problem:
+        raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return next(
+        (key.decode() for key in metadata if key in (b"flatscope", b"flatscope_audit", b"flatscope_surface")), ""
+    )
+
+
+def _parquet(path: Path) -> Any:
+    classes: dict[str, type[Table | Audit | Surface]] = {
+        "flatscope": Table,
+        "flatscope_audit": Audit,
+        "flatscope_surface": Surface,
+    }
+    kind = _written_as(path)
+    return classes[kind].load(path) if kind else pd.read_parquet(path)
+
+
+def _json(path: Path) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    for key, kind in (("flatscope_table", Table), ("flatscope_audit", Audit)):
+        if isinstance(content, dict) and key in content:
+            return kind.load(path)
+    raise _unknown(path, "JSON of another kind")
+
+
+def _surface(path: Path) -> Surface:
+    return Surface.load(path)
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as problem:  # what pandas cannot parse is a ValueError too
+        raise InputError("a CSV file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+
+
+def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:
+    if is_history(frame):
+        return frame
+    if target or measures or is_population(frame):
+        return PopulationFrame(frame, target, tuple(measures), meta={"file": str(path)})
+    fix = "Name the column of the generalization gap with --target, and the measures with --measure. " + ACCEPTED
+    raise InputError("a training history or a population", _columns_words(frame), where=str(path), fix=fix)
+
+
+def _columns_words(frame: pd.DataFrame) -> str:
+    shown = ", ".join(map(str, frame.columns[:6]))
+    return f"columns {shown}{', …' if len(frame.columns) > 6 else ''}"
+
+
+def _unknown(path: Path, got: str) -> InputError:
+    return InputError("something that a report can show", got, where=str(path), fix=ACCEPTED)
