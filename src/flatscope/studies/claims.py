@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from flatscope.errors import InputError
@@ -12,8 +13,8 @@ PARTLY = "partly"
 NOT_REPRODUCED = "not reproduced"
 NOT_JUDGED = "not judged"
 VERDICTS = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_JUDGED)
-POSITIVE = (0.0, math.inf)
-NEGATIVE = (-math.inf, 0.0)
+POSITIVE = (sys.float_info.min, math.inf)  # zero is neither more nor less
+NEGATIVE = (-math.inf, -sys.float_info.min)
 
 Range = tuple[float, float]
 

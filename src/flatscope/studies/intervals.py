@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats as scipy_stats
 
 from flatscope.stats.correlation import correlate
@@ -13,6 +15,7 @@ from flatscope.stats.proportions import wilson
 from flatscope.studies.claims import Estimate
 
 LEVEL = 0.95
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def mean(values: Any, note: str = "") -> Estimate:
@@ -72,6 +75,39 @@ def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Estima
     return Estimate(found.value, low, high, runs=found.n, note=words)
 
 
-def _finite(values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def of_correlations(
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    target: str,
+    statistic: Callable[[Floats], float],
+    resamples: int = 1_000,
+) -> Estimate:
+    """A function of several Pearson correlations with one target; rows are resampled together, as they depend.
+
+    Args:
+        frame: one row per network.
+        columns: the measures.
+        target: what each is correlated with.
+        statistic: of the correlations, in the order of `columns`.
+        resamples: bootstrap resamples behind the percentile interval.
+    """
+    values = np.stack([frame[name].to_numpy(float) for name in (*columns, target)])
+    n = values.shape[1]
+    if n < 4:
+        return Estimate(math.nan, runs=n, note="fewer than four networks")
+    generator = np.random.default_rng(0)
+
+    def once(drawn: Floats) -> float:
+        with np.errstate(invalid="ignore", divide="ignore"):  # a resample may be constant: it counts for nothing
+            return float(statistic(np.corrcoef(drawn)[:-1, -1]))
+
+    draws = np.array([once(values[:, generator.integers(n, size=n)]) for _ in range(resamples)])
+    if np.isnan(draws).all():
+        return Estimate(once(values), runs=n, note="no resample with spread")
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return Estimate(once(values), float(low), float(high), runs=n)
+
+
+def _finite(values: Any) -> Floats:
     numbers = np.asarray(values, dtype=np.float64).ravel()
     return numbers[np.isfinite(numbers)]

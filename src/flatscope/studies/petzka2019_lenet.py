@@ -9,7 +9,6 @@ first epoch at which the loss on the whole training set is below 0.1, the last e
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,8 +36,8 @@ SIZES: Mapping[str, dict[str, Any]] = {
         "data": {"name": "flatscope.studies.smoke_data:digits_as_cifar10", "train_size": 200, "test_size": 100},
         "inits": ("xavier_normal", "uniform"),
         "batches": (32, 64),
-        "seeds": 2,
-        "epochs": {"momentum": 3},
+        "seeds": 1,
+        "epochs": {"momentum": 2},
     },
     "small": {
         "data": {"name": "cifar10", "train_size": 1_000, "test_size": 2_000},
@@ -216,7 +215,9 @@ def figure_1(runs: Runs) -> Analysis:
         "trace": intervals.correlation(points["before/kappa_trace/fc3"], points["gap"]),
         "trace_hidden": intervals.correlation(points["before/kappa_trace/fc2"], points["gap"]),
         "eigenvalue": intervals.correlation(points["before/kappa/fc3"], points["gap"]),
-        "stronger": stronger(points["before/kappa_trace/fc3"], points["before/kappa/fc3"], points["gap"]),
+        "stronger": intervals.of_correlations(
+            points, ["before/kappa_trace/fc3", "before/kappa/fc3"], "gap", lambda r: float(r[0] - r[1])
+        ),
     }
     columns = {"before/kappa_trace/fc3": "κ_τ⁵", "before/kappa/fc3": "κ⁵", "before/kappa_trace/fc2": "κ_τ, fc2"}
     along = correlations(seen)
@@ -304,23 +305,6 @@ def figure_2(runs: Runs) -> Analysis:
         lambda figure: _draw(figure, points, along, columns, "after"),
         notes=_summary_notes(seen),
     )
-
-
-def stronger(first: pd.Series[Any], second: pd.Series[Any], gap: pd.Series[Any], resamples: int = 2_000) -> Estimate:
-    """Difference of two correlations with the same target; networks are resampled, so their dependence is kept."""
-    values = np.stack([np.asarray(column, dtype=float) for column in (first, second, gap)])
-    n = values.shape[1]
-    if n < 4:
-        return Estimate(math.nan, runs=n, note="fewer than four networks")
-
-    def apart(drawn: np.ndarray[Any, Any]) -> float:
-        table = np.corrcoef(drawn)
-        return float(table[0, 2] - table[1, 2])
-
-    generator = np.random.default_rng(0)
-    draws = [apart(values[:, generator.integers(n, size=n)]) for _ in range(resamples)]
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return Estimate(apart(values), float(low), float(high), runs=n)
 
 
 def _absolute(estimate: Estimate) -> Estimate:

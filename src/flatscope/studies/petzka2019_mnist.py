@@ -1,0 +1,215 @@
+"""Figures 3 to 6 of Petzka et al. (2019), appendix C: MNIST networks with four hidden layers, every relative flatness.
+
+The paper drops networks with a training loss above 0.07, so it did not stop at a level of the loss: here, too, all
+networks train for the same number of epochs, and those above 0.07 are dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.studies import intervals
+from flatscope.studies.claims import POSITIVE, Claim
+from flatscope.studies.study import Analysis, Runs, Stage, study
+
+LARGEST_LOSS = 0.07
+LAYERS = ("fc1", "fc2", "fc3", "fc4")
+PER_LAYER = ("kappa_trace", "rho_layer_sum", "rho")
+PER_NETWORK = {"kappa_trace_max": "κ_τ^max", "kappa_trace_sum": "κ_τ^Σ", "rho_max": "ρ^max", "rho_sum": "ρ^Σ"}
+SYMBOLS = {"kappa_trace": "κ_τ", "rho_layer_sum": "ρ_σ", "rho": "ρ"}
+WIDTHS = (50, 50, 50, 30)
+SIZES: Mapping[str, dict[str, Any]] = {
+    "smoke": {
+        "data": {"name": "flatscope.studies.smoke_data:digits_as_mnist", "train_size": 200, "test_size": 100},
+        "rates": {50: 0.2, 100: 0.4},
+        "seeds": 2,
+        "epochs": 20,
+    },
+    "small": {
+        "data": {"name": "mnist", "train_size": 6_000, "test_size": 10_000},
+        "rates": {100: 0.2, 200: 0.4, 400: 0.8, 800: 1.6},
+        "seeds": 6,
+        "epochs": 60,
+    },
+    "paper": {
+        "data": {"name": "mnist"},
+        "rates": {1000: 0.2, 2000: 0.4, 4000: 0.8, 8000: 1.6},
+        "seeds": 10,
+        "epochs": 100,
+    },
+}
+READING = "learning rates 0.2 to 1.6: the printed 0.02 to 1.6 does not keep the ratio to the batch size constant"
+DEVIATIONS = {
+    "small": ("6,000 training images and batch sizes a tenth of the paper's, six seeds, 60 epochs", READING),
+    "paper": (READING, "ten seeds per batch size and 100 epochs: the paper states neither"),
+}
+COST = "40 networks of 46,000 weights, 100 epochs: not timed on a GPU; minutes."
+
+
+def stages(scale: str) -> list[Stage]:
+    """One unit per batch size; all measures of the four figures at once."""
+    size = SIZES[scale]
+    return [
+        Stage([[_config(size, batch, seed) for seed in range(size["seeds"])] for batch in size["rates"]], gpus=0.25)
+    ]
+
+
+def _config(size: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
+    return {
+        "data": size["data"],
+        "model": {"name": "mlp", "options": {"widths": [784, *WIDTHS, 10]}, "seed": seed},
+        "init": "xavier_normal",
+        "train": {"lr": size["rates"][batch], "batch_size": batch, "epochs": size["epochs"], "seed": seed},
+        "measures": [*PER_LAYER, *PER_NETWORK],
+    }
+
+
+def networks(runs: Runs) -> pd.DataFrame:
+    """One row per network that the paper would have kept: settings, gap, measures."""
+    frame = runs.frame()
+    limit = math.inf if runs.scale == "smoke" else LARGEST_LOSS
+    kept = frame[(frame["train_loss"] <= limit) & ~frame["diverged"].astype(bool)].copy()
+    kept["gap"] = kept["test_loss"] - kept["train_loss"]
+    wanted = [f"{measure}/{layer}" for measure, layer in itertools.product(PER_LAYER, LAYERS)] + list(PER_NETWORK)
+    plain = ["train.batch_size", "train.seed", "train_loss", "test_loss", "gap"]
+    return kept[[*plain, *wanted]].reset_index(drop=True)
+
+
+def layer_claims(measure: str, figure: str, least: float, reported: str) -> tuple[Claim, ...]:
+    """One claim per hidden layer."""
+    return tuple(
+        Claim(
+            layer,
+            f"appendix C, {figure}",
+            f"{SYMBOLS[measure]} of hidden layer {number} correlates with the generalization error",
+            "Pearson correlation over networks",
+            reported,
+            holds=(least, 1.0),
+            partly=None if least == 0 else POSITIVE,
+        )
+        for number, layer in enumerate(LAYERS, start=1)
+    )
+
+
+def _spread_claim(figure: str) -> Claim:
+    return Claim(
+        "spread",
+        f"appendix C, {figure}",
+        "the correlation differs considerably from layer to layer",
+        "largest minus smallest Pearson correlation of the four layers, bootstrap over networks",
+        "considerably",
+        holds=(0.1, 2.0),
+        partly=(0.0, 2.0),
+    )
+
+
+def _layer_analysis(runs: Runs, measure: str, *, with_spread: bool) -> Analysis:
+    points = networks(runs)
+    columns = {f"{measure}/{layer}": f"{SYMBOLS[measure]}, layer {n}" for n, layer in enumerate(LAYERS, start=1)}
+    found = {
+        column.split("/")[1]: intervals.correlation(points[column], points["gap"], note=_dropped(runs, points))
+        for column in columns
+    }
+    if with_spread:
+        found["spread"] = intervals.of_correlations(points, list(columns), "gap", lambda r: float(r.max() - r.min()))
+    return Analysis(points, found, lambda figure: _scatter(figure, points, columns))
+
+
+def _dropped(runs: Runs, points: pd.DataFrame) -> str:
+    lost = len(runs.stages[-1].configs) - len(points)
+    return f"{lost} networks above a training loss of {LARGEST_LOSS} dropped" if lost else ""
+
+
+def _scatter(figure: Figure, points: pd.DataFrame, columns: Mapping[str, str]) -> None:
+    figure.set_size_inches(9.0, 2.9)
+    shades = {batch: place for place, batch in enumerate(sorted(points["train.batch_size"].unique()))}
+    panels: Any = figure.subplots(1, len(columns), sharey=True)
+    for axes, (column, label) in zip(np.ravel(panels), columns.items(), strict=True):
+        colours = [shades[batch] for batch in points["train.batch_size"]]
+        axes.scatter(points[column], points["gap"], c=colours, cmap="viridis", s=12)
+        axes.set_xlabel(label)
+        axes.set_title(f"r = {intervals.correlation(points[column], points['gap']).value:.2f}", fontsize=9)
+    np.ravel(panels)[0].set_ylabel("test − training loss")
+    figure.suptitle("brighter: larger batch", fontsize=8)
+
+
+@study(
+    "petzka2019-fig3",
+    figure="Figure 3",
+    title="κ_τ of each hidden layer against the generalization error, MNIST",
+    claims=layer_claims("kappa_trace", "Figure 3", 0.7, "at least 0.7"),
+    stages=stages,
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_3(runs: Runs) -> Analysis:
+    """κ_τ of the four hidden layers of 784-50-50-50-30-10 networks against test minus training loss."""
+    return _layer_analysis(runs, "kappa_trace", with_spread=False)
+
+
+@study(
+    "petzka2019-fig4",
+    figure="Figure 4",
+    title="ρ_σ of each hidden layer against the generalization error, MNIST",
+    claims=(*layer_claims("rho_layer_sum", "Figure 4", 0.0, "significant"), _spread_claim("Figure 4")),
+    stages=stages,
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_4(runs: Runs) -> Analysis:
+    """ρ_σ (sum over neurons) of the four hidden layers, the same networks as Figure 3."""
+    return _layer_analysis(runs, "rho_layer_sum", with_spread=True)
+
+
+@study(
+    "petzka2019-fig5",
+    figure="Figure 5",
+    title="ρ of each hidden layer against the generalization error, MNIST",
+    claims=(*layer_claims("rho", "Figure 5", 0.0, "significant"), _spread_claim("Figure 5")),
+    stages=stages,
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_5(runs: Runs) -> Analysis:
+    """ρ (largest neuron) of the four hidden layers, the same networks as Figure 3."""
+    return _layer_analysis(runs, "rho", with_spread=True)
+
+
+CLAIMS_6 = tuple(
+    Claim(
+        name,
+        "appendix C, Figure 6",
+        f"{symbol} of the network correlates more than the measures of single layers",
+        "its Pearson correlation minus the largest of the four layers', bootstrap over networks",
+        "larger",
+        holds=POSITIVE,
+    )
+    for name, symbol in PER_NETWORK.items()
+)
+
+
+@study(
+    "petzka2019-fig6",
+    figure="Figure 6",
+    title="Network-wise relative flatness against the generalization error, MNIST",
+    claims=CLAIMS_6,
+    stages=stages,
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_6(runs: Runs) -> Analysis:
+    """κ_τ^max, κ_τ^Σ, ρ^max and ρ^Σ against the gap, and whether each beats the measures of single layers."""
+    points = networks(runs)
+    found = {}
+    for name in PER_NETWORK:
+        family = "kappa_trace" if name.startswith("kappa") else ("rho_layer_sum" if name == "rho_sum" else "rho")
+        columns = [name, *(f"{family}/{layer}" for layer in LAYERS)]
+        found[name] = intervals.of_correlations(points, columns, "gap", lambda r: float(r[0] - r[1:].max()))
+    return Analysis(points, found, lambda figure: _scatter(figure, points, PER_NETWORK))

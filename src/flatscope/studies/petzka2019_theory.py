@@ -1,0 +1,278 @@
+"""What Petzka et al. (2019) prove rather than plot: the ridge penalty, feature robustness, remarks of appendix D."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flatscope.context import Context
+from flatscope.measuring import measure
+from flatscope.problem import Problem
+from flatscope.studies.claims import Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.sweeps.store import Store
+from flatscope.training.data import load
+from flatscope.training.labels import corrupt_labels
+
+Report = Callable[[float, str], None]
+RIDGE_WORK = "flatscope.studies.petzka2019_theory:ridge"
+ROBUSTNESS_WORK = "flatscope.studies.petzka2019_theory:feature_robustness"
+DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+
+def ridge(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """κ of a linear regression at random weights, beside ‖w‖² and the top eigenvalue of the second moments."""
+    for number, config in enumerate(configs):
+        generator = torch.Generator().manual_seed(config["seed"])
+        x = torch.randn(config["samples"], config["features"], generator=generator, dtype=torch.float64)
+        x *= torch.linspace(0.5, 2.0, config["features"], dtype=torch.float64)
+        y = torch.randn(config["samples"], 1, generator=generator, dtype=torch.float64)
+        model = nn.Linear(config["features"], 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(1, config["features"], generator=generator, dtype=torch.float64))
+        kappa = measure(Problem(model, train=(x, y), loss="mse"), "kappa").layer("kappa")
+        top = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
+        metrics = {
+            "kappa": next(iter(kappa.values())),
+            "squared_norm": float(model.weight.detach().square().sum()),
+            "top_moment": top,
+        }
+        store.write(config, metrics)
+        report((number + 1) / len(configs), "ridge")
+
+
+def _ridge_stages(scale: str) -> list[Stage]:
+    runs = {"smoke": 5, "small": 40, "paper": 40}[scale]
+    return [
+        Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in range(runs)]], RIDGE_WORK, 0)
+    ]
+
+
+@study(
+    "petzka2019-ridge",
+    figure="section 2",
+    title="For linear regression κ is the ridge penalty times a constant of the data",
+    claims=(
+        Claim(
+            "proportional",
+            "section 2",
+            "κ = ‖w‖² · 2 λ_max(mean xxᵀ), a constant times the ridge penalty",
+            "largest relative difference over random weights and data",
+            "equal",
+            holds=(0.0, 1e-8),
+        ),
+    ),
+    stages=_ridge_stages,
+    deviations={"small": ("the printed constant has a sum over samples; the loss here is a mean",)},
+    paper_cost="seconds, no GPU.",
+)
+def ridge_study(runs: Runs) -> Analysis:
+    """κ of linear regressions with random weights against ‖w‖², each divided by its data's constant."""
+    frame = runs.frame()
+    expected = 2 * frame["squared_norm"] * frame["top_moment"]
+    worst = float(((frame["kappa"] - expected).abs() / expected).max())
+    table = frame[["seed", "kappa", "squared_norm", "top_moment"]].assign(expected=expected)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot(frame["squared_norm"], frame["kappa"] / (2 * frame["top_moment"]), "o", ms=4)
+        axes.axline((0, 0), slope=1, color="0.5", lw=0.8)
+        axes.set_xlabel("‖w‖²")
+        axes.set_ylabel("κ / (2 λ_max)")
+
+    return Analysis(table, {"proportional": Estimate.exact(worst, f"over {len(frame)} regressions")}, draw)
+
+
+def feature_robustness(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Worst-case and random feature robustness of a softmax regression at its exact minimum, for falling δ."""
+    for number, config in enumerate(configs):
+        model, x, y = minimum(config["samples"], config["features"], config["seed"])
+        problem = Problem(model, train=(x, y))
+        ctx = Context(problem)
+        kappa = next(iter(measure(problem, "kappa", context=ctx).layer("kappa").values()))
+        rows = []
+        for delta in DELTAS:
+            row = {"delta": delta, "bound": delta**2 / 2 * kappa}
+            for kind in ("worst", "random"):
+                options = {"feature_robustness": {"delta": delta, "kind": kind}}
+                found = measure(problem, "feature_robustness", options=options, context=ctx)
+                row[kind] = next(iter(found.layer("feature_robustness").values()))
+            rows.append(row)
+        gradient = math.sqrt(sum(float(part.square().sum()) for part in ctx.gradient().values()))
+        metrics = {"kappa": kappa, "gradient_norm": gradient, **remarks(config["seed"])}
+        store.write(config, metrics, frames={"deltas": pd.DataFrame(rows)})
+        report((number + 1) / len(configs), "feature robustness")
+
+
+def minimum(samples: int, features: int, seed: int) -> tuple[nn.Linear, Tensor, Tensor]:
+    """A softmax regression on principal components of the digits, two fifths of the labels random, at its minimum.
+
+    With so many wrong labels the classes cannot be separated, so that the minimum is at finite weights.
+    """
+    data = load("digits", train_size=samples, test_size=0, seed=seed, flatten=True)
+    x = data.train[0].double()
+    x = x @ torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:features].T
+    y, _ = corrupt_labels(data.train[1], 0.4, data.n_classes, seed)
+    model = nn.Linear(features, data.n_classes, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=2_000, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        torch.autograd.backward(loss)
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    model.zero_grad()
+    for _ in range(3):  # the last digits, by Newton
+        weight = model.weight.detach()
+        slope, curvature = _derivatives(weight, x, y)
+        # Least squares: adding one vector to all classes changes nothing, so that the Hessian is singular.
+        step = torch.linalg.lstsq(curvature, slope[:, None], driver="gelsd").solution[:, 0]
+        with torch.no_grad():
+            model.weight -= step.reshape(weight.shape)
+    return model, x, y
+
+
+def _derivatives(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and Hessian of the mean cross-entropy, flat."""
+
+    def loss(flat: Tensor) -> Tensor:
+        return functional.cross_entropy(x @ flat.reshape(weight.shape).T, y)
+
+    return torch.func.grad(loss)(weight.flatten()), torch.func.hessian(loss)(weight.flatten())
+
+
+def remarks(seed: int, epsilon: float = 0.01) -> dict[str, float]:
+    """The two remarks of appendix D as numbers: the norm that separates close samples, and the convolution identity."""
+    generator = torch.Generator().manual_seed(seed)
+    separating = torch.tensor([[1.0, -1 / epsilon], [0.0, 1 / epsilon]], dtype=torch.float64)
+    kernel, other = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    signal = torch.randn(8, generator=generator, dtype=torch.float64)
+    # W and W_A: the two kernels as matrices that slide over the signal; V a right inverse of W.
+    matrix, moved = (_sliding(values, len(signal)) for values in (kernel, other))
+    inverse = torch.linalg.pinv(matrix)
+    delta = 0.1
+    one_way = matrix @ signal + delta * moved @ signal
+    other_way = matrix @ (signal + delta * inverse @ (moved @ signal))
+    return {
+        "separating_norm": float(torch.linalg.matrix_norm(separating, 2)) * epsilon,
+        "convolution_error": float((one_way - other_way).abs().max()),
+    }
+
+
+def _sliding(kernel: Tensor, size: int) -> Tensor:
+    rows = size - len(kernel) + 1
+    matrix = torch.zeros(rows, size, dtype=kernel.dtype)
+    for row in range(rows):
+        matrix[row, row : row + len(kernel)] = kernel
+    return matrix
+
+
+def _robustness_stages(scale: str) -> list[Stage]:
+    seeds = {"smoke": 2, "small": 8, "paper": 20}[scale]
+    config = {"study": "feature robustness", "samples": 300, "features": 8}
+    return [Stage([[{**config, "seed": seed}] for seed in range(seeds)], ROBUSTNESS_WORK, 0)]
+
+
+@study(
+    "petzka2019-feature-robustness",
+    figure="appendix C.1, D",
+    title="How much the loss rises when features change, against (δ²/2) κ",
+    claims=(
+        Claim(
+            "bound",
+            "appendix C.1",
+            "at a minimum the worst rise over ‖A‖ ≤ 1 is at most (δ²/2)κ for small δ",
+            "largest ratio of the worst rise found to (δ²/2)κ at δ = 0.001 over regressions",
+            "at most 1",
+            holds=(0.0, 1.0 + 1e-6),
+        ),
+        Claim(
+            "order",
+            "appendix C.1",
+            "what is left beyond (δ²/2)κ is of third order in δ",
+            "largest ratio at δ = 0.3 minus the same at δ = 0.001, per regression",
+            "O(δ)",
+            holds=(-0.3, 0.3),
+        ),
+        Claim(
+            "average",
+            "appendix D.1",
+            "noise on the features raises the loss less than the worst matrix",
+            "largest ratio of the mean rise over random A to the worst rise at δ = 0.1",
+            "at most 1",
+            holds=(0.0, 1.0),
+        ),
+        Claim(
+            "separating",
+            "appendix D.2",
+            "a matrix that moves one of two samples at distance ε has norm of at least √2/ε",
+            "norm of the matrix given there times ε",
+            "at least 1.4142",
+            holds=(math.sqrt(2) - 1e-9, math.inf),
+        ),
+        Claim(
+            "convolution",
+            "appendix D.3",
+            "moving a kernel is moving its input, through a right inverse",
+            "largest difference between the two sides over random kernels",
+            "equal",
+            holds=(0.0, 1e-10),
+        ),
+    ),
+    stages=_robustness_stages,
+    deviations={"small": ("the definition of F is lost in the paper's text; recovered from its appendices",)},
+    paper_cost="minutes on a CPU.",
+)
+def feature_robustness_study(runs: Runs) -> Analysis:
+    """Feature robustness of softmax regressions at exact minima, and the remarks of appendix D as numbers."""
+    frame = runs.frame()
+    table = pd.concat([part.assign(seed=seed) for seed, part in zip(frame["seed"], runs.frames("deltas"), strict=True)])
+    table["ratio"] = table["worst"] / table["bound"]
+    by_delta = table.pivot(index="seed", columns="delta", values="ratio")
+    apart = by_delta[0.3] - by_delta[0.001]
+    n = len(frame)
+    found = {
+        "bound": Estimate(
+            float(by_delta[0.001].max()),
+            float(by_delta[0.001].min()),
+            float(by_delta[0.001].max()),
+            n,
+            _gradients(frame),
+        ),
+        "order": Estimate(float(apart.mean()), float(apart.min()), float(apart.max()), n, "range over regressions"),
+        "average": Estimate.exact(float((table["random"] / table["worst"])[table["delta"] == 0.1].max())),
+        "separating": Estimate.exact(float(frame["separating_norm"].min())),
+        "convolution": Estimate.exact(float(frame["convolution_error"].max())),
+    }
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for _, part in table.groupby("seed"):
+            axes.loglog(part["delta"], part["worst"], "o-", ms=3, color="C0", alpha=0.5)
+            axes.loglog(part["delta"], part["random"], "s-", ms=3, color="C2", alpha=0.5)
+            axes.loglog(part["delta"], part["bound"], "--", color="C1", alpha=0.5)
+        handles = [
+            axes.plot([], [], style, color=colour)[0] for style, colour in (("o-", "C0"), ("s-", "C2"), ("--", "C1"))
+        ]
+        axes.legend(handles, ["worst rise found", "mean over random A", "(δ²/2) κ"])
+        axes.set_xlabel("δ")
+        axes.set_ylabel("rise of the loss")
+
+    return Analysis(table.reset_index(drop=True), found, draw)
+
+
+def _gradients(frame: pd.DataFrame) -> str:
+    return f"range over regressions; gradient norms up to {np.max(frame['gradient_norm']):.1e}"
