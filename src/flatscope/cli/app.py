@@ -17,6 +17,7 @@ import flatscope.cli.demo as demo
 import flatscope.cli.measures as measures
 import flatscope.cli.report as report
 import flatscope.cli.study as study
+import flatscope.cli.sweep as sweep
 import flatscope.cli.train as train
 from flatscope.cli.output import show_error, show_warning
 from flatscope.errors import FlatscopeError, InputError
@@ -36,6 +37,7 @@ app.command("audit")(audit.audit)
 app.command("train")(train.train)
 app.command("report")(report.report)
 app.command("measures")(measures.measures)
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")
 

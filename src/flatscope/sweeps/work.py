@@ -109,7 +109,7 @@ def _measure_and_store(population: Population, i: int, config: Config, store: St
     metrics: dict[str, Any] = {name: float(last[name]) for name in FINAL}
     diverged = stopped_by == "diverged"
     metrics |= {"epochs": int(last["epoch"]), "stopped_by": stopped_by, "diverged": diverged}
-    tables = [] if diverged else _tables(population.problem(i), config)
+    tables = [] if diverged else tables_of(population.problem(i), config)
     frames = {"history": history}
     for table in tables:
         metrics |= table_metrics(table)
@@ -118,7 +118,7 @@ def _measure_and_store(population: Population, i: int, config: Config, store: St
     store.write(config, metrics, weights=population.state(i), frames=frames)
 
 
-def _tables(problem: Problem, config: Config) -> list[Table]:
+def tables_of(problem: Problem, config: Config) -> list[Table]:
     """What the configuration asks for, measured in one context so that sweeps are shared."""
     context = Context(problem, seed=config.get("measure_seed", 0))
     options = config.get("measure_options") or {}
@@ -134,7 +134,7 @@ def _tables(problem: Problem, config: Config) -> list[Table]:
 def _train(group: Sequence[Config], report: Report) -> Population:
     device = usable_device(group[0].get("device") or "cpu")
     data = load(**group[0]["data"])
-    trials = [_trial(config, str(i)) for i, config in enumerate(group)]
+    trials = [trial_of(config, str(i)) for i, config in enumerate(group)]
     epochs = dict.fromkeys(range(len(group)), 0.0)
 
     def after_epoch(epoch: int, view: PopulationView) -> None:
@@ -144,24 +144,25 @@ def _train(group: Sequence[Config], report: Report) -> Population:
         report(math.fsum(epochs.values()) / len(group), f"epoch {epoch}")
 
     return train_population(
-        _builder(group[0]["model"]["name"]),
+        builder_of(group[0]["model"]["name"]),
         trials,
         data,
-        pairs=lambda trial: _pair(data, group[int(trial["name"])].get("labels")),
+        pairs=lambda trial: training_pair(data, group[int(trial["name"])].get("labels")),
         device=device,
         after_epoch=after_epoch,
         show_progress=False,
     )
 
 
-def _builder(name: str) -> str | Callable[[Mapping[str, Any]], nn.Module]:
+def builder_of(name: str) -> str | Callable[[Mapping[str, Any]], nn.Module]:
+    """What `train_population` builds networks with: a built-in name, or a function of the trial."""
     if ":" not in name:
         return name
     factory = find_factory(name)
     return lambda trial: factory(**trial["model_options"])
 
 
-def _trial(config: Config, name: str) -> dict[str, Any]:
+def trial_of(config: Config, name: str) -> dict[str, Any]:
     """The configuration as `train_population` wants it."""
     model, labels, init = config["model"], config.get("labels") or {}, config.get("init") or {}
     trial = {**config["train"], "name": name, "model_options": model.get("options") or {}}
@@ -176,7 +177,7 @@ def _trial(config: Config, name: str) -> dict[str, Any]:
     return trial
 
 
-def _pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor, Tensor]:
+def training_pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor, Tensor]:
     """Training samples of a trial; `train_population` itself draws labels again where "random" says so."""
     if not labels or "confusion" not in labels:
         return data.train
