@@ -1,0 +1,201 @@
+"""Geometric margins: how far an input is from the nearest one of another class (Zhang et al. 2017, Section 5).
+
+Their Definition 1 asks for the largest change that keeps the class, which is unbounded away from the boundary; what is
+meant is the largest radius within which all changes keep it. That is the shortest change of class. Finding it is hard
+in general: a search bounds it from above, a Lipschitz constant from below.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.graph.operation import Operation, replay
+from flatscope.measures.lipschitz import Constants
+from flatscope.measures.margin_exact import as_shallow, exact_margins
+from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
+from flatscope.measures.margins import FUNCTION_SYMMETRIES
+from flatscope.problem import output_tensor
+from flatscope.progress import progress
+from flatscope.registry import Value, measure
+
+PARTS = ("train", "test")
+ROUNDING = 1e-6  # by which norms found by iteration may be too small
+
+
+@measure(
+    symbol=r"\min \{ \|\delta\|_2 : \arg\max f(x_i + \delta) \ne y_i \}",
+    paper="zhang2017",
+    equation="Definition 1, eq (11); Section 5.2",
+    per="sample",
+    direction="higher",
+    invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
+    needs={"classes"},
+    cost="long",
+    exact=False,
+    conventions="ℓ2 distance of inputs as the network receives them, not held to the range of pixels; 0 where "
+    "misclassified; the lower end comes from Lipschitz constants, which a rescaling does change",
+)
+def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: str = "train") -> Value:
+    """Length of the shortest change of an input that changes its class, as a certified interval for each sample.
+
+    The value, which is also the upper end, is the length of a change that was found and does change the class. The
+    lower end is min_j (f_y − f_j)/L_j, where L_j is a Lipschitz constant of f_y − f_j. Affine networks, and those with
+    one hidden layer of up to ten ReLUs, are solved exactly: then the interval is a point.
+
+    Args:
+        ctx: the network.
+        samples: how many, from the first one on.
+        restarts: of the search, each towards one other class; from random points when all had their turn.
+        part: "train" or "test" samples.
+    """
+    if restarts < 1:
+        raise InputError("at least 1", str(restarts), where="restarts")
+    shallow = ctx.sweep(as_shallow)
+    constants = None if shallow is not None else ctx.sweep(_pair_constants)
+    values, floors = [], []
+    for x, y, outputs in _samples(ctx, samples, part, "Margins"):
+        found = _searched(ctx, x, y, outputs, restarts)
+        if shallow is not None:
+            inputs, labels = x.flatten(1).double().cpu().numpy(), y.cpu().numpy()
+            found = torch.from_numpy(exact_margins(shallow, inputs, labels, found.numpy()))
+            floors.append(found)
+        elif isinstance(constants, Tensor):
+            floors.append(_certified(outputs, y, constants))
+        values.append(found)
+    value = torch.cat(values)
+    low = torch.cat(floors) if floors else None
+    reason = constants if isinstance(constants, str) else ""
+    if bool(value.isinf().any()):
+        lost = f"no other class found for {int(value.isinf().sum())} samples"
+        reason = f"{reason}; {lost}" if reason else lost
+    return Value(value, low=low, high=value, exact=shallow is not None, reason=reason)
+
+
+@measure(
+    symbol=r"\min_{j \ne y_i} (f_y - f_j)(x_i) / \|\nabla_x (f_y - f_j)(x_i)\|_2",
+    paper="zhang2017",
+    equation="Section 5.2, eq (31)",
+    per="sample",
+    direction="higher",
+    invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
+    needs={"classes"},
+    cost="sweep",
+    conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
+    "do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`",
+)
+def local_linear_margin(ctx: Context, *, samples: int = 1000, part: str = "train") -> Tensor:
+    """Distance to the nearest other class if the network went on as it does at the sample: f(x)/‖W_x‖.
+
+    With two outputs this is the functional margin divided by the length of its gradient; exact for affine networks.
+
+    Args:
+        ctx: the network.
+        samples: how many, from the first one on.
+        part: "train" or "test" samples.
+    """
+    values = []
+    for x, y, outputs in _samples(ctx, samples, part, "Linear margins"):
+        classes = other_classes(outputs, y)
+        nearest = linear_distances(_Flat(ctx, x), x.flatten(1), y, classes).amin(1)
+        values.append(nearest.clamp_min(0).double().cpu())
+    return torch.cat(values)
+
+
+def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
+    """(inputs, labels, outputs) of batches, `samples` in all."""
+    if part not in PARTS:
+        raise UnknownNameError.among(part, PARTS, "part of the data")
+    if part == "test" and ctx.problem.test is None:
+        raise NotApplicable("needs test data; pass test=(x, y)")
+    if samples < 1:
+        raise InputError("at least 1", str(samples), where="samples")
+    left = min(samples, ctx.problem.part(part).n)
+    with progress(what, total=left) as advance:
+        for inputs, targets in ctx.batches(part):
+            if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+                raise NotApplicable("distances need inputs that are one tensor of real numbers")
+            x, y = inputs[:left], targets[:left]
+            with torch.no_grad():
+                outputs = ctx.forward(x)
+            ctx.count("forward", len(x))
+            yield x, y, outputs
+            left -= len(x)
+            advance(len(x))
+            if left <= 0:
+                return
+
+
+class _Flat:
+    """The network as a function of vectors (n, d), with what it evaluates charged."""
+
+    def __init__(self, ctx: Context, like: Tensor) -> None:
+        self.ctx, self.shape = ctx, tuple(like.shape[1:])
+
+    def __call__(self, flat: Tensor) -> Tensor:
+        self.ctx.count("forward", len(flat))
+        if flat.requires_grad:
+            self.ctx.count("backward", len(flat))
+        return self.ctx.forward(flat.reshape(len(flat), *self.shape))
+
+
+def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> Tensor:
+    """Distances of what the search finds, float64, on the CPU; 0 where misclassified."""
+    right = outputs.gather(1, y[:, None])[:, 0] > outputs.scatter(1, y[:, None], -torch.inf).amax(1)
+    distances = torch.zeros(len(x), dtype=torch.float64)
+    if bool(right.any()):
+        generator = ctx.generator("geometric_margin")
+        network, start = _Flat(ctx, x), x[right].flatten(1)
+        found = nearest_changes(network, start, y[right], restarts, generator)
+        distances[right.cpu()] = found.distances.double().cpu()
+    return distances
+
+
+def _certified(outputs: Tensor, y: Tensor, constants: Tensor) -> Tensor:
+    """min_j (f_y − f_j)/L_yj, 0 where misclassified."""
+    outputs, y = outputs.double().cpu(), y.cpu()
+    gaps = outputs.gather(1, y[:, None]) - outputs
+    radii = (gaps / constants[y]).scatter(1, y[:, None], math.inf)
+    return radii.amin(1).clamp_min(0) * (1 - ROUNDING)
+
+
+def _pair_constants(ctx: Context) -> Tensor | str:
+    """Lipschitz constants of f_y − f_j, (C, C), or why there are none.
+
+    If the outputs come straight from a dense layer, the constant of its input times ‖w_y − w_j‖; else √2 times that of
+    all outputs.
+    """
+    following = Constants(ctx)
+    last: list[tuple[float, Tensor, Any]] = []
+
+    def watch(op: Operation) -> Any:
+        result = following.follow(op)
+        if op.name == "linear":
+            given = op.named("input", "weight", "bias")
+            if following.knows(given["input"]) and not following.knows(given["weight"]):
+                last[:] = [(following.log_constant(given["input"]), given["weight"].double(), result)]
+        return result
+
+    try:
+        with torch.no_grad():
+            outputs = output_tensor(replay(ctx.problem.model, following.inputs, watch, ctx.params))
+    except NotApplicable as problem:
+        return f"no certified lower end: {problem}"
+    if not following.knows(outputs):
+        return "no certified lower end: the outputs do not depend on a real-valued input"
+    if last and last[0][2] is outputs and outputs.ndim == 2:
+        log_constant, weight, _ = last[0]
+        lengths = (weight[:, None] - weight).norm(dim=2).cpu()
+        return _times_exp(lengths, log_constant)
+    n = ctx.problem.n_outputs
+    return _times_exp(math.sqrt(2) * (1 - torch.eye(n, dtype=torch.float64)), following.log_constant(outputs))
+
+
+def _times_exp(lengths: Tensor, log_constant: float) -> Tensor:
+    """Products over many layers may leave the range of float64: infinite constants certify the radius 0."""
+    return torch.exp(lengths.log() + log_constant)

@@ -1,0 +1,240 @@
+"""Exact distances to another class, for networks that are affine or have one hidden layer of few ReLUs.
+
+Within one pattern of active ReLUs the network is affine, and the inputs that have this pattern and another class form
+a polyhedron. Its point nearest to an input is a least-distance problem, min ‖d‖ subject to Gd ≥ h, that non-negative
+least squares solve in finitely many steps (Lawson and Hanson 1974). The nearest over all patterns is the margin.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.errors import NotApplicable
+from flatscope.graph.operation import Operation, replay, tensors_in
+from flatscope.graph.rules import RULES, create, move
+from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.problem import output_tensor
+
+Floats = npt.NDArray[np.float64]
+MOST_UNITS = 10
+LARGEST_INPUT = 10_000  # entries: beyond this the matrix of the first layer is too large to be written out
+ROUNDING = 1e-14  # slopes below this, relative to the weights, are zeros
+_UNCHANGED = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "contiguous", "clone", "detach")
+
+
+@dataclass(frozen=True)
+class Shallow:
+    """f(x) = C max(Ax + a, 0) + c; without hidden units f(x) = Ax + a.
+
+    Attributes:
+        first: A, (units, inputs), or (outputs, inputs) of an affine network.
+        first_bias: a.
+        second: C, (outputs, units); None for an affine network.
+        second_bias: c.
+    """
+
+    first: Floats
+    first_bias: Floats
+    second: Floats | None = None
+    second_bias: Floats | None = None
+
+    @property
+    def units(self) -> int:
+        """How many ReLUs there are."""
+        return 0 if self.second is None else len(self.first)
+
+    def __call__(self, x: Floats) -> Floats:
+        """Outputs (n, outputs) of inputs (n, d)."""
+        z = x @ self.first.T + self.first_bias
+        if self.second is None or self.second_bias is None:
+            return np.asarray(z)
+        return np.asarray(np.maximum(z, 0) @ self.second.T + self.second_bias)
+
+
+def as_shallow(ctx: Context) -> Shallow | None:
+    """The network as matrices, float64, or None if it is none of these."""
+    inputs = ctx.problem.example(1)
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.numel() > LARGEST_INPUT:
+        return None
+    try:
+        probe = _Reader()
+        _run(ctx, inputs.double(), probe)
+    except NotApplicable:
+        return None
+    if probe.hidden is not None and probe.hidden.numel() > MOST_UNITS:
+        return None
+    shape = tuple(inputs.shape[1:])
+    basis = _with_origin(math.prod(shape), shape, inputs.device)
+    if probe.hidden is None:
+        return Shallow(*_affine(_run(ctx, basis, _Reader())))
+    reader = _Reader()
+    _run(ctx, basis, reader)
+    assert reader.hidden is not None
+    units, unit_shape = probe.hidden.numel(), tuple(probe.hidden.shape[1:])
+    answers = _with_origin(units, unit_shape, inputs.device)
+    outputs = _run(ctx, basis[:1].expand(units + 1, *shape).clone(), _Reader(answers))
+    found = Shallow(*_affine(reader.hidden), *_affine(outputs))
+    return found if _agree(ctx, found) else None  # a signal may have gone around the ReLUs
+
+
+def _agree(ctx: Context, network: Shallow) -> bool:
+    """Whether the matrices give what the network itself gives on some inputs."""
+    inputs = ctx.problem.example(8)
+    assert isinstance(inputs, Tensor)
+    with torch.no_grad():
+        outputs = ctx.forward(inputs).double().flatten(1).cpu().numpy()
+    found = network(inputs.double().flatten(1).cpu().numpy())
+    rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
+    return bool(np.abs(found - outputs).max() <= rounding * (np.abs(outputs).max() + 1))
+
+
+def _with_origin(n: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """0 and the unit vectors, (n + 1, *shape)."""
+    rows = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)])
+    return rows.reshape(n + 1, *shape).to(device)
+
+
+def _affine(values: Tensor) -> tuple[Floats, Floats]:
+    """Matrix and offset of an affine map from its values at 0 and at the unit vectors."""
+    flat = values.detach().flatten(1).cpu().numpy()
+    return np.ascontiguousarray((flat[1:] - flat[0]).T), flat[0]
+
+
+def _run(ctx: Context, inputs: Tensor, reader: _Reader) -> Tensor:
+    state = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in {**ctx.params, **ctx.problem.buffers}.items()
+    }
+    reader.follow_tensor(inputs)
+    with torch.no_grad():
+        return output_tensor(replay(ctx.problem.model, inputs, reader.follow, state))
+
+
+class _Reader:
+    """A rule for `replay` that accepts affine operations and one layer of ReLUs, and refuses all else.
+
+    Args:
+        answers: what the layer of ReLUs is to give, whatever it receives.
+    """
+
+    def __init__(self, answers: Tensor | None = None) -> None:
+        self.answers = answers
+        self.hidden: Tensor | None = None
+        self._known: dict[int, Tensor] = {}  # kept, so that ids are not reused
+
+    def follow_tensor(self, tensor: Tensor) -> None:
+        self._known[id(tensor)] = tensor
+
+    def follow(self, op: Operation) -> Any:
+        signals = [tensor for tensor in op.tensors if id(tensor) in self._known]
+        if not signals:
+            return op.run()
+        if op.name == "relu":
+            if self.hidden is not None:
+                raise NotApplicable("one layer of ReLUs", "a second one", where=op.place)
+            self.hidden = signals[0].clone()
+            result = self.hidden.clamp_min(0) if self.answers is None else self.answers
+            if op.kwargs.get("inplace") is True or getattr(op.function, "__name__", "").endswith("_"):
+                result = signals[0].copy_(result)
+        else:
+            result = op.run()
+            tensors = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
+            if op.name != "setitem" and (not tensors or RULES.get(op.name) is create):
+                return result
+            affine = op.name in LAYER_CALLS or op.name in _UNCHANGED or RULES.get(op.name) is move
+            if not affine or len({id(tensor) for tensor in signals}) != 1:
+                raise NotApplicable("affine maps and ReLUs", op.name, where=op.place)
+        for tensor in tensors_in(result):
+            self.follow_tensor(tensor)
+        return result
+
+
+def exact_margins(network: Shallow, x: Floats, y: npt.NDArray[np.int64], known: Floats | None = None) -> Floats:
+    """Distance of each input to the nearest one of another class; 0 where it is misclassified already.
+
+    Args:
+        network: as matrices.
+        x: inputs (n, d).
+        y: labels (n,).
+        known: (n,) distances at which another class is known to be: they save work and change nothing.
+    """
+    if network.second is None:
+        return np.array([_affine_margin(network, *pair) for pair in zip(x, y, strict=True)])
+    known = np.full(len(x), np.inf) if known is None else known
+    patterns = ((np.arange(2**network.units)[:, None] >> np.arange(network.units)) & 1).astype(bool)
+    return np.array([_relu_margin(network, patterns, *one) for one in zip(x, y, known, strict=True)])
+
+
+def _affine_margin(network: Shallow, x: Floats, y: int) -> float:
+    """The least (f_y − f_j)/‖w_y − w_j‖ over j: the runner-up is not always the nearest."""
+    gaps = network.first[y] - np.delete(network.first, y, 0)
+    values = gaps @ x + network.first_bias[y] - np.delete(network.first_bias, y)
+    if (values <= 0).any():
+        return 0.0
+    lengths = np.linalg.norm(gaps, axis=1)
+    lengths[lengths <= ROUNDING * np.linalg.norm(network.first)] = 0.0
+    with np.errstate(divide="ignore"):
+        return float((values / lengths).min())
+
+
+def _relu_margin(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y: int, known: float) -> float:
+    assert network.second is not None
+    assert network.second_bias is not None
+    A, C = network.first, network.second
+    z = A @ x + network.first_bias
+    others = np.delete(np.arange(len(C)), y)
+    gaps, offsets = C[y] - C[others], network.second_bias[y] - network.second_bias[others]
+    if ((gaps @ np.maximum(z, 0) + offsets) <= 0).any():
+        return 0.0
+    lengths = np.linalg.norm(A, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = np.where(z == 0, 0.0, np.abs(z) / lengths)  # the way to where a unit switches
+    # A pattern is at least as far as the farthest of the units that differ in it.
+    floors = np.where(patterns != (z > 0), crossing, 0.0).max(1)
+    best = known * (1 + 1e-9)
+    smallest = ROUNDING * np.linalg.norm(C) * np.linalg.norm(A)
+    for index in np.argsort(floors, kind="stable"):
+        if floors[index] > best:
+            break
+        on = patterns[index]
+        signs = np.where(on, 1.0, -1.0)
+        slopes = (gaps * on) @ A  # (others, d): f_y − f_j within the pattern
+        values = (gaps * on) @ z + offsets
+        for slope, value in zip(slopes, values, strict=True):
+            length = np.linalg.norm(slope)
+            if length <= smallest:
+                slope, length = np.zeros_like(slope), np.float64(0)
+            if value > 0 and (length == 0 or value > best * length):  # the half-space alone is farther
+                continue
+            G = np.vstack([signs[:, None] * A, -slope])
+            h = np.append(-signs * z, value)
+            best = min(best, _least_distance(G, h))
+    return float(best)
+
+
+def _least_distance(G: Floats, h: Floats) -> float:
+    """The least ‖d‖ subject to Gd ≥ h; infinite where no d satisfies it."""
+    lengths = np.linalg.norm(G, axis=1)
+    if (h[lengths == 0] > 0).any():
+        return math.inf
+    G, h = G[lengths > 0] / lengths[lengths > 0, None], h[lengths > 0] / lengths[lengths > 0]
+    if (h <= 0).all():
+        return 0.0
+    size = np.abs(h).max()
+    E = np.vstack([G.T, h / size])
+    target = np.zeros(len(E))
+    target[-1] = 1.0
+    u, rest = nnls(E, target)
+    if rest <= 1e-10:
+        return math.inf
+    r = E @ u - target
+    return float(np.linalg.norm(r[:-1]) / abs(r[-1]) * size)
