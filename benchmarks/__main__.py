@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.timing import Row, machine
 
-FAMILIES = ("curvature", "population")
-GPU_FAMILIES: tuple[str, ...] = ("population",)
+FAMILIES = ("curvature", "population", "sharpness", "norms")
+GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness")
 HEADER = ["what", "flatscope", "peer", "ratio", "target", "met", "note"]
 
 
