@@ -99,7 +99,8 @@ def of_correlations(
 
     def once(drawn: Floats) -> float:
         with np.errstate(invalid="ignore", divide="ignore"):  # a resample may be constant: it counts for nothing
-            return float(statistic(np.corrcoef(drawn)[:-1, -1]))
+            table: Any = np.corrcoef(drawn)
+            return float(statistic(table[:-1, -1]))
 
     draws = np.array([once(values[:, generator.integers(n, size=n)]) for _ in range(resamples)])
     if np.isnan(draws).all():
