@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.population import train_file
 from flatscope.cli.sources import (
     DataName,
     DataRoot,
@@ -30,11 +31,18 @@ from flatscope.training.initialization import initialize
 from flatscope.training.loop import train as train_model
 from flatscope.training.weights import WEIGHTS_FILE, save_weights
 
+BESIDE_POPULATION = ("population", "out", "device", "data_root")
+
 
 def train(
-    model: ModelName,
-    data: DataName,
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, weights and history; resumes what it finds.")],
+    model: ModelName = "",
+    data: DataName = "",
+    population: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with [data], [model], [train] and [grid] or [[trials]]: many networks at once."),
+    ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = TrainConfig.lr,
     momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = TrainConfig.momentum,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = TrainConfig.weight_decay,
@@ -57,7 +65,14 @@ def train(
     seed: Annotated[int, typer.Option(help="Of weights, sample order and subset.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
-    """Train a model with SGD; run the same command again to resume."""
+    """Train a model with SGD, or many at once; run the same command again to resume."""
+    if population is not None:
+        _refuse_beside_population(context)
+        train_file(population, out, device, data_root)
+        return
+    for name, value in (("--model", model), ("--data", data)):
+        if not value:
+            raise InputError(f"{name}, or --population with a file", "neither", where="flatscope train")
     config = TrainConfig.from_dict(
         {
             "lr": lr,
@@ -103,6 +118,16 @@ def train(
     show_note(f"weights in {out / 'weights.safetensors'}, before training in {out / 'initial.safetensors'}")
     if result.diverged:
         raise typer.Exit(code=1)
+
+
+def _refuse_beside_population(context: typer.Context) -> None:
+    """Settings on the command line that the file would silently overrule."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in BESIDE_POPULATION:
+            option = "--" + name.replace("_", "-")
+            fix = "Write it into the file, under [train], [model] or [data]"
+            raise InputError("settings in the file alone", f"{option} on the command line", "--population", fix)
 
 
 def _step(entry: str) -> list[float]:

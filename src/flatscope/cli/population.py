@@ -1,0 +1,182 @@
+"""`flatscope train --population file.toml`: many networks, described in one file.
+
+The file has a table `[data]` (`name` and options of `flatscope.training.data.load`), a table `[model]` (`name` and its
+options), a table `[train]` with settings that all trials share, and what differs: `[[trials]]`, one table each, or
+`[grid]`, lists whose combinations are the trials (of every entry of `[[trials]]`, if there are both).
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import typer
+from torch import nn
+
+from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.sources import load_model
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import whole_file, write_whole
+from flatscope.inspection import usable_device
+from flatscope.table import number
+from flatscope.training import data as data_sets
+from flatscope.training.population import train_population
+from flatscope.training.population_result import Population
+from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, Build
+from flatscope.training.weights import save_weights
+
+TABLES = ("data", "model", "train", "grid", "trials")
+NESTED = ("model_options", "init_options", "labels")
+SHOWN = 20
+
+
+def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> None:
+    """Train what the file describes into `out`; run the same command again to resume."""
+    place = usable_device(device)
+    content = _read(path)
+    model, options = _named(content.get("model"), "model", path)
+    name, settings = _named(content.get("data"), "data", path)
+    trials = expand(content, str(path))
+    known = [key for key in inspect.signature(data_sets.load).parameters if key not in ("name", "root")]
+    for key in settings:
+        if key not in known:
+            raise UnknownNameError.among(key, known, f"key of [data] in {path}")
+    data = data_sets.load(name, data_root, **settings)
+    for trial in trials:
+        trial["model_options"] = {**options, **trial.get("model_options", {})}
+
+    def from_factory(trial: Mapping[str, Any]) -> nn.Module:
+        return load_model(model, None, data, trial["model_seed"], trial["model_options"])
+
+    build: Build = from_factory if ":" in model else model
+    population = train_population(build, trials, data, device=place, checkpoint=out / "checkpoint")
+    save_population(population, out)
+    _show(population, out)
+    if population.frame()["diverged"].all():
+        raise typer.Exit(code=1)
+
+
+def expand(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """One dictionary per trial: what all share, then the cell of the grid, then the trial's own."""
+    defaults, given = content.get("train", {}), content.get("trials", [{}])
+    axes = _axes(content.get("grid", {}), where)
+    if "trials" not in content and not axes:
+        raise InputError(
+            "[[trials]] or [grid]", "neither", where=where, fix="Add [grid] with lists, as lr = [0.1, 0.01]"
+        )
+    if not isinstance(given, list) or not all(isinstance(trial, dict) for trial in given):
+        raise InputError("tables [[trials]]", type(given).__name__, where=where)
+    trials = []
+    for own in given:
+        for values in itertools.product(*axes.values()):
+            trial: dict[str, Any] = {}
+            for part in (defaults, _nested(dict(zip(axes, values, strict=True))), own):
+                trial = _merged(trial, part)
+            trials.append(trial)
+    digits = len(str(len(trials) - 1))
+    for position, trial in enumerate(trials):
+        repeated = "name" in trial and len(axes) > 0
+        base = f"{trial['name']}-" if repeated else ""
+        if repeated or "name" not in trial:
+            trial["name"] = f"{base}{position:0{digits}d}"
+        if not re.fullmatch(r"[\w.=,+-]+", str(trial["name"])) or set(str(trial["name"])) == {"."}:
+            expected = "a name of letters, digits and . _ - + = , since it names a folder"
+            raise InputError(expected, repr(trial["name"]), where=f"{where}, trial {position}")
+        for key in trial:
+            if key not in (*CONFIG_KEYS, *OWN_KEYS):
+                raise UnknownNameError.among(key, (*CONFIG_KEYS, *OWN_KEYS), f"setting of trial {position} in {where}")
+    return trials
+
+
+def save_population(population: Population, out: Path) -> None:
+    """One folder per trial with weights before and after and the history, and one table of all trials."""
+    for i, name in enumerate(population.names):
+        folder, model = out / "trials" / name, population.model(i)
+        save_weights(model, folder / "weights.safetensors")
+        model.load_state_dict(population.initial(i), strict=False)
+        save_weights(model, folder / "initial.safetensors")
+        write_whole(folder / "history.csv", population.histories[i].to_csv(index=False).encode())
+    frame = population.frame()
+    for column in frame:
+        if any(isinstance(value, list | tuple | dict) for value in frame[column]):
+            frame[column] = [json.dumps(value) for value in frame[column]]
+    write_whole(out / "frame.csv", frame.to_csv(index=False).encode())
+    with whole_file(out / "frame.parquet") as temporary:
+        frame.to_parquet(temporary, index=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError("a file to read", problem.strerror or str(problem), where=f"--population {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError("a TOML file", str(problem), where=f"--population {path}") from None
+    for key in content:
+        if key not in TABLES:
+            raise UnknownNameError.among(key, TABLES, f"table of {path}")
+    return content
+
+
+def _named(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:
+    """The `name` of [model] or [data], and the other entries, which are its options."""
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        raise InputError(f"a table [{kind}] with a name", "none", where=f"--population {path}")
+    return table["name"], {key: value for key, value in table.items() if key != "name"}
+
+
+def _axes(grid: Any, where: str) -> dict[str, list[Any]]:
+    """Lists by key; a list in a table of the grid by `table.key`."""
+    if not isinstance(grid, dict):
+        raise InputError("a table [grid] of lists", type(grid).__name__, where=where)
+    axes: dict[str, list[Any]] = {}
+    for key, value in grid.items():
+        if isinstance(value, dict):
+            axes |= {f"{key}.{inner}": entries for inner, entries in _axes(value, where).items()}
+        elif isinstance(value, list) and value:
+            axes[key] = value
+        else:
+            raise InputError("a list with at least one value", repr(value), where=f"{where}, grid, {key}")
+    return axes
+
+
+def _nested(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"labels.random": 1}` as `{"labels": {"random": 1}}`."""
+    trial: dict[str, Any] = {}
+    for key, value in cell.items():
+        table, dot, inner = key.partition(".")
+        trial = _merged(trial, {table: {inner: value}} if dot else {key: value})
+    return trial
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The second over the first; options of model, labels and initialisation one by one."""
+    joined = dict(first) | dict(second)
+    for key in NESTED:
+        if isinstance(first.get(key), dict) and isinstance(second.get(key), dict):
+            joined[key] = {**first[key], **second[key]}
+    return joined
+
+
+def _show(population: Population, out: Path) -> None:
+    frame = population.frame()
+    columns = ["name", "epochs", "train_loss", "train_error", "test_loss", "test_error", "stopped_by"]
+    shown = frame[columns].head(SHOWN)
+    rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
+    show_grid(columns, rows, title=f"{len(population)} networks")
+    if len(frame) > SHOWN:
+        show_note(f"{len(frame) - SHOWN} more in {out / 'frame.csv'}")
+    if frame["diverged"].any():
+        show_note(f"diverged: {', '.join(frame.loc[frame['diverged'], 'name'])}")
+    show_note(f"weights and histories in {out / 'trials'}, one table in {out / 'frame.parquet'}")
+
+
+def _cell(value: object) -> str:
+    return "" if pd.isna(value) else number(value) if isinstance(value, float) else str(value)  # type: ignore[call-overload]
