@@ -22,7 +22,8 @@ from flatscope.studies.study import Analysis, Runs, Stage, study
 
 WORK = "flatscope.studies.petzka2019_population:train_and_follow"
 RULE = "loss 0.1"
-LEVELS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
+LEVELS = (1.0, 0.5, 0.1, 0.01)
+EPOCHS = (10, 20, 30, 40)
 INITS: Mapping[str, dict[str, Any]] = {
     "xavier_normal": {},
     "kaiming_uniform": {},
@@ -88,7 +89,7 @@ def _config(data: dict[str, Any], variant: str, init: str, batch: int, seed: int
         "seed": seed,
         "init_options": INITS[init],
     }
-    followed = {"epochs": [e for e in range(1, epochs + 1) if e % 10 == 0 or e == 5], "losses": LEVELS}
+    followed = {"epochs": [epoch for epoch in EPOCHS if epoch <= epochs], "losses": LEVELS}
     factor = {"low": 5.0, "high": 25.0, "seed": 1000 * seed + batch}
     return {
         "variant": variant,

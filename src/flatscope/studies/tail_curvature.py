@@ -8,14 +8,17 @@ one before it. The sweep of all layers gives the same numbers (tested), at the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
 from flatscope.guards import precise_math
 
-CHUNK = 5_000
+CHUNK = {"cuda": 25_000, "cpu": 2_500}
 LANCZOS_STEPS = 60
+CONVERGED = 1e-10  # relative change of the largest Ritz value over five steps
 
 
 def tail_curvature(model: nn.Sequential, x: Tensor) -> dict[str, float]:
@@ -39,10 +42,11 @@ def tail_curvature(model: nn.Sequential, x: Tensor) -> dict[str, float]:
     rows, columns = torch.triu_indices(classes, classes, device=x.device)
     blocks = torch.zeros(len(rows), hidden, hidden, dtype=torch.float64, device=x.device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    chunk = CHUNK.get(x.device.type, CHUNK["cpu"])
     with torch.no_grad(), precise_math():
         weight = last.weight  # (classes, hidden)
-        for start in range(0, n, CHUNK):
-            u = head(x[start : start + CHUNK])  # (b, features)
+        for start in range(0, n, chunk):
+            u = head(x[start : start + chunk])  # (b, features)
             z = before(u)
             mask = (z > 0).to(z.dtype)
             a = z * mask  # (b, hidden)
@@ -57,7 +61,7 @@ def tail_curvature(model: nn.Sequential, x: Tensor) -> dict[str, float]:
             blocks += torch.matmul(pairs[:, None, :] * a.T, a).double()  # (pairs, hidden, hidden)
             kept.append((u, mask, p))
         top_last = _largest_of_blocks(blocks / n, rows, columns, classes)
-        top_before = _largest_by_lanczos(kept, weight, n)
+        top_before = _largest_by_products(kept, weight, n)
     found: dict[str, float] = {}
     layers = ((names[-1], last, traces[0] / n, top_last), (names[-3], before, traces[1] / n, top_before))
     for name, layer, trace, top in layers:
@@ -77,11 +81,11 @@ def _largest_of_blocks(blocks: Tensor, rows: Tensor, columns: Tensor, classes: i
     full[rows, columns] = blocks
     full[columns, rows] = blocks.transpose(1, 2)
     matrix = full.permute(0, 2, 1, 3).reshape(classes * hidden, classes * hidden)
-    return float(torch.linalg.eigvalsh(matrix)[-1])
+    return _largest(lambda direction: matrix @ direction, len(matrix), matrix.device)
 
 
-def _largest_by_lanczos(kept: list[tuple[Tensor, Tensor, Tensor]], weight: Tensor, n: int) -> float:
-    """Largest eigenvalue of mean (D Vᵀ S V D) ⊗ uuᵀ by Lanczos with full reorthogonalisation."""
+def _largest_by_products(kept: list[tuple[Tensor, Tensor, Tensor]], weight: Tensor, n: int) -> float:
+    """Largest eigenvalue of mean (D Vᵀ S V D) ⊗ uuᵀ."""
     hidden, features = weight.shape[1], kept[0][0].shape[1]
 
     def product(direction: Tensor) -> Tensor:
@@ -93,24 +97,33 @@ def _largest_by_lanczos(kept: list[tuple[Tensor, Tensor, Tensor]], weight: Tenso
             result += ((curved @ weight * mask).T @ u).double()
         return result.flatten() / n
 
-    size = hidden * features
+    return _largest(product, hidden * features, weight.device)
+
+
+def _largest(product: Callable[[Tensor], Tensor], size: int, device: torch.device) -> float:
+    """Largest eigenvalue by Lanczos with full reorthogonalisation, which stays on the device but for a few looks."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(size, dtype=torch.float64, generator=generator).to(weight.device)
-    basis = [start / start.norm()]
-    diagonal: list[Tensor] = []
-    off: list[Tensor] = []
-    for _ in range(min(LANCZOS_STEPS, size)):
-        image = product(basis[-1])
-        diagonal.append(basis[-1] @ image)
-        span = torch.stack(basis)
+    start = torch.randn(size, dtype=torch.float64, generator=generator).to(device)
+    basis = torch.zeros(LANCZOS_STEPS + 1, size, dtype=torch.float64, device=device)
+    basis[0] = start / start.norm()
+    middle: list[Tensor] = []
+    beside: list[Tensor] = []
+    found = 0.0
+    for step in range(min(LANCZOS_STEPS, size)):
+        image = product(basis[step])
+        middle.append(basis[step] @ image)
         for _ in range(2):  # twice is enough
-            image = image - span.T @ (span @ image)
-        length = image.norm()
-        if float(length) <= 1e-12 * float(diagonal[0].abs() + 1e-300):
-            break
-        off.append(length)
-        basis.append(image / length)
-    middle = torch.stack(diagonal)
-    beside = torch.stack(off[: len(diagonal) - 1]) if len(diagonal) > 1 else middle[:0]
-    tridiagonal = torch.diag(middle) + torch.diag(beside, 1) + torch.diag(beside, -1)
-    return float(torch.linalg.eigvalsh(tridiagonal)[-1])
+            image = image - basis[: step + 1].T @ (basis[: step + 1] @ image)
+        beside.append(image.norm())
+        if step % 5 == 4 or step + 1 == size:
+            before, found = found, _top_of_tridiagonal(middle, beside)
+            exhausted = float(beside[-1]) <= 1e-12 * abs(found)
+            if exhausted or abs(found - before) <= CONVERGED * abs(found):
+                return found
+        basis[step + 1] = image / beside[-1]
+    return _top_of_tridiagonal(middle, beside)
+
+
+def _top_of_tridiagonal(middle: list[Tensor], beside: list[Tensor]) -> float:
+    diagonal, off = torch.stack(middle).cpu(), torch.stack(beside).cpu()[: len(middle) - 1]
+    return float(torch.linalg.eigvalsh(torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1))[-1])
