@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.timing import Row, machine
 
-FAMILIES = ("curvature", "population", "sharpness", "norms")
-GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness")
+FAMILIES = ("curvature", "population", "sharpness", "norms", "radius")
+GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness", "radius")
 HEADER = ["what", "flatscope", "peer", "ratio", "target", "met", "note"]
 
 

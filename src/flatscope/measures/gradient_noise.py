@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -100,7 +101,9 @@ def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
 
 def _together(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     point = {name: ctx.params[name].detach() for name in names}
-    stacked: Params = vmap(grad(_loss_of_one(ctx)), in_dims=(None, 0, 0))(point, inputs, targets)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        stacked: Params = vmap(grad(_loss_of_one(ctx)), in_dims=(None, 0, 0))(point, inputs, targets)
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in names], dim=1)
 
 
