@@ -5,6 +5,7 @@ from flatscope.auditing import audit
 from flatscope.context import Context
 from flatscope.dynamics.langevin import SGLD
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.interpolation import Simplex, interpolate
 from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
@@ -26,17 +27,19 @@ __all__ = [
     "NumericalWarning",
     "Population",
     "Problem",
+    "Simplex",
     "Surface",
     "Table",
     "__version__",
     "audit",
     "bounds",
     "fold_batchnorm",
+    "interpolate",
     "landscape",
     "measure",
     "report",
     "rescale",
-    "study",
     "stats",
+    "study",
     "train_population",
 ]

@@ -17,7 +17,7 @@ from flatscope.samples import Inputs, parts_of
 
 KEPT_BYTES = 2**30
 STACK_BYTES = 256 * 2**20
-CPU_BATCH = 100  # a batch's responses stay in the processor's cache from one grid point to the next
+CPU_BATCH = 256  # a batch of responses stays in the cache of the processor from one grid point to the next
 Known = tuple[Inputs, Tensor, Responses]
 
 

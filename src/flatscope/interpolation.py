@@ -1,0 +1,363 @@
+"""`interpolate`: loss and accuracy between two or three trained networks (Zhang et al. 2017, equation 12).
+
+Every point is the network with the weights λ₁w₁ + λ₂w₂ + λ₃w₃, λ on the simplex. BatchNorm's statistics do not
+interpolate: those of a mixed network are not the mixture of statistics. They are measured anew at every point on the
+data, or BatchNorm is folded into the weights before anything is mixed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from flatscope.context import sample_margins
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import precise_math, untouched_randomness, write_whole
+from flatscope.inspection import replica
+from flatscope.loss import PerSample
+from flatscope.measuring import device_text
+from flatscope.params import Params, named_parameters
+from flatscope.problem import Problem
+from flatscope.progress import progress
+from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
+from flatscope.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WAYS = ("recompute", "fold")
+CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """Loss and accuracy over the mixtures of two or three networks.
+
+    Attributes:
+        weights: λ of every point, (p, 2) or (p, 3), float64; rows sum to 1.
+        loss: mean loss at every point, (p,), float64.
+        accuracy: fraction of samples classified right, (p,); None without class labels.
+        meta: provenance: resolution, how BatchNorm was treated, versions, seconds.
+    """
+
+    weights: Tensor
+    loss: Tensor
+    accuracy: Tensor | None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def vertices(self) -> list[int]:
+        """Where the networks themselves stand, in their order."""
+        return [int(self.weights[:, i].argmax()) for i in range(self.weights.shape[1])]
+
+    @property
+    def positions(self) -> Tensor:
+        """Places to draw: t from 0 to 1 on a line (p, 1); barycentric in a triangle with sides of length 1, (p, 2)."""
+        if self.weights.shape[1] == 2:
+            return self.weights[:, 1:]
+        return self.weights @ torch.tensor(CORNERS, dtype=torch.float64)
+
+    @property
+    def barrier(self) -> float:
+        """The most by which the loss exceeds the mixture λ₁L₁ + λ₂L₂ + λ₃L₃ of the networks' own losses; at least 0."""
+        return max(0.0, float((self.loss - self.weights @ self.loss[self.vertices]).max()))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per point: lambda1, lambda2 (, lambda3), loss, accuracy (NaN without class labels)."""
+        columns = {f"lambda{i + 1}": self.weights[:, i].numpy() for i in range(self.weights.shape[1])}
+        accuracy = torch.full_like(self.loss, torch.nan) if self.accuracy is None else self.accuracy
+        return pd.DataFrame({**columns, "loss": self.loss.numpy(), "accuracy": accuracy.numpy()})
+
+    def plot(self, ax: Axes, *, quantity: str = "loss", heights: tuple[float, float] | None = None) -> Any:
+        """Draw a line, or filled contours in a triangle with a network at each corner.
+
+        Args:
+            ax: Matplotlib axes.
+            quantity: "loss" or "accuracy".
+            heights: lowest and highest of the scale, so that two pictures can be compared.
+        """
+        values = self._values(quantity)
+        low, high = heights or (float(values.min()), float(values.max()))
+        places = self.positions.numpy()
+        if places.shape[1] == 1:
+            ax.set_xlabel("from the first network to the second")
+            ax.set_ylabel(quantity)
+            if high > low:
+                ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+            return ax.plot(places[:, 0], values, color="#0072B2")[0]
+        levels = np.linspace(low, high if high > low else low + max(abs(low), 1.0) * 1e-9, 24)
+        drawn = ax.tricontourf(places[:, 0], places[:, 1], values, levels=levels, cmap="viridis", extend="both")
+        for number, ((x, y), side) in enumerate(zip(CORNERS, ("top", "top", "bottom"), strict=True), start=1):
+            ax.annotate(f"network {number}", (x, y), ha="center", va=side, fontsize=9)
+        ax.set_aspect("equal")
+        ax.set_axis_off()
+        return drawn
+
+    def figure(self, quantity: str = "loss") -> Figure:
+        """A figure of its own."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+        ax = figure.subplots()
+        drawn = self.plot(ax, quantity=quantity)
+        if self.weights.shape[1] == 3:
+            figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
+        return figure
+
+    def _repr_html_(self) -> str:
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format="svg")
+        svg = buffer.getvalue().decode()
+        return svg[svg.index("<svg") :]
+
+    def __repr__(self) -> str:
+        corners = ", ".join(f"{float(self.loss[i]):.4g}" for i in self.vertices)
+        size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
+        return f"Simplex({size}: loss {corners} at the networks, barrier {self.barrier:.4g})"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write .npz or .csv, or a picture as .png, .svg or .pdf; whole or not at all."""
+        writers: dict[str, Callable[[], bytes]] = {
+            ".npz": self._npz,
+            ".csv": lambda: self.to_frame().to_csv(index=False).encode(),
+            **{f".{kind}": lambda kind=kind: self._picture(kind) for kind in ("png", "svg", "pdf")},  # type: ignore[misc]
+        }
+        suffix = Path(path).suffix.lower()
+        if suffix not in writers:
+            raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
+        write_whole(path, writers[suffix]())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Simplex:
+        """Read what was saved as .npz; nothing in the file is run."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            tensors = {
+                name: torch.from_numpy(arrays[name]) for name in ("weights", "loss", "accuracy") if name in arrays
+            }
+            meta = json.loads(str(arrays["meta"]))
+            return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), meta)
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as problem:
+            raise InputError(
+                "an interpolation that flatscope saved as .npz", str(problem), where=str(path)
+            ) from problem
+
+    def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        if quantity not in ("loss", "accuracy"):
+            raise UnknownNameError.among(quantity, ("loss", "accuracy"), "quantity to draw")
+        chosen = self.loss if quantity == "loss" else self.accuracy
+        if chosen is None:
+            raise InputError("class labels", "an interpolation without accuracy", where="quantity to draw")
+        return np.asarray(chosen.numpy(), dtype=np.float64)
+
+    def _npz(self) -> bytes:
+        arrays: dict[str, Any] = {} if self.accuracy is None else {"accuracy": self.accuracy.numpy()}
+        buffer = io.BytesIO()
+        meta = np.array(json.dumps(self.meta, default=str))
+        np.savez_compressed(buffer, weights=self.weights.numpy(), loss=self.loss.numpy(), meta=meta, **arrays)
+        return buffer.getvalue()
+
+    def _picture(self, kind: str) -> bytes:
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format=kind, dpi=150)
+        return buffer.getvalue()
+
+
+def interpolate(
+    networks: Sequence[nn.Module],
+    data: Any,
+    resolution: int = 20,
+    *,
+    loss: str | PerSample = "cross_entropy",
+    batchnorm: str = "recompute",
+    device: str | torch.device | None = None,
+    batch_size: int | None = None,
+) -> Simplex:
+    """Loss and accuracy of every mixture λ₁w₁ + λ₂w₂ (+ λ₃w₃) of two or three networks of one architecture.
+
+    Args:
+        networks: two or three modules with parameters of the same names and shapes; the corners of the picture.
+        data: what `Problem` takes as training data: `(x, y)`, a `Dataset`, a `DataLoader`.
+        resolution: steps along each side: λ are multiples of 1/resolution.
+        loss: "cross_entropy", "mse" or a function of (outputs, targets) with one value per sample.
+        batchnorm: "recompute": mean and variance of every BatchNorm over all the data, measured anew at every
+            mixture, also at the corners, where they need not be the running ones that training left behind;
+            "fold": each network's BatchNorm becomes part of its weights first, and the corners are the networks.
+        device: where to compute; the first network's device by default.
+        batch_size: the most samples to evaluate at once.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> x, y = torch.eye(3), torch.tensor([0, 1, 0])
+        >>> nets = [torch.nn.Linear(3, 2) for _ in range(3)]
+        >>> simplex = fs.interpolate(nets, (x, y), resolution=4)
+        >>> len(simplex.loss), simplex.barrier < 1e-6  # the loss of a linear model is convex
+        (15, True)
+    """
+    _check(networks, resolution, batchnorm)
+    begun = time.perf_counter()
+    recompute = batchnorm == "recompute" and any(has_batchnorm(network) for network in networks)
+    models = [replica(network).eval() for network in networks]
+    problem = Problem(models[0], train=data, loss=loss, device=device, batch_size=batch_size)
+    if not recompute and any(has_batchnorm(model) for model in models):
+        models = [fold_batchnorm(model.to(problem.device, problem.dtype), problem.example()) for model in models]
+        problem = problem.with_model(models[0])
+    points = [_checked(problem, model, number) for number, model in enumerate(models, start=1)]
+    weights = _mixtures(len(points), resolution)
+    found: list[tuple[float, float]] = []
+    bar = progress("Interpolating", total=len(weights))
+    with untouched_randomness(problem.generators), precise_math(), torch.no_grad(), bar as advance:
+        for mixture in weights.tolist():
+            found.append(_evaluated(problem, _mixed(points, mixture), recompute))
+            advance()
+    values = torch.tensor(found, dtype=torch.float64)
+    meta = {
+        "resolution": resolution,
+        "batchnorm": "recompute" if recompute else "fold" if any(map(has_batchnorm, networks)) else "none",
+        "loss": problem.loss.name,
+        "samples": problem.n_train,
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_text(problem.device),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "seconds": round(time.perf_counter() - begun, 4),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return Simplex(weights, values[:, 0].clone(), values[:, 1].clone() if problem.classification else None, meta)
+
+
+def _check(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> None:
+    if isinstance(networks, nn.Module) or not isinstance(networks, Iterable) or len(networks) not in (2, 3):
+        shown = type(networks).__name__ if not isinstance(networks, list | tuple) else f"{len(networks)}"
+        raise InputError("a list of two or three networks", shown, where="interpolate")
+    for network in networks:
+        if not isinstance(network, nn.Module):
+            raise InputError("a torch.nn.Module", type(network).__name__, where="interpolate")
+    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 1:
+        raise InputError("a whole number of at least 1", repr(resolution), where="resolution")
+    if batchnorm not in WAYS:
+        raise UnknownNameError.among(str(batchnorm), WAYS, "way to treat BatchNorm")
+
+
+def _checked(problem: Problem, model: nn.Module, number: int) -> Params:
+    """The weights of one network, if they fit the first one's."""
+    params = {name: value.to(problem.device, problem.dtype) for name, value in named_parameters(model).items()}
+    for name in {**problem.params, **params}:
+        shapes = [tuple(given[name].shape) if name in given else "none" for given in (problem.params, params)]
+        if shapes[0] != shapes[1]:
+            raise InputError(f"{name} of shape {shapes[0]}", str(shapes[1]), where=f"interpolate, network {number}")
+    for name, value in model.named_buffers():
+        statistic = name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+        mine = problem.buffers.get(name)
+        if not statistic and (mine is None or not torch.equal(mine, value.to(mine))):
+            raise InputError(f"the same constant {name}", "other values", where=f"interpolate, network {number}")
+    return params
+
+
+def _mixtures(corners: int, resolution: int) -> Tensor:
+    """All λ whose entries are multiples of 1/resolution, made of whole numbers: the corners are exact."""
+    whole = range(resolution + 1)
+    counts: list[tuple[int, ...]] = [(resolution - i, i) for i in whole]
+    if corners == 3:
+        counts = [(resolution - i - j, i, j) for i in whole for j in range(resolution + 1 - i)]
+    return torch.tensor(counts, dtype=torch.float64) / resolution
+
+
+def _mixed(points: list[Params], mixture: list[float]) -> Params:
+    """Σ λ_i w_i; summed in float64, so that a corner is the network itself, bit for bit."""
+    return {
+        name: sum(share * point[name].double() for share, point in zip(mixture, points, strict=True)).to(value.dtype)  # type: ignore[union-attr]
+        for name, value in points[0].items()
+    }
+
+
+def _evaluated(problem: Problem, params: Params, recompute: bool) -> tuple[float, float]:
+    """Mean loss and accuracy at these weights."""
+    buffers = _statistics(problem, params) if recompute else problem.buffers
+    loss = right = 0.0
+    for inputs, targets in problem.batches():
+        outputs = problem.forward(inputs, params, buffers)
+        loss += float(problem.loss(outputs, targets).double().sum())
+        if problem.classification:
+            right += float((sample_margins(outputs, targets) > 0).double().sum())
+    return loss / problem.n_train, right / problem.n_train if problem.classification else float("nan")
+
+
+def _statistics(problem: Problem, params: Params) -> Params:
+    """Buffers with the mean and variance of every BatchNorm's input over all samples, at these weights.
+
+    BatchNorms are settled one after the other in the order in which they are used: what a later one sees depends on
+    the statistics of those before it. One pass over the data each, in float64; nothing depends on the batches.
+    """
+    buffers = dict(problem.buffers)
+    for name in _in_order(problem):
+        seen = _Moments()
+        with _watching(problem.model, name, seen):
+            for inputs, _ in problem.batches():
+                problem.forward(inputs, params, buffers)
+        for kind, value in (("mean", seen.mean), ("var", seen.variance)):
+            key = f"{name}.running_{kind}".removeprefix(".")
+            buffers[key] = value.to(buffers[key])
+    return buffers
+
+
+class _Moments:
+    """Mean and variance per channel of all inputs that came by (biased, as BatchNorm normalises)."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares = 0, torch.zeros(()), torch.zeros(())
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        rows = inputs[0].detach().movedim(1, -1).flatten(0, -2).double()  # (entries, channels)
+        self._count += len(rows)
+        self._sum, self._squares = self._sum.to(rows) + rows.sum(0), self._squares.to(rows) + rows.square().sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._sum / self._count
+
+    @property
+    def variance(self) -> Tensor:
+        return (self._squares / self._count - self.mean.square()).clamp_min(0)
+
+
+@contextmanager
+def _watching(model: nn.Module, name: str, hook: Callable[[nn.Module, tuple[Any, ...]], None]) -> Iterator[None]:
+    handle = model.get_submodule(name).register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _in_order(problem: Problem) -> list[str]:
+    """Names of the BatchNorms in the order in which a forward pass uses them."""
+    used: list[str] = []
+    norms = [(name, module) for name, module in problem.model.named_modules() if isinstance(module, BatchNorm)]
+    handles = [module.register_forward_pre_hook(lambda _, __, name=name: used.append(name)) for name, module in norms]
+    try:
+        problem.forward(problem.example())
+    finally:
+        for handle in handles:
+            handle.remove()
+    untracked = [name for name, module in norms if module.running_mean is None]
+    if untracked:
+        raise InputError("BatchNorm with running statistics", "one without", where=f"module {untracked[0]}")
+    return list(dict.fromkeys(used))
