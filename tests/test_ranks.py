@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,11 @@ import pytest
 import torch
 from checks import search_of, tolerance_of
 from measured_by_ranks import N, frames
+from networks import mlp
 
+import flatscope as fs
+from flatscope.context import Context
+from flatscope.curvature.sweep import smaller_until_it_fits
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
 
@@ -123,3 +128,40 @@ def test_a_process_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with process_group("cpu") as device:
         assert device == "cpu"
         assert not torch.distributed.is_initialized()
+
+
+def test_memory_that_runs_out_on_one_rank_makes_all_of_them_take_smaller_batches() -> None:
+    class Others(Ranks):
+        """Another rank that fits 3 samples."""
+
+        def anywhere(self, flag: bool) -> bool:
+            return flag or tried[-1] > 3
+
+    tried: list[int] = []
+    assert smaller_until_it_fits(20, lambda size: tried.append(size) or size, Others(0, 2)) == 2
+    assert tried == [20, 10, 5, 2]
+
+    class Full(Ranks):
+        """Another rank that fits nothing."""
+
+        def anywhere(self, flag: bool) -> bool:
+            return True
+
+    with pytest.raises(torch.OutOfMemoryError, match="another rank"):
+        smaller_until_it_fits(2, lambda size: size, Full(0, 2))
+
+
+def test_a_measure_that_breaks_ends_a_shared_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = mlp().problem()
+    problem.ranks = Ranks(0, 2)  # the other one never comes, so nothing here may wait for it
+
+    def broken(ctx: Context) -> None:
+        raise ZeroDivisionError
+
+    entry = replace(declarations()["parameter_count"], function=broken)
+    monkeypatch.setattr("flatscope.measuring.select", lambda names, kind: [entry])
+    with pytest.raises(ZeroDivisionError):
+        fs.measure(problem, "parameter_count")
+    problem.ranks = ALONE
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
+        assert len(fs.measure(problem, "parameter_count").to_frame()) == 1
