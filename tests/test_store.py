@@ -222,14 +222,17 @@ def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeyp
         with store.claim(CONFIG, lease=0.4) as again:
             assert not again
     monkeypatch.setattr(claims, "this_process", lambda: foreign)
-    holding = store._claims._take(store.key(CONFIG), lease=60)  # somebody on another machine, who then dies
+    holding = store._claims._take(store.key(CONFIG), lease=0.5)  # somebody on another machine, who then dies
     monkeypatch.undo()
     assert holding
     assert not foreign.is_dead()  # as far as can be known here
-    with store.claim(CONFIG, lease=60) as mine:
+    with store.claim(CONFIG) as mine:
         assert not mine
-    time.sleep(0.5)
-    with store.claim(CONFIG, lease=0.4) as mine:
+    store.clear_leftovers()
+    assert store.running() == {store.key(CONFIG)}
+    time.sleep(0.6)
+    assert store.running() == set()
+    with store.claim(CONFIG) as mine:
         assert mine
     assert store._fs.ls(f"{store._path}/.claims", detail=False) == []
 

@@ -102,7 +102,7 @@ def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) ->
     assert len(frame) == n
     assert store.failures() == {}
     assert store.running() == set()
-    assert list((folder / "store" / ".partial").iterdir()) == []
+    assert [*(folder / "store" / ".partial").iterdir(), *(folder / "store" / ".claims").iterdir()] == []
     done = completions(store)
     assert len(done) == len(set(done)), "a trial was completed twice"
     # A kill may fall between the write and the line in the log.

@@ -38,12 +38,14 @@ class Unit:
 
     Attributes:
         configs: of its trials that were not done when the sweep began.
-        lost: how many workers died over it.
+        lost: how many workers died over it since one of its trials was finished.
+        absent: how many of its trials were missing when a worker died last.
         fraction: how far its present worker is, from 0 to 1.
     """
 
     configs: list[dict[str, Any]]
     lost: int = 0
+    absent: int = -1
     fraction: float = 0.0
     not_before: float = field(default=0.0, repr=False)
 
@@ -96,12 +98,18 @@ class Board:
         self._show()
 
     def lose(self, unit: Unit, reason: str) -> None:
-        """The unit's worker died: run the unit again, unless it has cost too many workers."""
-        unit.lost += 1
+        """The unit's worker died: run the unit again, after the others, unless it has cost too many workers.
+
+        A worker that had finished a trial of the unit is not counted: what killed it may have been chance, and the unit
+        gets done.
+        """
+        absent = sum(config not in self._store for config in unit.configs)
+        unit.lost = unit.lost + 1 if absent == unit.absent else 1
+        unit.absent = absent
         if unit.lost < MAX_LOST:
             self._running.remove(unit)
             unit.fraction = 0.0
-            self._waiting.insert(0, unit)
+            self._waiting.append(unit)
         else:
             text = f"its worker died {unit.lost} times, last by {reason}"
             self.settle(unit, Outcome("raised", text))

@@ -7,7 +7,7 @@ trial, on any file system that lists what was written; none has to offer locks. 
 both withdraw and ask again after a random pause.
 
 A claim ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
-of life for the length of the lease. Clocks of different machines may differ by less than that.
+of life for the length of its lease. Clocks of different machines may differ by less than that.
 """
 
 from __future__ import annotations
@@ -88,11 +88,17 @@ class _Claim:
     owner: Owner
     nonce: str
     state: str
+    lease: float
     seen: float
 
     @property
     def name(self) -> str:
-        return f"{self.key}.{self.owner.name}.{self.nonce}.{self.state}.{int(self.seen * 1000)}"
+        times = f"{int(self.lease * 1000)}.{int(self.seen * 1000)}"
+        return f"{self.key}.{self.owner.name}.{self.nonce}.{self.state}.{times}"
+
+    @property
+    def is_over(self) -> bool:
+        return time.time() - self.seen > self.lease or self.owner.is_dead()
 
     def held_now(self) -> _Claim:
         return replace(self, state=HELD, seen=time.time())
@@ -100,8 +106,9 @@ class _Claim:
     @classmethod
     def from_name(cls, name: str) -> _Claim | None:
         try:
-            key, machine, process, begun, nonce, state, seen = name.split(".")
-            return cls(key, Owner(machine, int(process), int(begun)), nonce, state, int(seen) / 1000)
+            key, machine, process, begun, nonce, state, lease, seen = name.split(".")
+            owner = Owner(machine, int(process), int(begun))
+            return cls(key, owner, nonce, state, int(lease) / 1000, int(seen) / 1000)
         except ValueError:
             return None
 
@@ -112,9 +119,15 @@ class Claims:
     def __init__(self, fs: Any, folder: str) -> None:
         self._fs, self._folder = fs, folder
 
-    def held(self, lease: float) -> set[str]:
+    def held(self) -> set[str]:
         """Keys that somebody holds now."""
-        return {claim.key for claim in self._all() if not _is_over(claim, lease)}
+        return {claim.key for claim in self._all() if not claim.is_over}
+
+    def clear(self) -> None:
+        """Remove claims that are over: those of trials that nobody will ask for again would stay for ever."""
+        for claim in self._all():
+            if claim.is_over:
+                self._remove(claim)
 
     @contextlib.contextmanager
     def hold(self, key: str, lease: float) -> Iterator[bool]:
@@ -137,10 +150,10 @@ class Claims:
     def _take(self, key: str, lease: float) -> list[_Claim]:
         """The files of a claim that is ours now; none if it is another's."""
         for attempt in range(TRIES):
-            mine = _Claim(key, this_process(), secrets.token_hex(4), ASKED, time.time())
+            mine = _Claim(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
             self._put(mine)
             others = [claim for claim in self._all() if claim.key == key and claim.nonce != mine.nonce]
-            alive = [claim for claim in others if not _is_over(claim, lease)]
+            alive = [claim for claim in others if not claim.is_over]
             if not alive:
                 for claim in others:
                     self._remove(claim)
@@ -188,7 +201,3 @@ class Claims:
     def _remove(self, claim: _Claim) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(claim))
-
-
-def _is_over(claim: _Claim, lease: float) -> bool:
-    return time.time() - claim.seen > lease or claim.owner.is_dead()

@@ -192,17 +192,17 @@ class Store:
     def claim(self, config: Mapping[str, Any], *, lease: float = LEASE_SECONDS) -> Iterator[bool]:
         """Ask for a trial: `with store.claim(config) as mine:` gives True if this process may run it.
 
-        False if it is done or another process is at it. While the block runs, signs of life are given; a claim without
-        any for `lease` seconds, or whose process is known to be dead, may be taken over.
+        False if it is done or another process is at it. While the block runs, signs of life are given; where there
+        were none for `lease` seconds, or the process is known to be dead, another may take the trial over.
         """
         key = key_of(config)
         with self._claims.hold(key, lease) as mine:
             # Asked while the claim is held: whoever held it before has written by now, or never will.
             yield mine and not self._trials.holds(key)
 
-    def running(self, lease: float = LEASE_SECONDS) -> set[str]:
+    def running(self) -> set[str]:
         """Keys that somebody is working on now."""
-        return self._claims.held(lease)
+        return self._claims.held()
 
     def is_sound(self, config: Mapping[str, Any]) -> bool:
         """Whether every byte of the trial is as it was written; one of which this is not so is removed.
@@ -219,8 +219,9 @@ class Store:
         return False
 
     def clear_leftovers(self) -> None:
-        """Remove what killed processes of this machine had half written."""
+        """Remove what killed processes left behind: half-written trials, and claims that are over."""
         self._trials.clear_leftovers()
+        self._claims.clear()
 
     def fail(self, config: Mapping[str, Any], error: str) -> None:
         """Record that a trial could not be done."""
