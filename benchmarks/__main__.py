@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.timing import Row, machine
 
-FAMILIES = ("curvature", "population", "sharpness", "norms", "radius")
-GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness", "radius")
+FAMILIES = ("curvature", "population", "sharpness", "norms", "radius", "landscape")
+GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness", "radius", "landscape")
 HEADER = ["what", "flatscope", "peer", "ratio", "target", "met", "note"]
 
 
