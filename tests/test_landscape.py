@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import signal
@@ -537,3 +538,42 @@ def test_two_surfaces_share_one_height_scale_and_poles_stay_blank() -> None:
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         fs.landscape(networks.mlp().problem(), **change)
+
+
+# The command line
+
+
+def test_command_writes_surface_picture_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flatscope.cli.app import main
+
+    model = Path(__file__).parents[1] / "examples" / "my_model.py"
+    files = [tmp_path / f"plane.{ending}" for ending in ("npz", "png", "html")]
+    common = ["flatscope", "landscape", "--model", f"{model}:build", "--data", "digits", "--train-size", "60"]
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [*common, *words])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        shown = capsys.readouterr()
+        return int(leaving.value.code or 0), shown.out + shown.err
+
+    outs = [word for path in files for word in ("--out", str(path))]
+    code, text = run("--space", "psi", "--relative", "--grid", "3", *outs)
+    assert code == 0, text
+    assert "psi, rule max_product" in text
+    surface = Surface.load(files[0])
+    assert (surface.space, tuple(surface.loss.shape)) == ("psi", (3, 3))
+    assert surface.meta["data"] == "digits"
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert "<html" in files[2].read_text()
+    code, text = run("--grid", "3", "--json", "--directions", "filter", "--dimensions", "1")
+    assert code == 0, text
+    assert len(json.loads(text[: text.rindex("}") + 1])["loss"]) == 3
+    code, text = run("--grid", "4")
+    assert code == 2
+    assert "odd" in text
+    code, text = run("--to", "x.safetensors", "--directions", "filter")
+    assert code == 2
+    assert "either" in text

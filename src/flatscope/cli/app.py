@@ -14,6 +14,7 @@ import typer
 import flatscope.cli.audit as audit
 import flatscope.cli.data as data
 import flatscope.cli.demo as demo
+import flatscope.cli.landscape as landscape
 import flatscope.cli.measures as measures
 import flatscope.cli.report as report
 import flatscope.cli.study as study
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("measure")(measures.measure)
 app.command("audit")(audit.audit)
+app.command("landscape")(landscape.landscape)
 app.command("train")(train.train)
 app.command("report")(report.report)
 app.command("measures")(measures.measures)

@@ -1,0 +1,167 @@
+"""`flatscope landscape`: loss and error on a line or a plane through a network."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.sources import (
+    DataName,
+    DataRoot,
+    Flatten,
+    ModelName,
+    ModelOptions,
+    Standardize,
+    TestSize,
+    TrainSize,
+    load_model,
+    load_problem,
+    parse_model_options,
+)
+from flatscope.errors import InputError
+from flatscope.landscape import Surface
+from flatscope.landscape.making import landscape as draw_landscape
+from flatscope.report.page import report
+from flatscope.table import number
+
+
+def landscape(
+    model: ModelName,
+    data: DataName,
+    weights: Annotated[
+        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
+    ] = None,
+    space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
+        "weights"
+    ),
+    directions: Annotated[str, typer.Option(help="gaussian, filter or hessian.")] = "gaussian",
+    to: Annotated[
+        Path | None, typer.Option(help="Weights of another network of the same model: the way to it is the direction.")
+    ] = None,
+    grid: Annotated[int, typer.Option(help="Points per axis, an odd number.")] = 41,
+    span: Annotated[float, typer.Option(help="Coordinates run from -span to span.")] = 1.0,
+    dimensions: Annotated[int, typer.Option(help="1 for a line, 2 for a plane.")] = 2,
+    part: Annotated[str, typer.Option(help="train or test samples.")] = "train",
+    noise: Annotated[float, typer.Option(help="Length of a direction over the root of the number of entries.")] = 0.05,
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Length in units of the weights' norm; in psi, of each value itself.")
+    ] = False,
+    rule: Annotated[str, typer.Option(help="Skeleton of the paths: max_product, cyclic or diagonal.")] = "max_product",
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    model_option: ModelOptions = None,
+    data_root: DataRoot = None,
+    train_size: TrainSize = None,
+    test_size: TestSize = None,
+    standardize: Standardize = True,
+    flatten: Flatten = False,
+    seed: Annotated[int, typer.Option(help="Of the directions.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder that keeps finished rows: the same command goes on where it stopped.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the surface as JSON, nothing else on stdout.")] = False,
+    out: Annotated[
+        list[Path] | None, typer.Option(help="Write .npz, .parquet, .csv, .png, .svg, .pdf or .html; repeatable.")
+    ] = None,
+) -> None:
+    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
+    for path in out or ():
+        check_place(path, (*Surface.ENDINGS, ".html"))
+    if to is not None and directions != "gaussian":
+        raise InputError("either --directions or --to", "both", where="landscape")
+    options = parse_model_options(model_option)
+    problem, loaded = load_problem(
+        model,
+        data,
+        weights,
+        model_options=options,
+        data_root=data_root,
+        train_size=train_size,
+        test_size=test_size,
+        standardize=standardize,
+        flatten=flatten,
+        seed=seed,
+        loss=loss,
+        device=device,
+        batch_size=batch_size,
+    )
+    surface = draw_landscape(
+        problem,
+        space,
+        directions if to is None else load_model(model, to, loaded, seed, options),
+        grid,
+        span,
+        seed,
+        dimensions=dimensions,
+        part=part,
+        noise=noise,
+        relative=relative,
+        rule=rule,
+        checkpoint=checkpoint,
+    )
+    command = shlex.join(["flatscope", *sys.argv[1:]])
+    surface.meta.update({"model": model, "weights": str(weights or ""), "data": data, "command": command})
+    if as_json:
+        typer.echo(_json(surface))
+    else:
+        show_surface(surface)
+    if weights is None:
+        show_note("no --weights were given: these are the weights that the factory made")
+    for path in out or ():
+        if path.suffix.lower() == ".html":
+            report(surface, path, command=command)
+        else:
+            surface.save(path)
+
+
+def show_surface(surface: Surface) -> None:
+    """What there is to say about a landscape without drawing it."""
+    low, high = surface.heights
+    size = "×".join(str(len(axis)) for axis in surface.axes)
+    rows = [
+        ["space", surface.space + (f", rule {surface.meta['rule']}" if surface.space == "psi" else "")],
+        ["directions", f"{surface.directions}, length " + ", ".join(number(x) for x in surface.meta["lengths"])],
+        ["grid", f"{size}, {int(surface.poles.sum())} points across poles"],
+        [f"{surface.meta['part']} loss at the network", number(surface.centre)],
+        ["lowest and highest", f"{number(low)} … {number(high)}"],
+    ]
+    if surface.error is not None and surface.meta["centre_error"] is not None:
+        finite = surface.error[surface.error.isfinite()]
+        rows.append([f"{surface.meta['part']} error at the network", number(surface.meta["centre_error"])])
+        if len(finite):
+            rows.append(["lowest and highest", f"{number(float(finite.min()))} … {number(float(finite.max()))}"])
+    show_grid(["landscape", ""], rows)
+
+
+def _json(surface: Surface) -> str:
+    """Axes, loss and error; null where there is no value."""
+    content = {
+        "space": surface.space,
+        "directions": surface.directions,
+        "centre": surface.centre,
+        "axes": [axis.tolist() for axis in surface.axes],
+        "loss": _plain(surface.loss.tolist()),
+        "error": None if surface.error is None else _plain(surface.error.tolist()),
+        "poles": surface.poles.tolist(),
+        "meta": surface.meta,
+    }
+    return json.dumps(content, default=str)
+
+
+def _plain(values: list[object]) -> list[object]:
+    """Numbers that JSON can hold; null for NaN, a word for infinity."""
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, list):
+            found.append(_plain(value))
+        else:
+            assert isinstance(value, float)
+            found.append(None if value != value else value if abs(value) != float("inf") else str(value))
+    return found
