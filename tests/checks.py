@@ -15,7 +15,7 @@ import references_radius  # noqa: F401
 import torch
 from networks import Tiny
 from references import TWINS, Dense
-from references_sharpness import SEARCH, SEARCHED, STRONG_OPTIONS
+from references_sharpness import SEARCH, STRONG_OPTIONS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -51,7 +51,7 @@ def tolerance_of(entry: Declaration) -> float:
 
 def search_of(entry: Declaration) -> float:
     """How much of a maximum a search may miss: it may end on another hill when a rounding or a random start differs."""
-    return SEARCH if entry.name in SEARCHED else 0.0
+    return SEARCH if entry.search else 0.0
 
 
 def equals_its_twin(entry: Declaration, dense: Dense) -> None:

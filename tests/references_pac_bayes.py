@@ -6,7 +6,7 @@ import math
 
 import torch
 from references import Dense, twin
-from references_sharpness import SEARCHED, STARTS, STRONG_OPTIONS, _folded, _gradient, _highest, _normals
+from references_sharpness import STARTS, STRONG_OPTIONS, _folded, _gradient, _highest, _normals
 from torch import Tensor, nn
 
 LAST_ALPHA = 0.1  # of the rows of one measure the contract compares the last
@@ -115,9 +115,6 @@ def condition_c3(dense: Dense) -> dict[str, float]:
             row = max(math.sqrt(sum(w * w for w in r)) for r in layers[i][0].tolist())
             worst[i] = max(worst[i], row * math.sqrt(len(matrix)) / float(matrix.norm()))
     return {"": max(worst)} | dict(zip(dense.tiny.layers, worst, strict=True))
-
-
-SEARCHED.add("adaptive_sharpness")
 
 
 @twin

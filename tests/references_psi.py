@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from references import Dense, twin
 from references_norms import Convolution, edges_of, output_sizes
-from references_sharpness import SEARCHED, STARTS, STRONG_OPTIONS, _folded, _highest, _normals
+from references_sharpness import STARTS, STRONG_OPTIONS, _folded, _highest, _normals
 from torch import Tensor, nn
 
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.path_matrix import basis_paths, path_values
 
-SEARCHED.add("psi_epsilon")
 STRONG_OPTIONS["psi_expected", "output_scaling"] = {"epsilon": 0.9, "draws": 400}
 
 

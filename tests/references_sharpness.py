@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from flatscope.symmetries import fold_batchnorm
 
-SEARCHED = {"epsilon_flatness", "sharpness", "feature_robustness", "geometric_margin"}  # bounds of a maximum or minimum
 SEARCH = 0.02  # relative agreement of two searches
 STARTS = 6
 

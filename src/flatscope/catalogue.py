@@ -49,6 +49,9 @@ def measure_page(entry: Declaration) -> str:
         "BatchNorm": "folded first" if entry.on_folded else "as given",
         "needs": ", ".join(sorted(entry.needs)) or "nothing more",
         "cost": entry.cost,
+        "search": {"lower": "a lower bound that a search found", "upper": "an upper bound that a search found"}.get(
+            entry.search, ""
+        ),
         "conventions": entry.conventions,
         "assumptions": "; ".join(entry.assumptions),
         "options": ", ".join(

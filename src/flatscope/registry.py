@@ -23,6 +23,7 @@ LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
 NEEDS = ("test", "initial", "classes", "chain")
 COSTS = ("light", "sweep", "long")
+SEARCHES = ("", "lower", "upper")
 PAPERS: Mapping[str, str] = MappingProxyType(
     {
         "yi2019": "Yi et al. 2019",
@@ -84,6 +85,7 @@ class Declaration:
     on_folded: bool = False
     conventions: str = ""
     assumptions: tuple[str, ...] = ()
+    search: str = ""
 
     @property
     def summary(self) -> str:
@@ -150,6 +152,7 @@ def measure(
     exact: bool = True,
     on_folded: bool = False,
     conventions: str = "",
+    search: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a measure: a function of (ctx, *, options) giving a Result.
 
@@ -166,6 +169,8 @@ def measure(
         exact: whether the value has no estimator error.
         on_folded: whether BatchNorm is folded into the layers first.
         conventions: what the paper leaves open and how it is read here.
+        search: "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a
+            minimum; empty where nothing is searched. A search may end elsewhere when roundings or starts differ.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +191,7 @@ def measure(
                 exact=exact,
                 on_folded=on_folded,
                 conventions=conventions,
+                search=search,
             )
         )
 
@@ -243,6 +249,7 @@ def _check(declaration: Declaration) -> None:
         ("invariant_under", declaration.invariant_under, SYMMETRIES),
         ("needs", declaration.needs, NEEDS),
         ("cost", {declaration.cost}, COSTS),
+        ("search", {declaration.search}, SEARCHES),
         ("paper", {declaration.paper}, PAPERS),
     )
     for name, used, known in vocabulary:

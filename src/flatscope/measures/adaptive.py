@@ -37,6 +37,7 @@ LABELS = ("data", "model")
     on_folded=True,
     conventions="all trainable parameters, biases included; elementwise |w|; full training set; the worst case is a "
     "lower bound of the maximum",
+    search="lower",
 )
 def adaptive_sharpness(
     ctx: Context,

@@ -36,6 +36,7 @@ NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are ro
     cost="long",
     exact=False,
     conventions="the layer's weight without its bias, as rows; A acts on input features (channels of a convolution)",
+    search="lower",
 )
 def feature_robustness(
     ctx: Context, *, delta: float = 0.1, kind: str = "worst", restarts: int = 3, steps: int = 30, draws: int = 20

@@ -40,6 +40,7 @@ ROUNDING = 1e-6  # by which norms found by iteration may be too small
     exact=False,
     conventions="ℓ2 distance of inputs as the network receives them, not held to the range of pixels; 0 where "
     "misclassified; the lower end comes from Lipschitz constants, which a rescaling does change",
+    search="upper",
 )
 def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: str = "train") -> Value:
     """Length of the shortest change of an input that changes its class, as a certified interval for each sample.

@@ -17,9 +17,9 @@ from flatscope.context import Context
 from flatscope.layers import Layer
 
 LARGEST_DENSE = 512
-# Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over the
-# relative gap to the next one. Top values often come in pairs (the two phases of a wave) that hardly differ: no finer
-# tolerance tells them apart within reasonable time, and it would not change the value.
+# Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over
+# the relative gap to the next one. Top values often come in pairs (the two phases of a wave) that hardly differ: no
+# finer tolerance tells them apart within reasonable time, and it would not change the value.
 TOLERANCE = 1e-6
 # Where to start from is found in single precision, in which a convolution is several times faster, to as much as that
 # allows; from there few passes are left, with fewer vectors to keep between restarts.

@@ -149,6 +149,7 @@ class PathHessian:
     on_folded=True,
     conventions="all basis-path values, biases included; full training set, in float64; a lower bound of the maximum; "
     "the radius is relative to the smallest |P(u)S(u)|, where the inverse has its nearest pole",
+    search="lower",
 )
 def psi_epsilon(
     ctx: Context,

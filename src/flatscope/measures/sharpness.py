@@ -48,6 +48,7 @@ EVALUATIONS = 20
     exact=False,
     on_folded=True,
     conventions="all trainable parameters, biases included; full training set; a lower bound of the maximum",
+    search="lower",
 )
 def epsilon_flatness(
     ctx: Context, *, epsilon: float = 0.01, relative: bool = True, restarts: int = 3, steps: int = 30
@@ -184,6 +185,7 @@ def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterato
     on_folded=True,
     conventions="all trainable parameters, biases included; the loss, not the error; a lower bound of the maximum; "
     "batches are drawn without replacement, and depend on the order of the samples where there are more than `batch`",
+    search="lower",
 )
 def sharpness(
     ctx: Context,
