@@ -119,7 +119,7 @@ def train_population(
     home = _Home(place)
     parts = [_trial_part(trial, pair, pairs, n_classes) for trial in read]
     models = [build_model(build, trial, part.images, n_classes) for trial, part in zip(read, parts, strict=True)]
-    groups, reasons = _grouped(read, parts, models, stacked, dtype, home)
+    groups, reasons = _grouped(build, read, parts, models, stacked, dtype, home)
     tested = [_check(group, held_out, place) for group in groups]
     folder = None if checkpoint is None else Path(checkpoint)
     if folder is not None:
@@ -168,6 +168,7 @@ def _trial_part(trial: Trial, pair: Pair, pairs: Pairs | None, n_classes: int) -
 
 
 def _grouped(
+    build: Build,
     trials: Sequence[Trial],
     parts: Sequence[TrialData],
     models: Sequence[nn.Module],
@@ -179,6 +180,7 @@ def _grouped(
     gathered: dict[tuple[object, ...], list[int]] = {}
     networks: dict[tuple[object, ...], StackedNetwork | None] = {}
     reasons: dict[str, list[str]] = {}
+    traced: dict[str, StackedNetwork] = {}
     kind = None if dtype is None else usable_dtype(dtype, dtype)
     for i, (trial, part, model) in enumerate(zip(trials, parts, models, strict=True)):
         model.to(torch.device("cpu"), kind)
@@ -186,7 +188,7 @@ def _grouped(
         network = None
         try:
             if stacked is not False:
-                network = StackedNetwork(model)
+                network = _network(build, model, traced)
                 key = _key(network, model, trial, part)
                 if key not in networks:
                     _probe(network, model, part.images)
@@ -219,6 +221,15 @@ def _grouped(
             )
         )
     return groups, reasons
+
+
+def _network(build: Build, model: nn.Module, traced: dict[str, StackedNetwork]) -> StackedNetwork:
+    """The structure of a network; a built-in model, which its text describes in full, is traced once."""
+    if not isinstance(build, str):
+        return StackedNetwork(model)
+    if repr(model) not in traced:
+        traced[repr(model)] = StackedNetwork(model)
+    return traced[repr(model)]
 
 
 def _at_home(part: TrialData, home: _Home, dtype: torch.dtype) -> TrialData:

@@ -260,18 +260,18 @@ class Stack:
         touched = [self._flat, self._total, self._position, *self.constants.values()]
         touched += [] if self._velocity is None else [self._velocity]
         kept = [tensor.clone() for tensor in touched]
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        main = torch.cuda.current_stream(self.device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
+        with torch.cuda.device(self.device):
+            side, main = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP_STEPS):
+                    self._step(self._batch_size)
+                    for tensor, value in zip(touched, kept, strict=True):
+                        tensor.copy_(value)
+            main.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self._step(self._batch_size)
-                for tensor, value in zip(touched, kept, strict=True):
-                    tensor.copy_(value)
-        main.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(self._batch_size)
         return graph.replay
 
     def _look_up(self, images: Tensor) -> Tensor:

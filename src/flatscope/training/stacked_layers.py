@@ -8,7 +8,6 @@ as it is, with trials as further samples.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,25 +66,27 @@ class StackedNetwork:
     """The network of a module without its weights, which are given stacked at each call.
 
     Args:
-        model: any module; it is copied, and only its structure matters.
+        model: any module, of which only the structure matters; it must not be changed later.
 
     Raises:
         NotStackable: a layer or a function is not among those that are known to work on stacks.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = copy.deepcopy(model)
-        whole = nn.Sequential(self.model)  # a single layer of torch would be looked into, not called
+        was_training = model.training
+        whole = nn.Sequential(model)  # a single layer of torch would be looked into, not called
         try:
             traced = [fx.symbolic_trace(whole.train(mode)).graph for mode in (False, True)]
         except Exception as problem:  # tracing runs the user's code on stand-ins, which can fail in any way
             reason = (str(problem).splitlines() or [""])[0]
             raise NotStackable(f"it cannot be traced ({type(problem).__name__}: {reason})") from None
+        finally:
+            model.train(was_training)
         texts = [str(graph) for graph in traced]
         if texts[0] != texts[1]:
             raise NotStackable("its forward pass does other things in training than in eval mode")
         self._modules = dict(whole.named_modules())
-        self._names = {id(t): name for name, t in [*self.model.named_buffers(), *self.model.named_parameters()]}
+        self._names = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
         self._nodes = list(traced[1].nodes)
         used = [self._modules[node.target] for node in self._nodes if node.op == "call_module"]
         for node in self._nodes:
