@@ -225,7 +225,7 @@ def test_directions_do_not_depend_on_how_many_fit_in_memory(monkeypatch: pytest.
     ctx = fs.Context(mlp().problem())
     whole = flatness_radii(ctx, directions=10)
     assert lines_at_once(ctx, tuple(ctx.trainable)) > 10
-    monkeypatch.setattr("flatscope.measures.radius.BLOCK", 3)
+    monkeypatch.setattr("flatscope.measures.radius.lines_at_once", lambda *_: 3)
     assert torch.allclose(flatness_radii(ctx, directions=10), whole, rtol=1e-9)
     monkeypatch.setattr("flatscope.measures.lines.STACK_BYTES", 1)  # nothing is kept
     monkeypatch.setattr("flatscope.measures.lines.KEPT_BYTES", 1)

@@ -23,11 +23,12 @@ from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.layers import CONVOLUTIONS, DENSE, TRANSPOSED, Call, recorded
 from flatscope.params import Params, count
-from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, stackable
+from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
 from flatscope.samples import Inputs, parts_of
 
 OBJECTIVES = ("loss", "error")
 LAYER_FUNCTIONS = frozenset(DENSE + CONVOLUTIONS + TRANSPOSED)
+FEW = 8  # samples on which two ways of computing are compared
 SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines; activations need as much again
 
 
@@ -70,14 +71,14 @@ class Lines:
         self.ctx, self.objective = ctx, checked_objective(ctx, objective)
         self.directions = {name: value.to(ctx.params[name]) for name, value in directions.items()}
         self._ahead = ctx.sweep(layers_ahead, moved=tuple(directions)) if cached else Ahead((), 0, False)
-        self._stacked = _stacking_pays(ctx) and ctx.sweep(stackable)
-        self._batches: list[_Known] = []
+        self._stacked, self._batches = False, list[_Known]()
         if self._ahead.layers and _fits(ctx, self._ahead):
             self._batches = list(self._known_batches())
             if not self._agrees():
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
             self._ahead = Ahead((), 0, False)
+        self._stacked = _stacking_pays(ctx) and self._stacks()
 
     @property
     def cached(self) -> bool:
@@ -109,7 +110,7 @@ class Lines:
 
     def _known_batches(self) -> Iterator[_Known]:
         """One pass that keeps the data, since a loader may shuffle, and the answers of the layers ahead."""
-        whole = self._stacked and self.ctx.problem.device.type != "cpu"  # one call for all samples
+        whole = self.ctx.problem.device.type != "cpu"  # one call for all samples
         step = batch_size(self.ctx)
         size = self.ctx.problem.n_train if whole else step
         with torch.no_grad():
@@ -128,15 +129,29 @@ class Lines:
 
     def _agrees(self) -> bool:
         """Whether memory and network say the same: on the first samples, a step along the first line."""
-        first, few = self._batches[0], slice(0, 8)
-        radius = torch.ones(1, dtype=torch.float64)
+        first, few = self._batches[0], slice(0, FEW)
         with torch.no_grad():
-            moved = _Moved(self, torch.zeros(1, dtype=torch.int64), radius)
+            moved = _Moved(self, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64))
             remembered = moved.outputs(first, few, 0)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
             run = self.ctx.forward(_cut(first.inputs, few), {**self.ctx.params, **point})
+        return self._close(remembered, run)
+
+    def _stacks(self) -> bool:
+        """Whether stacked networks give what they give one by one: on the first samples, along the first two lines."""
+        first = self._batches[0] if self._batches else next(self._plain_batches(1))
+        k = min(2, len(next(iter(self.directions.values()))))
+        with torch.no_grad():
+            moved = _Moved(self, torch.arange(k), torch.ones(k, dtype=torch.float64))
+            try:
+                together = moved.sums(first, slice(0, FEW), stacked=True)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                return False  # an operation without a batching rule, or one that looks at values
+            return self._close(together, moved.sums(first, slice(0, FEW), stacked=False))
+
+    def _close(self, one: Tensor, other: Tensor) -> bool:
         rounding = 1e4 * torch.finfo(self.ctx.problem.dtype).eps
-        return bool((remembered - run).abs().max() <= rounding * (1 + run.abs().max()))
+        return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
 
 
 class _Moved:
@@ -183,7 +198,7 @@ class _Moved:
         rest = {name: self._picked(self.lines.directions[name]) for name in self.rest}
 
         def one(radius: Tensor, along: Params, rest: Params) -> Tensor:
-            answers = {name: zero[part] + radius * along[name] for name, zero in known.at_zero.items()}
+            answers = {name: torch.addcmul(zero[part], radius, along[name]) for name, zero in known.at_zero.items()}
             point = {name: self.ctx.params[name] + radius * value for name, value in rest.items()}
             return self._objective(self._run(known, part, point, answers), targets).double().sum()
 
@@ -252,13 +267,26 @@ class _Listener(TorchFunctionMode):
             weight, bias = names
             given = _argument(0, "input", args, kwargs)
             settings = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
-            responses = []
-            for line in range(len(next(iter(self._directions.values())))):
-                w, b = (self._direction(name, line) for name in (weight, bias))
-                responses.append(func(given, w, b, *args[3:], **settings))
+            self._heard[1][weight] = self._responses(func, given, weight, bias, args[3:], settings)
             self._heard[0][weight] = output.clone()  # an activation in place would overwrite it
-            self._heard[1][weight] = torch.stack(responses)
         return output
+
+    def _responses(
+        self,
+        func: Callable[..., Any],
+        given: Tensor,
+        weight: str,
+        bias: str | None,
+        more: Any,
+        settings: dict[str, Any],
+    ) -> Tensor:
+        """Output of a layer with each direction as its weights: (k, n, ...)."""
+        if func in DENSE and given.ndim == 2 and weight in self._directions:  # one product for all lines
+            products = torch.matmul(given, self._directions[weight].transpose(1, 2))
+            return products if bias is None else products.add_(self._directions[bias][:, None])
+        lines = range(len(next(iter(self._directions.values()))))
+        parts = ((self._direction(weight, line), self._direction(bias, line)) for line in lines)
+        return torch.stack([func(given, w, b, *more, **settings) for w, b in parts])
 
     def _direction(self, name: str | None, line: int) -> Tensor | None:
         """What is added to a parameter per unit of radius; nothing where it stands still."""

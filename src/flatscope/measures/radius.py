@@ -12,7 +12,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
-from flatscope.params import Params, norm
+from flatscope.params import Params, count, norm
 from flatscope.perturbation import unit_directions
 from flatscope.progress import progress
 from flatscope.registry import Value, measure
@@ -22,7 +22,8 @@ START = 1 / 32  # of the norm of the moved weights
 SUP_GROWTH = 2**0.25
 SMALLEST = 1e-9  # of the first radius: a line that is outside there crosses at once
 MOST_STEPS = 200
-BLOCK = 1024  # lines drawn together at most
+BLOCK = 1024  # lines at once, at most
+DRAWN_NUMBERS = 2**26
 
 
 @measure(
@@ -120,7 +121,7 @@ def flatness_radii(
 
 
 def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int) -> Iterator[Params]:
-    """Directions uniform on the unit sphere, stacked a block at a time; the same ones whatever else is asked.
+    """Directions uniform on the unit sphere, stacked a block at a time.
 
     They are drawn where the network is, in single precision: on a GPU the draw would else cost more than all the rest.
     """
@@ -128,16 +129,16 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int) -> Itera
     generator = ctx.generator("flatness_radius")
     if device.type != "cpu":
         generator = torch.Generator(device).manual_seed(generator.initial_seed())
-    block = min(BLOCK, lines_at_once(ctx, moved))
-    for start in range(0, directions, block):
-        k = min(block, directions - start)
-        # One line at a time, so that the draw of a direction does not depend on the memory there is.
-        lines = [
-            [torch.randn(ctx.params[name].shape, generator=generator, device=device) for name in moved]
-            for _ in range(k)
-        ]
-        stacked = {name: torch.stack(drawn) for name, drawn in zip(moved, zip(*lines, strict=True), strict=True)}
-        yield unit_directions({name: value.to(ctx.problem.dtype) for name, value in stacked.items()})
+    # How many are drawn together does not depend on the memory there is, and so neither do the numbers.
+    group = max(1, min(BLOCK, DRAWN_NUMBERS // count(ctx.params[name] for name in moved)))
+    block = min(group, lines_at_once(ctx, moved))
+    for start in range(0, directions, group):
+        k = min(group, directions - start)
+        shapes = {name: (k, *ctx.params[name].shape) for name in moved}
+        drawn = {name: torch.randn(shape, generator=generator, device=device) for name, shape in shapes.items()}
+        for first in range(0, k, block):
+            own = slice(first, first + block)
+            yield unit_directions({name: value[own].to(ctx.problem.dtype) for name, value in drawn.items()})
 
 
 class _Search:
