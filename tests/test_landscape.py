@@ -550,6 +550,7 @@ def test_command_writes_surface_picture_and_page(
 
     model = Path(__file__).parents[1] / "examples" / "my_model.py"
     files = [tmp_path / f"plane.{ending}" for ending in ("npz", "png", "html")]
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back what main replaces
     common = ["flatscope", "landscape", "--model", f"{model}:build", "--data", "digits", "--train-size", "60"]
 
     def run(*words: str) -> tuple[int, str]:
