@@ -12,7 +12,7 @@ from references import Dense, twin
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-MANY, FEW = 16, 4  # starts of the solver for small and large inputs
+MANY, FEW = 40, 4  # starts of the solver for small and large inputs
 
 
 @twin
@@ -35,7 +35,7 @@ def geometric_margin(dense: Dense) -> Tensor:
 
 
 def _to_plane(normal: Tensor, outputs: Tensor, y: int, j: int) -> float:
-    return float((outputs[y] - outputs[j]) / normal.norm())
+    return float(((outputs[y] - outputs[j]) / normal.norm()).detach())
 
 
 def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
@@ -106,7 +106,7 @@ def _nearest_by_solver(dense: Dense, x: Tensor, y: int, j: int) -> float:
     starts = MANY if x.numel() <= 6 else FEW
     for start in range(starts):
         normal = torch.randn(x.numel(), generator=generator, dtype=torch.float64)
-        first = (normal / normal.norm() * float(x.norm()) * start / starts).numpy()
+        first = (normal / normal.norm() * 2 * float(x.norm()) * start / starts).numpy()
         result = minimize(
             lambda d: (d @ d, 2 * d),
             first,

@@ -21,6 +21,7 @@ STEPS = 15
 ROUNDS = 2
 SPREAD = 2.0
 FAR = 10.0
+DIRECTIONS = 6
 SLIDES = 6
 CORNER = 6  # planes of one corner
 SWEEPS = 10
@@ -64,10 +65,8 @@ def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, gener
     for restart in range(restarts):
         turn, place = divmod(restart, order.shape[1])
         start = x
-        if turn:  # at the distance known so far, a little more or less, in a random direction
-            direction = torch.randn(x.shape[1], generator=generator, dtype=torch.float64).to(x)
-            radius = torch.where(nearest.distances.isfinite(), nearest.distances, FAR * (x.norm(dim=1) + 1))
-            start = x + SPREAD ** (turn % 3 - 1) * radius[:, None] * direction / direction.norm()
+        if turn:
+            start = _random_start(network, nearest, y, order[:, place], SPREAD ** (turn % 3 - 1), generator)
         own = Nearest(x)
         _head_for(network, own, start, y, order[:, place])
         _slide(network, own, y)
@@ -76,6 +75,24 @@ def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, gener
     _look_around(network, nearest, y, generator)
     _refine(network, nearest, y)
     return nearest
+
+
+def _random_start(
+    network: Network, nearest: Nearest, y: Tensor, j: Tensor, spread: float, generator: torch.Generator
+) -> Tensor:
+    """At the distance known so far, or some more or less, in the most promising of a few random directions."""
+    x = nearest.x
+    radius = torch.where(nearest.distances.isfinite(), nearest.distances, FAR * (x.norm(dim=1) + 1))
+    directions = torch.randn(DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
+    start, smallest = x, torch.full_like(radius, torch.inf)
+    for direction in directions / directions.norm(dim=1, keepdim=True):
+        point = x + spread * radius[:, None] * direction
+        with torch.no_grad():
+            outputs = network(point)
+        gap = outputs.gather(1, y[:, None])[:, 0] - outputs.gather(1, j[:, None])[:, 0]
+        better = gap < smallest
+        smallest, start = torch.where(better, gap, smallest), torch.where(better[:, None], point, start)
+    return start
 
 
 def linear_distances(network: Network, x: Tensor, y: Tensor, classes: Tensor) -> Tensor:
