@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -16,8 +16,10 @@ from flatscope.auditing import audit
 from flatscope.cli.audit import show_audit
 from flatscope.cli.output import check_place, show_grid
 from flatscope.context import Context
+from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
+from flatscope.registry import select
 from flatscope.report.comparison import lines
 from flatscope.report.figures import save_figures
 from flatscope.report.page import report
@@ -35,6 +37,17 @@ RUNS = {
     "batch 16": TrainConfig(batch_size=16, lr=0.01, momentum=0.9, epochs=400, stop_loss=STOP_LOSS),
     "batch 512": TrainConfig(batch_size=512, lr=0.05, momentum=0.9, epochs=2000, stop_loss=STOP_LOSS),
 }
+
+# All that do not take long, and the sharpness that belongs to the divergence.
+MEASURED = (*(entry.name for entry in select(None)), "expected_sharpness")
+OPTIONS = {"expected_sharpness": {"draws": 60}}
+# Directions in proportion to what they move, so that the planes of both networks reach as far; the path plane is wide
+# enough to meet poles.
+PLANES: tuple[dict[str, Any], ...] = (
+    {"space": "weights", "directions": "filter"},
+    {"space": "psi", "relative": True, "noise": 0.3},
+)
+GRID = 25  # points a side
 
 # One or two of each family; `flatscope audit` takes all of them.
 AUDITED = (
@@ -68,6 +81,7 @@ def demo(
     tables: dict[str, Table] = {}
     histories: dict[str, pd.DataFrame] = {}
     certificates: dict[str, Table] = {}
+    surfaces: dict[str, list[Surface]] = {}
     problems: dict[str, Problem] = {}
     for name, config in RUNS.items():
         say(f"Training a {'-'.join(map(str, WIDTHS))} network on digits with {name} to a loss of {STOP_LOSS} …")
@@ -79,18 +93,20 @@ def demo(
             f"test error {100 * last['test_error']:.1f} %. Measuring …"
         )
         context = Context(problem, seed=seed)
-        tables[name] = measure(problem, context=context)
+        tables[name] = measure(problem, MEASURED, options=OPTIONS, context=context)
         certificates[name] = bounds(problem, context=context)
         tables[name].save(out / f"{_file_name(name)}.parquet")
+        say("  Walking away from it on planes in weight space and in path space …")
+        surfaces[name] = [landscape(problem, grid=GRID, seed=seed, **plane) for plane in PLANES]
     first = next(iter(tables))
     say(f"Writing the {first} network with other weights, and measuring the same function again …")
     audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
     _show(tables, histories)
     show_audit(audits[first])
     command = shlex.join(["flatscope", *sys.argv[1:]])
-    items = {name: [tables[name], certificates[name], histories[name]] for name in tables}
+    items = {name: [tables[name], certificates[name], histories[name], surfaces[name]] for name in tables}
     page = report([items, audits], out / "report.html", title="flatscope demo", command=command)
-    figures = save_figures([tables, histories], out / "figures")
+    figures = save_figures([tables, histories, surfaces], out / "figures")
     say(f"\nReport: {page}\nFigures: {len(figures)} in {out / 'figures'}")
 
 

@@ -249,7 +249,11 @@ def line_plot(lines: Sequence[Line], description: str, *, log_x: bool = False, l
     y_values = [y for line in lines for y in line.y]
     low, high = min(y_values), max(y_values)
     low = low / (high / low) ** 0.05 if log_y else min(low, 0.0)  # air below, or a base line that means zero
-    across, down = Scale(min(x_values), max(x_values), log_x), Scale(low, high, log_y)
+    left, right = min(x_values), max(x_values)
+    if any(line.dotted for line in lines):  # a dot on the frame would be half a dot
+        air = (right / left) ** 0.04 if log_x else (right - left) * 0.04
+        left, right = (left / air, right * air) if log_x else (left - air, right + air)
+    across, down = Scale(left, right, log_x), Scale(low, high, log_y)
     shapes = []
     for line in lines:
         points = [(GRID * across(x), GRID * (1 - down(y))) for x, y in zip(line.x, line.y, strict=True)]

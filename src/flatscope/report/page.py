@@ -172,11 +172,11 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     sections.append(charts_section("distributions", "Distributions", found))
     if (criteria := bicriteria_data(tables)).curves:
         chart = bicriteria_chart(criteria, colours)
-        sections.append(charts_section("bicriteria", "Sharpness and divergence", [chart], wide=True))
+        sections.append(charts_section("bicriteria", "Two criteria", [chart], wide=True))
     found = [layers_chart(layers_data(tables, m), colours) for m in layers_measures(tables)]
-    sections.append(charts_section("layers", "Layer by layer", found))
+    sections.append(charts_section("layers", "Layers", found))
     found = [units_chart(units_data(tables, *profile), colours) for profile in units_profiles(tables)]
-    sections.append(charts_section("units", "Unit by unit", found))
+    sections.append(charts_section("units", "Units", found))
     return Part(summary, [s for s in sections if s.body], {name: table.meta for name, table in tables.items()})
 
 

@@ -62,7 +62,7 @@ def draw_correlations(statistics: list[MeasureStatistics], ax: Axes, colours: tu
         ax.errorbar(value, n, xerr=ends, fmt="o", color=colours[0], markersize=3.5, elinewidth=1)
     ax.axvline(0, color="0.2", linewidth=1)
     ax.set_yticks(range(len(shown)), [entry.measure for entry in shown], fontsize="x-small")
-    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
     ax.set_xlim(-1, 1)
     ax.set_xlabel("Kendall’s tau")
 

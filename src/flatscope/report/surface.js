@@ -28,14 +28,18 @@
     const cells = [];
     for (let r = 0; r < rows - 1; r += 1) {
       for (let c = 0; c < columns - 1; c += 1) {
-        const [a, b, d, e] = [r * columns + c, r * columns + c + 1, (r + 1) * columns + c + 1, (r + 1) * columns + c].map((n) => places[n]);
-        if (Number.isNaN(a + b + d + e)) { cells.push(null); continue; }
+        const n = r * columns + c;
+        const around = [n, n + 1, n + columns + 1, n + columns];
+        const corners = around.filter((corner) => !Number.isNaN(places[corner]));
+        if (corners.length < 3) { cells.push({ corners: [] }); continue; }
+        const mean = corners.reduce((sum, corner) => sum + places[corner], 0) / corners.length;
+        const [a, b, d, e] = around.map((corner) => (Number.isNaN(places[corner]) ? mean : places[corner]));
         const slopeX = ((b + d - a - e) / 2) * TALL * ((columns - 1) / 2);
         const slopeY = ((e + d - a - b) / 2) * TALL * ((rows - 1) / 2);
         const length = Math.hypot(slopeX, slopeY, 1);
         const light = clamp((0.45 * slopeX + 0.35 * slopeY + 0.82) / length, 0, 1);
-        const colour = mixed(ramp, (a + b + d + e) / 4).map((channel) => Math.round(channel * (0.62 + 0.42 * light)));
-        cells.push(`rgb(${colour.map((channel) => Math.min(channel, 255)).join(",")})`);
+        const colour = mixed(ramp, mean).map((channel) => Math.round(channel * (0.62 + 0.42 * light)));
+        cells.push({ corners, colour: `rgb(${colour.map((channel) => Math.min(channel, 255)).join(",")})` });
       }
     }
     return {
@@ -48,7 +52,7 @@
   const eye = (view, width, height) => {
     const [a, e] = [radians(view.azimuth), radians(view.elevation)];
     const [ca, sa, ce, se] = [Math.cos(a), Math.sin(a), Math.cos(e), Math.sin(e)];
-    const size = Math.min(width / 3.5, height / 2.75) * view.zoom;
+    const size = Math.min(width / 3.35, height / 2.6) * view.zoom;
     return (x, y, place) => {
       const z = (place - 0.5) * TALL;
       const right = x * ca - y * sa;
@@ -89,8 +93,8 @@
     pen.lineJoin = "round";
     pen.globalAlpha = 0.35;  // holes leave a shadow on the floor
     pen.fillStyle = style.borderTopColor;
-    cells.forEach((colour, n) => {
-      if (colour !== null) return;
+    cells.forEach(({ corners: known }, n) => {
+      if (known.length) return;
       const [r, c] = [Math.floor(n / (columns - 1)), n % (columns - 1)];
       outline([[c, r], [c + 1, r], [c + 1, r + 1], [c, r + 1]].map(([cc, cr]) => at(x(cc), y(cr), 0)));
       pen.fill();
@@ -100,14 +104,15 @@
     const everyColumn = Math.max(1, Math.round((columns - 1) / 10));
     for (const r of inRows) {
       for (const c of inColumns) {
-        const colour = cells[r * (columns - 1) + c];
-        if (colour === null) continue;
+        const { corners: known, colour } = cells[r * (columns - 1) + c];
+        if (!known.length) continue;
         const n = r * columns + c;
-        outline([point(n), point(n + 1), point(n + columns + 1), point(n + columns)]);
+        outline(known.map(point));
         pen.fillStyle = pen.strokeStyle = colour;
         pen.lineWidth = 0.7;  // closes the seams between neighbours
         pen.fill();
         pen.stroke();
+        if (known.length < 4) continue;
         pen.strokeStyle = "rgba(255,255,255,0.28)";
         if (c % everyColumn === 0) { pen.beginPath(); pen.moveTo(...point(n)); pen.lineTo(...point(n + columns)); pen.stroke(); }
         if (r % everyRow === 0) { pen.beginPath(); pen.moveTo(...point(n)); pen.lineTo(...point(n + 1)); pen.stroke(); }

@@ -1,0 +1,201 @@
+"""Landscapes, unit profiles and the two criteria in the report and in its figures, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from networks import mlp
+from test_report import Page, row, table
+
+import flatscope as fs
+from flatscope.landscape import Surface
+from flatscope.report import save_figures
+from flatscope.report.bicriteria import bicriteria_data
+from flatscope.report.figure_data import Scale
+from flatscope.report.page import page_text
+from flatscope.report.surface_data import bands, height_scale, lines_of, placed, planes
+from flatscope.report.surfaces import HOLE, RAMP, ramp_colour
+from flatscope.report.units import units_data, units_profiles
+from flatscope.table import Table
+
+
+def bowl(space: str = "weights", *, steep: float = 1.0, grid: int = 9, dimensions: int = 2) -> Surface:
+    """A paraboloid of loss over an oblong plane; in path space the points with t₁ > 0.7 are beyond a pole."""
+    axes = (torch.linspace(-1, 1, grid, dtype=torch.float64), torch.linspace(-2, 2, grid + 2, dtype=torch.float64))
+    axes = axes[:dimensions]
+    points = torch.meshgrid(*axes, indexing="ij")
+    loss = 0.5 + steep * sum(point.square() for point in points)
+    poles = points[0] > 0.7 if space == "psi" else torch.zeros_like(loss, dtype=torch.bool)
+    loss[poles] = math.nan
+    return Surface(loss, None, axes, 0.5, space, "gaussian", poles, {"seed": 7, "part": "train"})
+
+
+def canvas(page: Page, n: int = 0) -> dict[str, str | None]:
+    return page.all("canvas")[n]
+
+
+def heights(attributes: dict[str, str | None]) -> np.ndarray:
+    """What the script reads: losses by (row of t₂, column of t₁), NaN at holes."""
+    raw = np.frombuffer(base64.b64decode(str(attributes["data-heights"])), dtype="<u2").astype(float)
+    low, high, log = (float(part) for part in str(attributes["data-scale"]).split())
+    places = np.where(raw == HOLE, math.nan, raw / (HOLE - 1))
+    values = low * (high / low) ** places if log else low + (high - low) * places
+    return values.reshape(-1, int(str(attributes["data-columns"])))
+
+
+def test_the_script_gets_the_losses_in_their_places() -> None:
+    surface = bowl()
+    found = heights(canvas(Page(page_text({"net": surface}))))
+    assert found.shape == (11, 9)  # rows of t₂, columns of t₁
+    assert found == pytest.approx(surface.loss.T.numpy(), abs=1e-4)
+
+
+def test_spaces_share_one_height_scale_and_poles_are_said() -> None:
+    items = {"a": [table(), bowl(), bowl("psi")], "b": [table(2.0), bowl(steep=9.0)]}
+    text = page_text(items)
+    page = Page(text)
+    scales = {canvas(page, n)["data-scale"] for n in range(3)}
+    assert len(scales) == 1
+    low, high, log = (float(part) for part in str(scales.pop()).split())
+    assert (low, high, log) == (0.5, pytest.approx(0.5 + 9 * 5), 1.0)
+    assert np.isnan(heights(canvas(page, 1))).sum() == 2 * 11
+    words = page.text()
+    assert "22 % of the points are holes: no network has these path values" in words.replace("\u202f", " ")
+    assert "Path space (PSI)" in words
+    assert "All planes of this page share one height scale" in words
+    assert "a, weight space, landscape" in words  # provenance
+    maps = [svg for svg in page.all("svg") if svg.get("class") == "map"]
+    assert len(maps) == 3
+    assert all("Contour map of" in str(svg["aria-label"]) for svg in maps)
+    assert text.count('class="holes"') == 1
+    assert "hole" in page.text("table")
+
+
+def test_contours_cover_the_plane_and_nothing_else() -> None:
+    """The filled areas of a plane without holes add up to the whole map; with holes to what is left."""
+    pattern = re.compile(r'<path d="([^"]*)" fill="#[0-9a-f]{6}"')
+
+    def area(text: str) -> float:
+        total = 0.0
+        for path in pattern.findall(text):
+            for ring in path.strip("MZ").split("ZM"):
+                x, y = np.array([[float(v) for v in point.split()] for point in ring.split("L")]).T
+                total += 0.5 * float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+        return abs(total)
+
+    whole = area(page_text({"net": bowl(grid=17)}))
+    assert whole == pytest.approx(360**2, rel=1e-3)
+    left = area(page_text({"net": bowl("psi", grid=17)}))
+    columns = bowl("psi", grid=17).poles[:, 0].sum().item()
+    assert left == pytest.approx(360**2 * (16 - columns) / 16, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("flat", lambda loss: loss.fill_(2.0)),
+        ("nothing finite", lambda loss: loss.fill_(math.nan)),
+        ("infinite", lambda loss: loss[0].fill_(math.inf)),
+        ("zero at the bottom", lambda loss: loss.sub_(loss.nan_to_num(nan=9.0).min())),
+        ("huge", lambda loss: loss.mul_(1e300)),
+        ("negative", lambda loss: loss.sub_(100.0)),
+    ],
+)
+def test_odd_surfaces_make_a_page_and_figures(name: str, change: object, tmp_path: Path) -> None:
+    for dimensions in (1, 2):
+        surface = bowl("psi", dimensions=dimensions)
+        change(surface.loss)  # type: ignore[operator]
+        Page(page_text({name: surface}))
+        assert save_figures({name: surface}, tmp_path / str(dimensions))
+
+
+def test_lines_break_at_poles() -> None:
+    surface = bowl("psi", dimensions=1)
+    surface.loss[3] = math.nan
+    line = lines_of({"net, path space (PSI)": surface})[0]
+    assert line.network == "net"
+    assert [len(x) for x, _ in line.pieces] == [3, 3]  # of nine points one in the middle and two at the end are holes
+    assert line.holes == 3
+    assert "Lines break at 3 points" in Page(page_text({"net": surface})).text()
+
+
+def test_a_real_landscape_is_shown() -> None:
+    problem = mlp().problem()
+    surfaces = [fs.landscape(problem, grid=5), fs.landscape(problem, "psi", grid=5, noise=1e-4)]
+    page = Page(page_text({"net": [fs.measure(problem, "margin"), surfaces]}))
+    assert len(page.all("canvas")) == 2
+    assert heights(canvas(page))[2, 2] == pytest.approx(surfaces[0].centre, rel=1e-3)
+
+
+def test_height_scale_and_bands() -> None:
+    group = planes({"n": bowl()})["n"]
+    assert height_scale(group) == Scale(0.5, 5.5, False)
+    steep = height_scale(planes({"n": bowl(steep=100.0)})["n"])
+    assert steep.log
+    levels = bands(steep)
+    assert (levels[0], levels[-1]) == (steep.low, steep.high)
+    assert levels == sorted(levels)
+    assert {1.0, 10.0, 100.0} <= set(levels)
+    places = placed(np.array([[0.5, math.nan], [5.5, 3.0]]), Scale(0.5, 5.5))
+    assert np.array_equal(places, [[0.0, math.nan], [1.0, 0.5]], equal_nan=True)
+    assert (ramp_colour(0), ramp_colour(1), ramp_colour(9)) == (RAMP[0], RAMP[-1], RAMP[-1])
+
+
+def units_table(scale: float = 1.0, n: int = 40) -> Table:
+    values = scale * np.geomspace(1e-3, 1, n)
+    rows = [row("rho_unit", float(v), layer="fc1", unit=k) for k, v in enumerate(values)]
+    return Table([*rows, row("rho_unit", 2.0, layer="fc2", unit=0)])
+
+
+def test_unit_profiles() -> None:
+    tables = {"a": units_table(), "b": units_table(3.0, n=1000)}
+    assert units_profiles(tables) == [("rho_unit", "fc1"), ("rho_unit", "fc2")]
+    data = units_data(tables, "rho_unit", "fc1")
+    assert data.log
+    assert data.n_units == [40, 1000]
+    assert data.values[0] == sorted(np.geomspace(1e-3, 1, 40).tolist(), reverse=True)
+    assert len(data.values[1]) <= 160
+    assert (data.ranks[1][0], data.ranks[1][-1]) == (1.0, 1000.0)
+    values = np.geomspace(1e-3, 1, 40)
+    assert data.shares[0] == pytest.approx(values[-4:].sum() / values.sum())
+    page = Page(page_text(tables))
+    assert "rho_unit · fc1" in page.text("h3")
+    assert "units" in [section["id"] for section in page.all("section")]
+
+
+def criteria_table(scale: float = 1.0) -> Table:
+    rows = []
+    for alpha in (0.1, 0.01, 0.001):  # not in order
+        rows.append(row("expected_sharpness", scale * alpha, options=f'{{"alpha": {alpha}, "draws": 9}}', stderr=1e-4))
+        rows.append(row("pac_bayes_kl", 1 / alpha**2, options=f'{{"alpha": {alpha}}}'))
+    return Table([*rows, row("expected_sharpness", math.nan, options='{"alpha": 1.0}', exact=False, reason="no")])
+
+
+def test_the_two_criteria() -> None:
+    curve = bicriteria_data({"a": criteria_table(2.0)}).curves[0]
+    assert curve.alphas == [0.001, 0.01, 0.1]
+    assert curve.sharpness == [0.002, 0.02, 0.2]
+    assert curve.divergence == pytest.approx([1e6, 1e4, 1e2])
+    assert curve.errors == [1e-4] * 3
+    page = Page(page_text({"a": criteria_table(), "b": criteria_table(2.0)}))
+    assert "Expected sharpness against KL divergence" in page.text("h3")
+    assert bicriteria_data({"a": table()}).curves == []
+    assert "bicriteria" not in [section["id"] for section in Page(page_text(table())).all("section")]
+
+
+def test_figures_of_all_of_it(tmp_path: Path) -> None:
+    items = {"a": [criteria_table(), bowl(), bowl("psi"), bowl(dimensions=1)], "b": [units_table(), bowl(steep=4.0)]}
+    saved = save_figures(items, tmp_path, ("pdf", "svg"))
+    assert {path.stem for path in saved} >= {
+        "sharpness-and-divergence", "units-rho_unit-fc1", "units-rho_unit-fc2", "landscape-a", "relief-a",
+        "landscape-b", "relief-b", "landscape-lines",
+    }  # fmt: skip
+    assert all(path.stat().st_size > 1000 for path in saved)
+    again = save_figures(items, tmp_path / "again", "pdf")
+    assert {path.stem for path in again} == {path.stem for path in saved}
