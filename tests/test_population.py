@@ -616,9 +616,10 @@ def test_on_a_gpu_every_trial_is_what_plain_training_gives(family, tmp_path):
     ]
     given = {"device": "cuda", "dtype": torch.float64, "stacked": True}
     population = train_population(build_from, trials, data, checkpoint=tmp_path, **given)
-    assert population.frame()["diverged"].tolist() == [False, False, True, False]
+    assert population.frame()["diverged"][2] == alone(build_from, trials[2], data).diverged
     for i in (0, 1, 3):
         expected = alone(build_from, trials[i], data)
+        assert not population.frame()["diverged"][i]
         assert largest_difference(expected.model, population.state(i)) < 1e-8
         same_history(expected.history, population.histories[i], rtol=1e-8)
     assert (
@@ -627,6 +628,21 @@ def test_on_a_gpu_every_trial_is_what_plain_training_gives(family, tmp_path):
         )
         == 0
     )
+
+
+@cuda
+@pytest.mark.parametrize("family", ["lenet5", "all_conv", "conv_batchnorm"])
+def test_on_a_gpu_what_is_not_finite_stays_in_its_trial(family):
+    build_from, settings, shape = FAMILIES[family]
+    data = blobs(n=64, shape=shape, dtype=torch.float32)
+    common = {"batch_size": 8, "epochs": 1, "momentum": 0.9, **settings}
+    runs = []
+    for lr in (0.01, 1e38):  # the same number of trials, so that the same kernels run
+        trials = [{"lr": lr if seed == 3 else 0.01, "seed": seed, **common} for seed in range(8)]
+        runs.append(train_population(build_from, trials, data, device="cuda", stacked=True))
+    assert runs[1].frame()["diverged"].tolist() == [seed == 3 for seed in range(8)]
+    for i in (0, 1, 2, 4, 5, 6, 7):
+        assert largest_difference(runs[0].model(i), runs[1].state(i)) < 1e-5
 
 
 @cuda
