@@ -24,6 +24,7 @@ from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl, unit_prior_
 from flatscope.bounds.rademacher import L1Class, dudley, l1_class, local_margin_bound, margin_bound, smooth_entropy
 from flatscope.bounds.robustness import Partition, _spread, best_gap, dyadic_grid, log_weight, robust_gap
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.training.loop import TrainConfig, epoch_order, train
 
 SEEDED = torch.Generator().manual_seed(0)
 
@@ -149,6 +150,33 @@ def test_covering_takes_the_distance_from_the_start_or_a_radius() -> None:
     assert "before training" in row(mlp().problem(initial=None), "covering")["reason"]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_sum_of_all_steps_is_the_displacement(momentum: float) -> None:
+    """Zhang et al. (2017), eq 15: ‖Σ γ_t ∇V‖ by hand, in the history and in the bound; with momentum, of updates."""
+    tiny = mlp()
+    start = {name: value.clone() for name, value in tiny.model.state_dict().items()}
+    config = TrainConfig(lr=0.05, momentum=momentum, batch_size=4, epochs=3, lr_decay=0.7, seed=2)
+    steps = {name: torch.zeros_like(p) for name, p in tiny.model.named_parameters()}
+    velocity, w = dict(steps), {name: p.detach().clone() for name, p in tiny.model.named_parameters()}
+    for epoch in range(3):
+        order = epoch_order(len(tiny.x), 2, epoch)
+        for first in range(0, len(order), 4):
+            batch = order[first : first + 4]
+            leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+            outputs = torch.func.functional_call(tiny.model, leaves, (tiny.x[batch],))
+            gradients = torch.autograd.grad(nn.functional.cross_entropy(outputs, tiny.y[batch]), list(leaves.values()))
+            for (name, value), gradient in zip(w.items(), gradients, strict=True):
+                velocity[name] = momentum * velocity[name] + gradient
+                update = 0.05 * 0.7**epoch * velocity[name]
+                steps[name], w[name] = steps[name] + update, value - update
+    accumulated = math.sqrt(sum(float(value.square().sum()) for value in steps.values()))
+    history = train(tiny.model, (tiny.x, tiny.y), config, show_progress=False).history
+    assert history["distance"].iloc[-1] == pytest.approx(accumulated, rel=1e-10)
+    problem = fs.Problem(tiny.model, train=(tiny.x, tiny.y), initial=start)
+    expected = row(problem, "covering", radius=accumulated, epsilon=1e-4)["value"]
+    assert row(problem, "covering", epsilon=1e-4)["value"] == pytest.approx(expected, rel=1e-10)
+
+
 def test_gradient_descent_stays_in_the_explored_ball() -> None:
     """‖f_T − f_0‖ ≤ Σ γ ‖∇‖ ≤ R√T for γ = R/(L√T) on |w|, which is 1-Lipschitz."""
     w, start, steps = 3.0, 3.0, 50
@@ -261,9 +289,41 @@ def test_local_margin_bound_is_linear_in_its_unknown_constant() -> None:
     assert "positive margin" in row(binary().problem(), "margin_rademacher")["reason"]
 
 
-def test_more_than_two_classes_are_refused() -> None:
-    for name in ("rademacher_l1", "margin_l1", "margin_rademacher"):
-        assert "two outputs" in row(mlp().problem(), name)["reason"]
+def test_more_than_two_classes_cost_twice_their_number() -> None:
+    """Kuznetsov, Mohri and Syed (2015): 4K/γ times the complexity of an output at one γ, twice that at all of them."""
+    tiny = mlp()
+    own, problem = l1_class(fs.Context(tiny.problem())), tiny.problem()
+    outputs = tiny.model(tiny.x).detach()
+    assert own.classes == problem.n_outputs == 3
+    assert float(outputs.abs().max()) <= own.supremum
+    expected = 4 * 3 * own.rademacher(11) + math.sqrt(math.log(20) / 22)
+    assert row(problem, "rademacher_l1")["value"] == pytest.approx(expected)
+    gamma = 2 * own.supremum  # as large as can be: every margin is below, and the complexity counts least
+    expected = 1 + 8 * 3 / gamma * own.rademacher(11) + math.sqrt(math.log(40) / 22)
+    assert row(problem, "margin_l1")["value"] <= expected + 1e-12
+    labelled = tiny.problem(train=(tiny.x, outputs.argmax(1)))
+    assert row(labelled, "margin_rademacher")["value"] > 0
+    assert (
+        "two outputs" in row(regression().problem(), "margin_l1")["reason"]
+        or "class" in (row(regression().problem(), "margin_l1")["reason"])
+    )
+
+
+def test_complexity_of_margins_by_simulation() -> None:
+    """Three linear outputs with ‖w_k‖_1 ≤ 1: no weights found by ascent reach above the bound, and some come near."""
+    n, d, classes = 40, 3, 3
+    x = torch.rand(n, d, generator=SEEDED).double() * 2 - 1
+    y = torch.randint(0, classes, (n,), generator=SEEDED)
+    corners = torch.cat([torch.eye(d), -torch.eye(d)]).double()  # the corners of the ℓ1 ball
+    outputs = corners @ x.T  # (2d, n)
+    choices = torch.cartesian_prod(*[torch.arange(2 * d)] * classes)  # a corner for each class
+    scores = outputs[choices]  # (choices, classes, n)
+    own = scores.gather(1, y.expand(len(scores), 1, n))[:, 0]
+    others = scores.masked_fill(torch.nn.functional.one_hot(y, classes).T.bool(), -math.inf).amax(1)
+    signs = torch.randint(0, 2, (500, n), generator=SEEDED).double() * 2 - 1
+    simulated = float((signs @ (own - others).T / n).amax(1).mean())
+    bound = L1Class((1.0,), d, 1.0, classes)
+    assert L1Class((1.0,), d).rademacher(n) / 2 < simulated <= bound.margin_complexity(n) == 6 * bound.rademacher(n)
 
 
 def test_entropy_integral_scales_as_it_should() -> None:

@@ -79,8 +79,9 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
     Args:
         ctx: the network.
         delta: not used: the statement hides it among the constants.
-        radius: G_T, a bound on the norm of the sum of all steps; 0 for the distance from the weights before training,
-            which is that norm where steps were not projected.
+        radius: G_T, a bound on the norm of the sum of all steps γ_t ∇V; 0 for the distance from the weights before
+            training. For plain SGD, neither projected nor with momentum or weight decay, the two are the same, since
+            w_T - w_0 = -Σ γ_t ∇V; with those it is the norm of the sum of the updates, and w_T still lies in that ball.
         epsilon: radius of the balls of the cover, in weight space.
     """
     del delta
