@@ -1,0 +1,279 @@
+"""Surfaces that turn and populations that are looked through, in headless Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_report import table
+from test_report_browser import SIDEWAYS, brightness, browser, made, pytestmark  # noqa: F401  the browser is a fixture
+from test_report_landscape import bowl
+from test_report_population import NETWORK_WIDE, population
+
+from flatscope.report import PopulationFrame
+
+N_NETWORKS = 144
+CORRELATIONS = (
+    "[...document.querySelectorAll('.correlations tbody tr:not([hidden]) .name')].map(e => e.dataset.measure)"
+)
+INK = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let painted = 0;
+  for (let n = 3; n < data.length; n += 4) painted += data[n] > 0;
+  return painted / (data.length / 4);
+}"""
+PICTURE = "canvas => canvas.toDataURL()"
+
+
+@pytest.fixture(scope="module")
+def landscape_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    items = {
+        "small batch": [table(), bowl(grid=31), bowl("psi", grid=31)],
+        "large batch": [table(3.0), bowl(grid=31, steep=9.0), bowl(dimensions=1)],
+    }
+    return made(items, tmp_path_factory.mktemp("landscape"))
+
+
+@pytest.fixture(scope="module")
+def population_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return made({"many": PopulationFrame(population(N_NETWORKS, 60))}, tmp_path_factory.mktemp("population"))
+
+
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:  # noqa: F811  the fixture, passed on
+    """The page; anything on the console and any request but for the page itself is an error."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"} | options)
+    context.set_default_timeout(8000)
+    page = context.new_page()
+    heard: list[str] = []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: heard.append(request.url))
+    page.goto(address)
+    yield page
+    context.close()
+    assert [text for text in heard if text != address and not text.startswith("data:")] == []
+
+
+@pytest.fixture
+def landscape(browser: Any, landscape_page: str) -> Iterator[Any]:  # noqa: F811
+    for page in opened(browser, landscape_page):
+        page.wait_for_selector("canvas[data-azimuth]")
+        yield page
+
+
+@pytest.fixture
+def many(browser: Any, population_page: str) -> Iterator[Any]:  # noqa: F811
+    yield from opened(browser, population_page)
+
+
+def angles(canvas: Any) -> tuple[float, float, float]:
+    return tuple(float(canvas.get_attribute(f"data-{name}")) for name in ("azimuth", "elevation", "zoom"))  # type: ignore[return-value]
+
+
+def settled(page: Any) -> None:
+    """Drawing happens with the next frame."""
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def drag(page: Any, canvas: Any, across: float, down: float) -> None:
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + across / 2, y + down / 2)
+    page.mouse.move(x + across, y + down)
+    page.mouse.up()
+    settled(page)
+
+
+def test_a_surface_turns_under_the_hand(landscape: Any) -> None:
+    canvas = landscape.locator("canvas").first
+    before, picture = angles(canvas), canvas.evaluate(PICTURE)
+    assert 0.1 < canvas.evaluate(INK) < 0.9
+    drag(landscape, canvas, 80, 20)
+    assert angles(canvas) == pytest.approx((before[0] + 40, before[1] + 10, 1.0))
+    assert canvas.evaluate(PICTURE) != picture
+    drag(landscape, canvas, -80, -20)
+    assert angles(canvas) == pytest.approx(before)
+    assert canvas.evaluate(PICTURE) == picture
+
+
+def test_surfaces_of_one_network_turn_together(landscape: Any) -> None:
+    canvases = landscape.locator("canvas")
+    assert canvases.count() == 3
+    drag(landscape, canvases.nth(0), 50, 0)
+    assert angles(canvases.nth(1)) == angles(canvases.nth(0))
+    assert angles(canvases.nth(2)) != angles(canvases.nth(0))  # another network
+
+
+def test_keys_turn_and_zoom(landscape: Any) -> None:
+    canvas = landscape.locator("canvas").first
+    azimuth, elevation, _ = angles(canvas)
+    canvas.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "+"):
+        landscape.keyboard.press(key)
+    settled(landscape)
+    assert angles(canvas) == pytest.approx((azimuth + 10, elevation + 5, 1.15))
+    assert "seen from −28°, 37° up" in landscape.locator(".relief output").first.text_content()
+    for _ in range(20):
+        landscape.keyboard.press("ArrowUp")
+    settled(landscape)
+    assert angles(canvas)[1] == 90  # straight from above, and no further
+    landscape.keyboard.press("0")
+    settled(landscape)
+    assert angles(canvas) == (azimuth, elevation, 1.0)
+
+
+def test_the_wheel_zooms_only_a_focused_surface(landscape: Any) -> None:
+    canvas = landscape.locator("canvas").first
+    canvas.scroll_into_view_if_needed()
+    canvas.hover()
+    landscape.mouse.wheel(0, -40)
+    settled(landscape)
+    assert angles(canvas)[2] == 1.0  # the page scrolled instead
+    canvas.focus()
+    canvas.hover()
+    landscape.mouse.wheel(0, -100)
+    landscape.wait_for_function("document.querySelector('canvas').dataset.zoom > 1.1")
+
+
+def test_pointing_reads_off_the_loss(landscape: Any) -> None:
+    canvas = landscape.locator("canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    read = landscape.locator(".relief output").first
+    landscape.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "loss" in read.text_content()
+    landscape.mouse.move(box["x"] + 2, box["y"] + box["height"] - 2)
+    assert read.text_content() == ""
+
+
+def test_surfaces_follow_the_theme_and_the_paper(landscape: Any) -> None:
+    canvas = landscape.locator("canvas").first
+    light = canvas.evaluate(PICTURE)
+    landscape.get_by_role("button", name="Switch to dark colours").click()
+    settled(landscape)
+    assert brightness(landscape) < 60
+    assert canvas.evaluate(PICTURE) != light
+    landscape.emulate_media(media="print")
+    landscape.set_viewport_size({"width": 720, "height": 1000})
+    settled(landscape)
+    assert landscape.evaluate(SIDEWAYS) == 0
+    assert landscape.locator(".map").first.is_visible()
+    assert canvas.evaluate(INK) > 0.05
+    assert landscape.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_a_phone_shows_surfaces_and_populations(browser: Any, landscape_page: str, population_page: str) -> None:  # noqa: F811
+    for address in (landscape_page, population_page):
+        for page in opened(browser, address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True):
+            assert page.evaluate(SIDEWAYS) == 0
+            page.eval_on_selector_all("details", "all => all.forEach(e => { e.open = true; })")
+            assert page.evaluate(SIDEWAYS) == 0
+            for wide in page.locator("canvas, .map, .scatter").all():
+                assert 250 < wide.bounding_box()["width"] <= 390
+
+
+def test_contour_maps_need_no_script(browser: Any, landscape_page: str) -> None:  # noqa: F811
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(landscape_page)
+    assert page.locator(".map").count() == 3
+    assert not page.locator("canvas").first.is_visible()
+    context.close()
+
+
+def marks(page: Any) -> list[list[str]]:
+    return page.eval_on_selector_all(".marks > svg", "all => all.map(e => [e.getAttribute('x'), e.getAttribute('y')])")
+
+
+def test_the_script_redraws_what_the_page_came_with(browser: Any, population_page: str) -> None:  # noqa: F811
+    """The plot is drawn here once and in the browser again; both must put every mark in the same place."""
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(population_page)
+    still = [[float(x.rstrip("%")), float(y)] for x, y in marks(page)]
+    said, ticks = page.locator(".correlation").text_content(), page.locator(".axes text").all_text_contents()
+    assert not page.locator(".controls").is_visible()
+    context.close()
+    for page in opened(browser, population_page):
+        moving = [[float(x.rstrip("%")), float(y)] for x, y in marks(page)]
+        for there, here in zip(still, moving, strict=True):
+            assert here == pytest.approx(there, abs=0.11)
+        assert page.locator(".correlation").text_content() == said
+        assert page.locator(".axes text").all_text_contents() == ticks
+
+
+def test_measure_colour_and_scale_by_keyboard(many: Any) -> None:
+    before = marks(many)
+    assert len(before) == N_NETWORKS
+    first = many.locator(".scatter").get_attribute("data-measure")
+    assert first == NETWORK_WIDE[0]
+    many.locator("[name=measure]").focus()
+    many.keyboard.press("ArrowDown")
+    second = many.locator(".scatter").get_attribute("data-measure")
+    assert second != first
+    assert many.locator("[name=measure]").input_value() == second
+    assert many.locator("figure h3").text_content() == f"generalization_gap against {second}"
+    after = marks(many)
+    assert [y for _, y in after] == [y for _, y in before]
+    assert [x for x, _ in after] != [x for x, _ in before]
+    said = many.locator(".correlation").text_content()
+    many.locator("[name=logx]").press("Space")
+    assert marks(many) != after
+    assert many.locator(".correlation").text_content() != said  # Pearson's number is that of the axes shown
+    many.locator("[name=colour]").focus()
+    assert many.locator("figure .legend li").all_text_contents() == ["4", "32", "256"]
+    many.keyboard.press("ArrowDown")
+    assert many.locator("figure .legend li").all_text_contents() == ["adam", "sgd"]
+    shapes = many.eval_on_selector_all(".marks path", "all => new Set(all.map(e => e.getAttribute('d'))).size")
+    assert shapes == 2  # told apart by shape as well as colour
+
+
+def test_arrow_keys_walk_through_the_networks(many: Any) -> None:
+    many.locator(".scatter").focus()
+    read = many.locator(".read")
+    seen = []
+    for _ in range(3):
+        many.keyboard.press("ArrowRight")
+        seen.append(read.text_content())
+    assert len(set(seen)) == 3
+    assert all(text.startswith("network ") and "generalization_gap" in text for text in seen)
+    many.keyboard.press("ArrowLeft")
+    assert read.text_content() == seen[1]
+    many.keyboard.press("Escape")
+    assert read.text_content() == ""
+
+
+def test_correlations_sort_filter_and_show(many: Any) -> None:
+    names = many.evaluate(CORRELATIONS)
+    assert len(names) == min(60, len(NETWORK_WIDE))
+    many.locator(".correlations th button").first.press("Enter")
+    assert many.evaluate(CORRELATIONS) == sorted(names)
+    many.locator(".correlations th button").nth(3).click()
+    assert many.eval_on_selector_all(".correlations th[aria-sort]", "all => all.map(e => e.ariaSort)")[3] == "ascending"
+    many.locator("#population-table-0-tools input[type=search]").fill(NETWORK_WIDE[3])
+    assert NETWORK_WIDE[3] in many.evaluate(CORRELATIONS)
+    assert len(many.evaluate(CORRELATIONS)) < len(names)
+    many.locator(f'.pick[data-measure="{NETWORK_WIDE[3]}"]').press("Enter")
+    assert many.locator(".scatter").get_attribute("data-measure") == NETWORK_WIDE[3]
+
+
+def test_a_population_of_144_is_interactive_within_a_second(browser: Any, population_page: str) -> None:  # noqa: F811
+    """From the start of loading to the end of the script, and one sort with one redraw, by the page's own clock."""
+    for page in opened(browser, population_page):
+        ready, change = page.evaluate(
+            """() => {
+              const begun = performance.now();
+              document.querySelector(".correlations th button").click();
+              const measure = document.querySelector("[name=measure]");
+              measure.selectedIndex = 1;
+              measure.dispatchEvent(new Event("change"));
+              document.body.getBoundingClientRect();  // the layout is part of it
+              return [performance.getEntriesByType("navigation")[0].domContentLoadedEventEnd, performance.now() - begun];
+            }"""
+        )
+        assert page.evaluate(CORRELATIONS) == sorted(page.evaluate(CORRELATIONS))
+        assert 0 < ready < 1000 - change, f"ready after {ready:.0f} ms, sort and redraw {change:.0f} ms"
