@@ -11,13 +11,16 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.landscape.affine_layers import Responses, affine_layers, answered_forward, responses
 from flatscope.landscape.charts import Chart
+from flatscope.landscape.replay import ReplayedPoints
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, stackable
+from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, parts_of
 
 KEPT_BYTES = 2**30
 STACK_BYTES = 256 * 2**20
-CPU_BATCH = 256  # a batch of responses stays in the cache of the processor from one grid point to the next
+GPU_BATCH = 2048
+TOGETHER = 2**14  # samples times networks in one call on a GPU
 Known = tuple[Inputs, Tensor, Responses]
 
 
@@ -40,6 +43,8 @@ class GridLosses:
             self._layers = {}
         self._kept: list[Known] | None = None
         self._may_keep = self._bytes_of_all() <= KEPT_BYTES
+        self._captured: ReplayedPoints | None = None
+        self._may_capture = ctx.problem.device.type == "cuda"
 
     @property
     def width(self) -> int:
@@ -73,11 +78,17 @@ class GridLosses:
     def _evaluated(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:
         k = len(points)
         problem = self._ctx.problem
+        replay = self._replay() if k > 1 else None
+        if replay is not None:
+            sums, errors = replay(weights, points)
+            self._ctx.count("forward", k * self._n)
+            return sums.cpu() / self._n, errors.cpu() / self._n if problem.classification else None
         losses = torch.zeros(k, dtype=torch.float64, device=problem.device)
         wrong = torch.zeros(k, dtype=torch.float64, device=problem.device)
-        run = self._together if self._stacked and k > 1 else self._one_by_one
         with torch.no_grad():
             for inputs, targets, known in self._batches():
+                fits = self._on_cpu or k * len(targets) <= TOGETHER
+                run = self._together if self._stacked and k > 1 and fits else self._one_by_one
                 outputs = run(weights, points, inputs, known)  # (k, n, ...)
                 flat, repeated = outputs.flatten(0, 1), targets.repeat(k, *[1] * (targets.ndim - 1))
                 losses += problem.loss(flat, repeated).reshape(k, -1).double().sum(1)
@@ -117,7 +128,9 @@ class GridLosses:
             yield from self._kept
             return
         kept: list[Known] = []
-        size = min(self._ctx.problem.batch_size, CPU_BATCH) if self._on_cpu else self._ctx.problem.batch_size
+        size = self._ctx.problem.batch_size
+        if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
+            size = GPU_BATCH
         for inputs, targets in self._ctx.batches(self._part, size):
             known = inputs, targets, responses(self._ctx, self._chart, self._layers, inputs) if self._layers else {}
             if self._may_keep:
@@ -125,6 +138,15 @@ class GridLosses:
             yield known
         if self._may_keep:
             self._kept = kept
+
+    def _replay(self) -> ReplayedPoints | None:
+        """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
+        if self._captured is None and self._may_capture and self._kept is not None:
+            try:
+                self._captured = ReplayedPoints(self._ctx, self._kept, self._chart.names)
+            except (RuntimeError, ValueError, NotImplementedError):  # it looks at values, or copies to the CPU
+                self._may_capture = False
+        return self._captured
 
     def _bytes_of_all(self) -> int:
         inputs = self._ctx.problem.example()
