@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -109,6 +110,30 @@ def test_noise_measures_move_under_a_rescaling_and_path_norms_do_not() -> None:
         noise = math.hypot(before.stderr(name), after.stderr(name))
         assert abs(before[name] - after[name]) > 4 * noise + 0.01 * before[name]
     assert after["l1_path_norm"] == pytest.approx(before["l1_path_norm"], rel=1e-12)
+
+
+def test_a_trade_between_two_layers_moves_sharpness_and_divergence() -> None:
+    """(cW_1, W_2/c) is the same function: ζ and KL take other values at every c, path norms do not."""
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(0, 3, (40,))
+    values: dict[str, list[float]] = {"sharpness": [], "pac_bayes_kl": [], "l1_path_norm": [], "l2_path_norm": []}
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
+    options = {"pac_bayes_kl": {"alpha": 0.1}, "sharpness": {"steps": 100}}
+    for c in (0.1, 1.0, 10.0, 100.0):
+        other = copy.deepcopy(model)
+        other[0].weight.data *= c
+        other[2].weight.data /= c
+        torch.testing.assert_close(other(x), model(x), rtol=1e-12, atol=1e-12)
+        table = fs.measure(fs.Problem(other, train=(x, y)), list(values), options=options)
+        for name, found in values.items():
+            found.append(table[name])
+    for name, found in values.items():
+        if name.endswith("path_norm"):
+            assert found == pytest.approx(found[:1] * 4, rel=1e-12)
+        else:
+            assert all(abs(a / b - 1) > 0.01 for i, a in enumerate(found) for b in found[:i]), (name, found)
+            assert max(found) > 1.2 * min(found)
 
 
 def planted(alphas: tuple[float, ...], power: float) -> list[NoiseLevel]:

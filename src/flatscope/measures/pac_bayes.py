@@ -43,7 +43,8 @@ TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
     exact=False,
     on_folded=True,
     conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
-    "same mini-batch; batches depend on the order of the samples where there are more than `batch`",
+    "same mini-batch; batches depend on the order of the samples where there are more than `batch`; a GPU draws other "
+    "noise of the same law than a CPU",
 )
 def expected_sharpness(
     ctx: Context, *, alpha: Any = ALPHAS, draws: int = 1000, batch: int = 64, slope: float = SLOPE
@@ -141,13 +142,15 @@ def paired_rises(ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: 
 
 def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
     """Draws of ν / α in stacks, whose size depends on the network alone: the same draws whatever else is asked."""
-    generator, scale = ctx.generator("expected_sharpness"), noise_scale(ctx, slope)
+    scale, device = noise_scale(ctx, slope), ctx.problem.device
+    # A GPU draws for itself (other numbers of the same law): to draw and send them took more than half of the time.
+    generator = torch.Generator(device).manual_seed(ctx.generator("expected_sharpness").initial_seed())
     block = max(1, min(TOGETHER, STACK_BYTES // (128 * count(scale.values()))))
     for start in range(0, pairs, block):
         copies = min(block, pairs - start)
-        # Single precision: eight times as fast to draw, which is most of the time that a GPU needs.
+        # Single precision: eight times as fast to draw.
         yield {
-            name: torch.randn(copies, *value.shape, generator=generator, dtype=torch.float32).to(value.device) * value
+            name: torch.randn(copies, *value.shape, generator=generator, device=device, dtype=torch.float32) * value
             for name, value in scale.items()
         }
 
@@ -165,7 +168,9 @@ def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) 
     for index, (inputs, targets) in enumerate(parts):
         row = []
         for size in sizes.tolist():
-            moved = {name: ctx.params[name] + (size * v[index]).to(ctx.params[name]) for name, v in noise.items()}
+            moved = {
+                name: ctx.params[name] + (size * v[index]).to(ctx.params[name]) for name, v in noise.items() if size
+            }
             with torch.no_grad():
                 losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **moved}), targets)
             row.append(float(losses.double().mean()))
