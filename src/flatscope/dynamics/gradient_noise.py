@@ -250,9 +250,9 @@ def noise_at(ctx: Context, components: int | Sequence[int] = 100) -> GradientNoi
     kept = []
     for gradients in sample_gradients(ctx):
         kept.append(gradients[:, chosen.to(device)].double().cpu())
-        squares = (gradients.double() - mean).square_()
-        second += squares.sum(0)
-        fourth += squares.square_().sum(0)
+        squares = gradients.sub_(mean.to(gradients)).square_()
+        second += squares.sum(0, dtype=torch.float64)
+        fourth += squares.double().square_().sum(0)  # in single precision fourth powers of small gradients vanish
     n = ctx.problem.n_train
     variance = (second / n).cpu()
     return GradientNoise(mean.cpu(), float(variance.sum()), chosen, torch.cat(kept), variance, (fourth / n).cpu())

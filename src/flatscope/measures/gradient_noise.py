@@ -55,9 +55,11 @@ def batch_factor(n: int, batch: int, replacement: bool) -> float:
 
 def noise_squares(ctx: Context) -> Tensor:
     """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
-    mean = flatten(ctx.gradient()).to(ctx.problem.device)  # (p,)
-    found = [(gradients.double() - mean).square().sum(1).cpu() for gradients in sample_gradients(ctx)]
-    return torch.cat(found)
+    mean = flatten(ctx.gradient()).to(ctx.problem.device, ctx.problem.dtype)  # (p,)
+    found = [
+        torch.linalg.vector_norm(gradients.sub_(mean), dim=1).double().cpu() for gradients in sample_gradients(ctx)
+    ]
+    return torch.cat(found).square()
 
 
 def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Tensor]:
