@@ -1,10 +1,11 @@
 """The nearest inputs of another class that a search finds, for many samples at once.
 
-Each restart heads for one other class j. At a point p the gap f_y − f_j is replaced by its linearisation, and the next
-point lies between the projections of p and of x itself onto the plane where that vanishes (Croce and Hein 2020). A
-point that has changed class is kept and drawn back towards x. At the end every point found slides along its tangent
-plane while that brings it nearer, and is bisected onto the boundary. Values and gradients of the function are all that
-is used, so that whatever leaves the function alone leaves the search alone.
+Each restart heads for one other class j: the first for those that seem nearest from x itself, the others from random
+points. At a point p the gap f_y − f_j is replaced by its linearisation, and the next point lies between the projections
+of p and of x onto the plane where that vanishes (Croce and Hein 2020). A point that has changed class is kept and drawn
+back towards x. What a restart found slides along its tangent plane while that brings it nearer, and turns corners where
+planes meet; the best is bisected onto the boundary. Values and gradients of the function are all that is used, so that
+whatever leaves the function alone leaves the search alone.
 """
 
 from __future__ import annotations
@@ -56,19 +57,18 @@ def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, gener
         network: outputs (n, C) of inputs (n, d), each sample by itself.
         x: samples (n, d).
         y: labels (n,).
-        restarts: the first head for the other classes, nearest by linearisation first; when all had their turn, from
-            random points.
+        restarts: the first third heads for the nearest other classes by linearisation, the rest starts at random.
         generator: of the random points; all samples share them, so that none depends on its neighbours.
     """
     nearest = Nearest(x)
     order = classes_by_distance(network, x, y)
+    targets = min(order.shape[1], max(1, restarts // 3))
     for restart in range(restarts):
-        turn, place = divmod(restart, order.shape[1])
-        start = x
-        if turn:
-            start = _random_start(network, nearest, y, order[:, place], SPREAD ** (turn % 3 - 1), generator)
+        start, j = x, order[:, restart % targets]
+        if restart >= targets:
+            start, j = _random_start(network, nearest, y, SPREAD ** (restart % 3 - 1), generator)
         own = Nearest(x)
-        _head_for(network, own, start, y, order[:, place])
+        _head_for(network, own, start, y, j)
         _slide(network, own, y)
         _turn_corner(network, own, y)
         nearest.offer(own.points, own.distances.isfinite())
@@ -78,21 +78,23 @@ def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, gener
 
 
 def _random_start(
-    network: Network, nearest: Nearest, y: Tensor, j: Tensor, spread: float, generator: torch.Generator
-) -> Tensor:
-    """At the distance known so far, or some more or less, in the most promising of a few random directions."""
+    network: Network, nearest: Nearest, y: Tensor, spread: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """At the distance known so far, or some more or less, in the most promising of a few directions; and the class."""
     x = nearest.x
     radius = torch.where(nearest.distances.isfinite(), nearest.distances, FAR * (x.norm(dim=1) + 1))
     directions = torch.randn(DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)
-    start, smallest = x, torch.full_like(radius, torch.inf)
+    start, j, smallest = x, y, torch.full_like(radius, torch.inf)
     for direction in directions / directions.norm(dim=1, keepdim=True):
         point = x + spread * radius[:, None] * direction
         with torch.no_grad():
             outputs = network(point)
-        gap = outputs.gather(1, y[:, None])[:, 0] - outputs.gather(1, j[:, None])[:, 0]
+        gap = sample_margins(outputs, y)
         better = gap < smallest
-        smallest, start = torch.where(better, gap, smallest), torch.where(better[:, None], point, start)
-    return start
+        smallest = torch.where(better, gap, smallest)
+        start = torch.where(better[:, None], point, start)
+        j = torch.where(better, other_classes(outputs, y, 1)[:, 0], j)
+    return start, j
 
 
 def linear_distances(network: Network, x: Tensor, y: Tensor, classes: Tensor) -> Tensor:
