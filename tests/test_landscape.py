@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
@@ -130,6 +131,45 @@ def test_shared_weights_and_two_layers_on_the_input(space: str) -> None:
     else:
         surface = fs.landscape(ctx.problem, space, grid=3, relative=True, noise=0.01)
         assert surface.centre == pytest.approx(ctx.scores().loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("build", [networks.attention, networks.sequences, networks.smooth], ids=lambda b: b.__name__)
+@pytest.mark.parametrize("space", ["weights", "psi"])
+def test_networks_with_walls_and_sequences(build: Any, space: str) -> None:
+    tiny = build()
+    surface = fs.landscape(tiny.problem(), space, grid=3, relative=True)
+    assert surface.centre == pytest.approx(fs.Context(tiny.problem()).scores().loss, rel=1e-12)
+    assert float(surface.loss.std()) > 0
+    if space == "weights":
+        ctx = fs.Context(tiny.problem())
+        length = 0.05 * math.sqrt(sum(float(v.square().sum()) for v in ctx.trainable.values()))
+        first, second = directions.gaussian(ctx, 2, length)
+        expected, _ = naive_plane(tiny.model, first, second, surface.axes[0], tiny.x, tiny.y)
+        torch.testing.assert_close(surface.loss, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_shuffling_loader_and_frozen_weights() -> None:
+    tiny = networks.mlp()
+    loader = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4, shuffle=True)
+    shuffled = fs.landscape(fs.Problem(tiny.model, train=loader), grid=3)
+    torch.testing.assert_close(shuffled.loss, fs.landscape(tiny.problem(), grid=3).loss, rtol=1e-12, atol=1e-13)
+    tiny.model[0].weight.requires_grad_(False)  # type: ignore[index]
+    frozen = fs.Problem(tiny.model, train=(tiny.x, tiny.y))
+    assert fs.landscape(frozen, grid=3).meta["parameters"] == shuffled.meta["parameters"] - 24
+    with pytest.raises(fs.FlatscopeError, match="trainable"):
+        fs.landscape(frozen, "psi", grid=3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("build", TINY, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("space", ["weights", "psi"])
+def test_replayed_passes_on_a_gpu_are_those_of_the_cpu(build: Any, space: str) -> None:
+    tiny = build()
+    options: dict[str, Any] = {"grid": 5, "relative": True}
+    here = fs.landscape(tiny.problem(), space, **options)
+    there = fs.landscape(tiny.problem(device="cuda"), space, **options)
+    torch.testing.assert_close(here.loss, there.loss, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(here.error, there.error, rtol=0, atol=1e-12)
 
 
 # Directions
