@@ -100,7 +100,7 @@ def test_other_columns_can_be_named(tmp_path: Path) -> None:
         ("broken.json", b"{", "a JSON file that can be read"),
         ("other.csv", b"a,b\n1,2\n", "columns a, b"),
         ("empty.csv", b"", "a CSV file that can be read"),
-        ("other.npz", b"PK", "a surface that flatscope saved"),
+        ("other.npz", b"PK", "an .npz file that can be read"),
     ],
 )
 def test_unknown_files_are_named(

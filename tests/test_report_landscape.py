@@ -18,6 +18,7 @@ from flatscope.landscape import Surface
 from flatscope.report import save_figures
 from flatscope.report.bicriteria import bicriteria_data
 from flatscope.report.figure_data import Scale
+from flatscope.report.files import read_item
 from flatscope.report.page import page_text
 from flatscope.report.surface_data import bands, height_scale, lines_of, placed, planes
 from flatscope.report.surfaces import HOLE, RAMP, ramp_colour
@@ -199,3 +200,21 @@ def test_figures_of_all_of_it(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in saved)
     again = save_figures(items, tmp_path / "again", "pdf")
     assert {path.stem for path in again} == {path.stem for path in saved}
+
+
+def test_mixtures_of_networks(tmp_path: Path) -> None:
+    networks = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)) for _ in range(3)]
+    data = (torch.eye(3), torch.tensor([0, 1, 0]))
+    triangle, line = fs.interpolate(networks, data, resolution=6), fs.interpolate(networks[:2], data, resolution=6)
+    text = page_text({"three": triangle, "two": line})
+    page = Page(text)
+    assert text.count('class="mixture"') == 6**2  # a lattice of side 6 has that many small triangles
+    assert "interpolation" in [section["id"] for section in page.all("section")]
+    assert "three: Loss" in page.text()
+    assert "barrier" in page.text()
+    saved = save_figures({"three": triangle, "two": line}, tmp_path)
+    assert [path.name for path in saved] == ["interpolation-three.png", "interpolation-two.png"]
+    triangle.save(tmp_path / "mixed.npz")
+    assert isinstance(read_item(str(tmp_path / "mixed.npz"))[0][1], type(triangle))
+    triangle.loss[5] = math.nan
+    assert "some mixtures have no finite loss" in Page(page_text({"three": triangle})).text()

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatscope.errors import InputError
+from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
 from flatscope.report.items import is_history
 from flatscope.report.population import PopulationFrame, is_population
@@ -21,8 +23,9 @@ from flatscope.table import Table
 
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables and audits (.parquet, .json), surfaces (.npz, .parquet), populations and training histories "
-    "(.parquet, .csv), and folders of a training run with history.csv or of a study with verdicts.json"
+    "Accepted are tables and audits (.parquet, .json), surfaces (.npz, .parquet), interpolations (.npz), populations "
+    "and training histories (.parquet, .csv), and folders of a training run with history.csv or of a study with "
+    "verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
 ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|weights|psi|history)$")
@@ -44,7 +47,7 @@ def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> lis
         return _folder(path, name or path.name)
     if not path.is_file():
         raise InputError("a file or folder", "nothing there", where=str(path), fix=ACCEPTED)
-    readers = {".parquet": _parquet, ".json": _json, ".npz": _surface, ".csv": _csv}
+    readers = {".parquet": _parquet, ".json": _json, ".npz": _npz, ".csv": _csv}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise _unknown(path, f"a {path.suffix or 'file without ending'}")
@@ -78,7 +81,7 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [(name, history)]
     for file in sorted(path.iterdir()):
         if file.suffix == ".npz" or (file.suffix == ".parquet" and _written_as(file)):
-            found.append((name, _surface(file) if file.suffix == ".npz" else _parquet(file)))
+            found.append((name, _npz(file) if file.suffix == ".npz" else _parquet(file)))
     return found
 
 
@@ -114,8 +117,14 @@ def _json(path: Path) -> Any:
     raise _unknown(path, "JSON of another kind")
 
 
-def _surface(path: Path) -> Surface:
-    return Surface.load(path)
+def _npz(path: Path) -> Surface | Simplex:
+    """A surface, or mixtures of networks, told apart by the arrays that they keep."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            mixtures = "weights" in stored.files
+    except (OSError, ValueError, EOFError) as problem:
+        raise InputError("an .npz file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return Simplex.load(path) if mixtures else Surface.load(path)
 
 
 def _csv(path: Path) -> pd.DataFrame:

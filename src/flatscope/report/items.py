@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError
+from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
 from flatscope.report.population import PopulationFrame, is_population
 from flatscope.report.surface_data import SPACE_WORDS
@@ -73,6 +74,9 @@ KINDS: dict[str, Kind] = {
     "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
     "surfaces": Kind("a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, _space),
+    "simplexes": Kind(
+        "a Simplex of interpolated networks", lambda item: isinstance(item, Simplex), lambda item: "interpolation"
+    ),
     "populations": Kind(
         "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
         _is_population,

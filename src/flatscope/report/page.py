@@ -35,6 +35,7 @@ from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source
 from flatscope.report.parts import Part, Section, charts_section
 from flatscope.report.population_page import populations_part
+from flatscope.report.simplexes import simplexes_part
 from flatscope.report.studies import studies_part
 from flatscope.report.summary import NEARLY, SETTLED, comparability, network_summaries
 from flatscope.report.surfaces import surfaces_part
@@ -75,7 +76,7 @@ def report(
     """Write one HTML page that opens anywhere without a network, whole or not at all.
 
     Args:
-        items: a Table, an Audit, a Surface, a population (a PopulationFrame, or a pandas frame with a column
+        items: a Table, an Audit, a Surface, a Simplex, a population (a PopulationFrame, or a pandas frame with a column
             `generalization_gap`), a frame of training history, the result of a study, a Matplotlib figure; or a list
             or dictionary of them, nested at will. Names come from dictionaries and (name, thing) pairs; things with
             the same name belong to the same network: `{"small batch": [table, history], "large batch": [...]}`.
@@ -229,6 +230,7 @@ RENDERERS: dict[str, Callable[[Mapping[str, Any], Colours], Part]] = {
     "measures": measures_part,
     "audits": audits_part,
     "surfaces": surfaces_part,
+    "simplexes": simplexes_part,
     "populations": populations_part,
     "histories": histories_part,
     "bounds": bounds_part,

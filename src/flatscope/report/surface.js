@@ -52,14 +52,14 @@
   const eye = (view, width, height) => {
     const [a, e] = [radians(view.azimuth), radians(view.elevation)];
     const [ca, sa, ce, se] = [Math.cos(a), Math.sin(a), Math.cos(e), Math.sin(e)];
-    const size = Math.min(width / 3.35, height / 2.6) * view.zoom;
+    const size = Math.min((width - 84) / 2.85, height / 2.6) * view.zoom;
     return (x, y, place) => {
       const z = (place - 0.5) * TALL;
       const right = x * ca - y * sa;
       const away = x * sa + y * ca;
       const depth = away * ce - z * se;
       const scale = (size * DISTANCE) / (DISTANCE + depth);
-      return [width / 2 + right * scale, height * (0.5 - 0.09 * Math.sin(2 * e)) - (z * ce + away * se) * scale, depth];
+      return [width / 2 + 16 + right * scale, height * (0.5 - 0.09 * Math.sin(2 * e)) - (z * ce + away * se) * scale, depth];
     };
   };
 

@@ -48,7 +48,7 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
         "surfaces.html",
         groups=cards,
         colours=colours,
-        key=_colour_key(scale) if data else "",
+        key=colour_key(scale) if data else "",
         log=scale.log,
         lines=[_lines_chart(surfaces, colours)] if lines_of(surfaces) else [],
     )
@@ -159,7 +159,7 @@ def ramp_colour(place: float) -> str:
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
-def _colour_key(scale: Scale) -> Markup:
+def colour_key(scale: Scale) -> Markup:
     """The height scale that all planes share, as a strip of the bands with their heights."""
     levels = bands(scale)
     parts = []
@@ -171,7 +171,7 @@ def _colour_key(scale: Scale) -> Markup:
     last = -100.0
     for level in shown:
         place = 100 * scale(level)
-        if place - last > 9 and (place < 92 or level == shown[-1]):
+        if place - last > (24 if last == 0 else 15) and (place < 85 or level == shown[-1]):
             anchor = "start" if place < 4 else "end" if place > 96 else "middle"
             parts.append(element("text", written(level, 3), x=f"{place:.2f}%", y=30, text_anchor=anchor))
             last = place
