@@ -10,6 +10,7 @@ from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.report.page import report
+from flatscope.report.population import PopulationFrame
 from flatscope.studies import study
 from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
 from flatscope.symmetries.audit import Audit
@@ -26,6 +27,7 @@ __all__ = [
     "InputError",
     "NumericalWarning",
     "Population",
+    "PopulationFrame",
     "Problem",
     "Simplex",
     "Surface",
