@@ -1,7 +1,7 @@
 """Noise prefers wide minima: Figures 7-10 of Zhang et al. (2017), redrawn with what exp(-U/T) predicts.
 
-python examples/two_basins.py --full               the figures, about two minutes on one core
-python examples/two_basins.py                      a quick look: too few steps, and the table says so
+python examples/two_basins.py                      the figures, about two minutes on one core
+python examples/two_basins.py --quick              a quick look: too few steps, and the table says so
 """
 
 import argparse
@@ -107,11 +107,12 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="4000 chains of 16,000 steps, enough for 0.02")
-    parser.add_argument("--steps", type=int, default=600, help="steps of a quick look")
+    parser.add_argument("--quick", action="store_true", help="few chains of few steps")
+    parser.add_argument("--steps", type=int, default=16_000, help="of each chain; enough for 0.02")
+    parser.add_argument("--chains", type=int, default=4000)
     parser.add_argument("--output", default="two_basins.png")
-    arguments, _ = parser.parse_known_args()
-    steps, chains = (16_000, 4000) if arguments.full else (arguments.steps, 400)
+    arguments = parser.parse_args()
+    steps, chains = (600, 400) if arguments.quick else (arguments.steps, arguments.chains)
     torch.set_num_threads(1)
 
     print(f"{'share in the flatter minimum':<22}   run  exact  alone    gap  eff. size")
@@ -143,7 +144,7 @@ def main() -> None:
     draw_plane(potential_data(valley), axes[0])
     draw_plane(plane_data(plane, "Fig. 8: GDL, full gradient + noise"), axes[1])
     for ax, kind, sgd_share in ((axes[2], "SGD", 1.0), (axes[3], "SGDL", 0.5)):
-        found = run(f"Fig. 10 {kind}", valley, T=0.25, lr=0.02, steps=steps, chains=chains, sgd_share=sgd_share)
+        found = run(f"Fig. 10 {kind}", valley, T=0.25, lr=0.02, steps=steps, chains=chains // 2, sgd_share=sgd_share)
         parts = "mini-batches only" if kind == "SGD" else "mini-batches + noise"
         draw_plane(plane_data(found, f"Fig. 10: {kind}, {parts}"), ax)
     for ax in axes[1:]:

@@ -20,6 +20,7 @@ from flatscope.dynamics.linear import (
     robust_square_bounds,
     step_limit,
 )
+from flatscope.dynamics.uncertainty import is_atomic
 from flatscope.errors import InputError
 
 
@@ -185,6 +186,30 @@ def test_robust_square_loss_lies_above_ridge() -> None:
     ridge = min(robust_square_bounds(w[None], one, one[0], 0.3)[0] for w in grid)
     assert robust == pytest.approx(0.09, abs=1e-6)
     assert ridge == pytest.approx(0.09 / 1.09, abs=1e-6)
+
+
+def test_atomic_sets_have_one_support_both_ways() -> None:
+    """Definition 4 directly: the support function of w and of −w on many directions."""
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    zero = torch.zeros(1, 3, dtype=torch.float64)
+    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    inner = 0.3 * half[:1]  # its mirror image is not a point of the set, but lies in the hull
+    cases = {
+        "mirrored": (torch.cat([zero, half, -half]), True),
+        "cube with a point inside": (torch.cat([zero, cube, 0.1 * inner]), True),
+        "one sided": (torch.cat([zero, half]), False),
+        "mirrored but for one corner": (torch.cat([zero, half, -half[1:], -0.9 * half[:1]]), False),
+        "without zero": (torch.cat([half, -half]), False),
+        "zero alone": (zero, True),
+    }
+    directions = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    for name, (points, expected) in cases.items():
+        assert is_atomic(points) == expected, name
+        values = points @ directions.T
+        symmetric = torch.allclose(values.amax(0), (-values).amax(0), rtol=0, atol=1e-9)
+        assert symmetric == (expected or name == "without zero"), name
+    assert not is_atomic(torch.tensor([[0.0], [math.inf]]))
 
 
 def test_what_is_refused() -> None:
