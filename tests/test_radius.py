@@ -14,6 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatscope as fs
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
 from flatscope.measures.radius import flatness_radii, unit_normals
+from flatscope.training.data import load
+from flatscope.training.labels import random_labels
+from flatscope.training.loop import TrainConfig, train
+from flatscope.training.models import build
 
 
 class Point(nn.Module):
@@ -285,3 +289,20 @@ def test_a_gpu_agrees_within_the_standard_error() -> None:
     cpu, gpu = (fs.measure(tiny.problem(device=d), "flatness_radius") for d in ("cpu", "cuda"))
     spread = math.hypot(cpu.stderr("flatness_radius"), gpu.stderr("flatness_radius"))
     assert abs(cpu["flatness_radius"] - gpu["flatness_radius"]) < 4.5 * spread
+
+
+@pytest.mark.slow
+def test_true_labels_lie_in_a_wider_minimum_than_random_ones() -> None:
+    """Table 1 of Zhang et al. 2017 in small: images of digits, both objectives, all layers."""
+    x, true = load("digits", train_size=100, test_size=0, seed=0, standardize=False).train
+    radii = {}
+    for name, y in (("true", true), ("random", random_labels(true, 10, 0))):
+        model = build("two_layer", hidden=48, input_shape=x.shape[1:], seed=0)
+        config = TrainConfig(lr=0.1, momentum=0.9, batch_size=20, epochs=1500, stop_loss=1e-3, evaluate_every=5)
+        assert train(model, (x, y), config, show_progress=False).stopped_by == "loss"
+        ctx = fs.Context(fs.Problem(model, train=(x, y)))
+        for objective in ("loss", "error"):
+            radii[name, objective] = flatness_radii(ctx, objective=objective, directions=40, tolerance=1e-3)
+    for objective in ("loss", "error"):
+        wide, narrow = radii["true", objective], radii["random", objective]
+        assert wide.mean() - narrow.mean() > 4.5 * math.hypot(float(wide.std()), float(narrow.std())) / math.sqrt(40)
