@@ -136,7 +136,7 @@ def test_stability_is_what_one_finds_by_hand() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="a Sequential of"):
+    with pytest.raises(InputError, match="linear maps, ReLUs"):
         path_penalty(nn.Sequential(nn.Linear(2, 2), nn.Sigmoid()), torch.ones(1, 2))
     with pytest.raises(InputError, match="either inputs or an example"):
         path_penalty(small())
@@ -151,3 +151,51 @@ def test_all_paths_are_those_of_the_path_norm_measure() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     value = measure(Problem(net, train=(batch(), torch.arange(12) % 2)), "l2_path_norm")["l2_path_norm"]
     assert path_penalty(net, example=batch()).item() == pytest.approx(value**2, rel=1e-12)
+
+
+class Skipping(nn.Module):
+    """A skip, a ReLU as a function, one in place, a mean over positions, BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = (
+            nn.Conv1d(2, 3, 1),
+            nn.Conv1d(3, 3, 3, padding=1, bias=False),
+            nn.Linear(3, 2),
+        )
+        self.norm, self.relu = nn.BatchNorm1d(3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = self.relu(x + self.norm(self.inner(x)))
+        return self.head(x.mean(2))
+
+
+def test_any_network_has_a_penalty() -> None:
+    """All paths: the square of the path norm measure. Open paths: those of the affine network that each sample sees."""
+    generator = torch.Generator().manual_seed(0)
+    net = Skipping().double().eval()
+    net.norm.running_mean += 0.3
+    net.norm.running_var *= 1.7
+    x = torch.randn(6, 2, 4, generator=generator, dtype=torch.float64)
+    value = measure(Problem(net, train=(x, torch.arange(6) % 2)), "l2_path_norm")["l2_path_norm"]
+    assert path_penalty(net, example=x).item() == pytest.approx(value**2, rel=1e-10)
+    found = path_penalty(net, x)
+    total = 0.0
+    with torch.no_grad():
+        scale = net.norm.weight / (net.norm.running_var + net.norm.eps).sqrt()
+        shift = net.norm.bias - net.norm.running_mean * scale
+        for sample in x:
+            first = net.stem(sample[None])
+            inner = net.norm(net.inner(first.clamp_min(0)))
+            squares = nn.functional.conv1d(torch.ones(1, 2, 4).double(), net.stem.weight**2, net.stem.bias**2)
+            squares = squares * (first > 0)
+            branch = nn.functional.conv1d(squares, net.inner.weight**2, padding=1)
+            branch = branch * scale[:, None] ** 2 + shift[:, None] ** 2
+            squares = (squares + branch) * (first.clamp_min(0) + inner > 0)
+            total += float((squares.sum(2) / 16 @ (net.head.weight**2).T + net.head.bias**2).sum())
+    assert found.item() == pytest.approx(total / 6, rel=1e-12)
+    found.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in net.parameters())
+    with pytest.raises(InputError, match="statistics of the batch"):
+        path_penalty(net.train(), x)

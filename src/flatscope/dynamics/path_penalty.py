@@ -7,14 +7,15 @@ sample if all its ReLUs are. ŵᵀΛŵ sums ŵ² over paths, each weighted by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from flatscope.dynamics.squared_paths import SquaredPaths
 from flatscope.errors import InputError
+from flatscope.graph.operation import replay
+from flatscope.problem import output_tensor
 
 ATTACK_STEPS = 40
 
@@ -45,8 +46,9 @@ def path_penalty(model: nn.Module, inputs: Tensor | None = None, *, example: Ten
     Eq. (41) adds (ρ²/n) times it to the mean square loss.
 
     Args:
-        model: an `nn.Sequential` (nested ones too) of Linear, Conv2d, ReLU, max and average pools, Flatten, Dropout.
-            Dropout is left out, as it does nothing to the trained function.
+        model: any network of linear maps, (leaky) ReLUs, pools, sums and BatchNorm in eval mode, skips included.
+            Dropout is left out, as it does nothing to the trained function. A BatchNorm is a layer of its own: fold
+            it first to count its shift and the bias before it as one.
         inputs: a batch (b, ...); every path counts with the share of these samples on which it is active.
         example: instead, one input (1, ...) for its shape: every path counts, that is Λ = 1; max pools then
             pass on the largest sum of squares.
@@ -66,54 +68,13 @@ def path_penalty(model: nn.Module, inputs: Tensor | None = None, *, example: Ten
     signal = inputs if inputs is not None else example
     assert signal is not None
     gated = inputs is not None
-    squares = torch.ones_like(signal if gated else signal[:1])
-    for part in _parts(model):
-        signal, squares = _through(part, signal, squares, gated)
-    return squares.flatten(1).sum(1).mean()
-
-
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(model, nn.Sequential):
-        for child in model:
-            yield from _parts(child)
-    else:
-        yield model
-
-
-def _through(part: nn.Module, signal: Tensor, squares: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
-    """The signal and the sums of squared paths behind one part; without gates the signal is left as it is."""
-    if isinstance(part, nn.Dropout | nn.Identity):
-        return signal, squares
-    if isinstance(part, nn.Flatten):
-        return part(signal) if gated else signal, part(squares)
-    if isinstance(part, nn.ReLU):
-        if not gated:
-            return signal, squares
-        return signal.clamp_min(0), squares * (signal > 0)
-    if isinstance(part, nn.Linear):
-        bias = _squared(part.bias)
-        return part(signal) if gated else signal, functional.linear(squares, part.weight.square(), bias)
-    if isinstance(part, nn.Conv2d) and part.padding_mode == "zeros":
-        squared = functional.conv2d(
-            squares, part.weight.square(), _squared(part.bias), part.stride, part.padding, part.dilation, part.groups
-        )
-        return part(signal) if gated else signal, squared
-    if isinstance(part, nn.MaxPool2d):
-        if not gated:
-            return signal, part(squares)
-        shape = (part.kernel_size, part.stride, part.padding, part.dilation, part.ceil_mode)
-        pooled, where = functional.max_pool2d(signal, *shape, return_indices=True)
-        return pooled, squares.flatten(2).gather(2, where.flatten(2)).view_as(where)
-    if isinstance(part, nn.AvgPool2d) and part.padding == 0 and not part.ceil_mode:
-        size = part.kernel_size if isinstance(part.kernel_size, tuple) else (part.kernel_size, part.kernel_size)
-        return part(signal) if gated else signal, part(squares) / (size[0] * size[1])  # edges 1/k, squared
-    raise InputError(
-        "a Sequential of Linear, Conv2d, ReLU, pools, Flatten and Dropout", str(part), where="path_penalty, model"
-    )
-
-
-def _squared(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.square()
+    signal = signal.detach() if gated else signal[:1].detach()
+    paths = SquaredPaths(gated)
+    paths.start(signal, torch.ones_like(signal))
+    outputs = output_tensor(replay(model, signal, paths.follow))
+    if not paths.knows(outputs):
+        raise InputError("outputs that depend on the input", "a constant", where="path_penalty, model")
+    return paths.squares(outputs).flatten(1).sum(1).mean()
 
 
 def robust_sides(model: nn.Module, x: Tensor, y: Tensor, radius: float, *, c: float | None = None) -> Sides:
