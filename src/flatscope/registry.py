@@ -206,6 +206,7 @@ def bound(
     assumptions: Iterable[str],
     needs: Iterable[str] = (),
     cost: str = "light",
+    on_folded: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a bound: a function of (ctx, *, delta, options) giving a Value; assumptions are listed beside it."""
 
@@ -220,6 +221,7 @@ def bound(
                 equation=equation,
                 needs=frozenset(needs),
                 cost=cost,
+                on_folded=on_folded,
                 assumptions=tuple(assumptions),
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from flatscope.bounds.psi import without_batchnorm
 from flatscope.context import Context
 from flatscope.errors import NotApplicable, UnknownNameError
 from flatscope.registry import Value, bound, declarations
@@ -33,6 +32,7 @@ SHOWN = ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")
     ),
     needs={"classes", "chain"},
     cost="sweep",
+    on_folded=True,
 )
 def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN, epsilon: float = 0.05) -> list[Value]:
     """Gap of the order of the root of capacity over samples, one row per norm.
@@ -47,7 +47,7 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
         epsilon: fraction of the training samples that may lie at or below the margin.
     """
     del delta
-    ctx, known, rows = ctx.sweep(without_batchnorm), declarations(), []
+    known, rows = declarations(), []
     for name in (norms,) if isinstance(norms, str) else norms:
         if name not in INPUT_NORMS:
             raise UnknownNameError.among(str(name), INPUT_NORMS, "norm of norm_capacity")

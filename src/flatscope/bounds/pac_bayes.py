@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.bounds.psi import without_batchnorm
 from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.loss import Loss
@@ -89,6 +88,7 @@ def unit_prior_kl(shift: Params, sigma: float) -> float:
     ),
     needs={"classes"},
     cost="long",
+    on_folded=True,
 )
 def pac_bayes(
     ctx: Context,
@@ -126,8 +126,7 @@ def pac_bayes(
         raise InputError("at least 2 draws", str(draws), where="draws")
     if prior == "matched" and noise != "equal":
         raise NotApplicable("a prior with the variances of the noise would depend on the trained weights")
-    initial, ctx = ctx.problem.initial, ctx.sweep(without_batchnorm)
-    shift = _shift(ctx, initial, prior_mean)
+    shift = _shift(ctx, prior_mean)
     alphas = checked_alphas(alpha)
     grid = alphas if prior == "matched" else PRIOR_SIGMAS
     errors = ctx.sweep(noisy_errors, alphas=alphas, noise=noise, draws=draws)  # (alphas, draws)
@@ -160,7 +159,8 @@ class _Level:
     stderr: float
 
 
-def _shift(ctx: Context, initial: Params | None, prior_mean: str) -> Params:
+def _shift(ctx: Context, prior_mean: str) -> Params:
+    initial = ctx.problem.initial  # none where BatchNorm was folded
     if prior_mean == "zero":
         return ctx.trainable
     if initial is None or not set(ctx.trainable) <= set(initial):

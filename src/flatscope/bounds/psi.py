@@ -17,7 +17,6 @@ from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.graph.operation import Operation, replay
 from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
 from flatscope.registry import Value, bound
-from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.symmetries.path_coordinates import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
 from flatscope.symmetries.scaling import rescaled_params
@@ -142,6 +141,7 @@ def corrected_theorem(
         "no ReLU changes state; epsilon at most 0.2679 inf|v|",
     ),
     cost="sweep",
+    on_folded=True,
 )
 def psi_theorem_5_1(
     ctx: Context,
@@ -189,6 +189,7 @@ def psi_theorem_5_1(
         "no ReLU changes state: certified where the remark says so",
     ),
     cost="sweep",
+    on_folded=True,
 )
 def psi_theorem_5_1_corrected(
     ctx: Context,
@@ -238,6 +239,7 @@ def pac_bayes_gap(expected_change: float, divergence: float, n: int, delta: floa
         "samples drawn independently",
     ),
     cost="long",
+    on_folded=True,
 )
 def pac_bayes_psi(
     ctx: Context,
@@ -272,8 +274,7 @@ def pac_bayes_psi(
             raise UnknownNameError.among(given, known, name)
     if not sigma > 0 or draws < 2:
         raise InputError("a positive sigma and at least 2 draws", f"{sigma}, {draws}", where="pac_bayes_psi")
-    initial = ctx.problem.initial
-    ctx = ctx.sweep(without_batchnorm).sweep(in_double)
+    initial, ctx = ctx.problem.initial, ctx.sweep(in_double)
     paths = ctx.sweep(path_coordinates, rule=rule)
     log, sign = paths.log_values()
     distance = sign * log.exp()
@@ -299,17 +300,6 @@ def pac_bayes_psi(
     return Value(value, stderr=float(found.std()) / math.sqrt(draws), exact=False, reason=reason)
 
 
-def without_batchnorm(ctx: Context) -> Context:
-    """The same function at the same point with BatchNorm folded."""
-    if not has_batchnorm(ctx.problem.model):
-        return ctx
-    if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
-        raise NotApplicable("BatchNorm is folded at the problem's own weights only")
-    folded = Context(ctx.problem.with_model(fold_batchnorm(ctx.problem.model, ctx.problem.example())), seed=ctx.seed)
-    folded.passes = ctx.passes
-    return folded
-
-
 def _bounded_loss(ctx: Context, loss: str) -> float:
     """Training loss in [0, 1]; a network with infinite or undefined outputs is wrong everywhere."""
     scores = ctx.scores()
@@ -322,7 +312,6 @@ def _bounded_loss(ctx: Context, loss: str) -> float:
 
 def _prepared(ctx: Context, rule: str) -> tuple[Context, PathCoordinates | None, PathSpread]:
     """The network as Theorem 5.1 asks for it; no coordinates where a skeleton weight is zero."""
-    ctx = ctx.sweep(without_batchnorm)
     layers = ctx.network
     if not layers.chain or any(layer.kind != "dense" or len(layer.input_shape) != 1 for layer in layers):
         raise NotApplicable("needs a fully connected network, layer behind layer")

@@ -18,7 +18,6 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
 from flatscope.bounds.norm_based import largest_inputs
-from flatscope.bounds.psi import without_batchnorm
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.interactions import relu_chain
@@ -101,6 +100,7 @@ def l1_class(ctx: Context) -> L1Class:
         *_CLASS,
     ),
     needs={"classes", "chain"},
+    on_folded=True,
 )
 def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     """Gap of any network with these ℓ1 norms for a loss in [0, 1] that is 1-Lipschitz in the margin.
@@ -111,7 +111,6 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
         ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
     """
-    ctx = ctx.sweep(without_batchnorm)
     n, own = ctx.problem.n_train, ctx.sweep(l1_class)
     value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
     return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
@@ -135,6 +134,7 @@ def margin_bound(fraction: float, complexity: float, gamma: float, supremum: flo
     equation="Theorem 5, eq (60), with log₂",
     assumptions=("holds for all margins γ at once: the best is taken", *_CLASS),
     needs={"classes", "chain"},
+    on_folded=True,
 )
 def margin_l1(ctx: Context, *, delta: float) -> Value:
     """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
@@ -143,7 +143,6 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
         ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
     """
-    ctx = ctx.sweep(without_batchnorm)
     n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
     assert margins is not None  # class labels are needed, by declaration
     complexity, ordered = own.margin_complexity(n), margins.sort().values
@@ -178,6 +177,7 @@ def local_margin_bound(
     equation="Theorem 3, eq (24)",
     assumptions=("NOT CERTIFIED: the constant K is not known; the value is for the K that is given", *_CLASS),
     needs={"classes", "chain"},
+    on_folded=True,
 )
 def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsilon: float = 0.05) -> Value:
     """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.
@@ -188,7 +188,6 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
         constant: K, which the theorem leaves open.
         epsilon: γ is the margin that this fraction of the samples reach at most.
     """
-    ctx = ctx.sweep(without_batchnorm)
     n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
     assert margins is not None
     gamma = float(margin(ctx, epsilon=epsilon))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatscope.bounds.psi import without_batchnorm
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.interactions import ReluChain, condition_c1_mu, condition_c2, condition_c3, relu_chain
@@ -137,6 +136,7 @@ def simplified(c: Constants, sigma: float, n: int, delta: float, flips: Sequence
         "the loss is C_L-Lipschitz in the outputs",
     ),
     cost="long",
+    on_folded=True,
 )
 def sharpness_theorem_1(
     ctx: Context,
@@ -169,7 +169,7 @@ def sharpness_theorem_1(
         if ctx.problem.loss.name != "cross_entropy":
             raise NotApplicable(f"needs a Lipschitz loss, not {ctx.problem.loss.name}; pass lipschitz=")
         lipschitz = math.sqrt(2)
-    ctx, n = ctx.sweep(without_batchnorm), ctx.problem.n_train
+    n = ctx.problem.n_train
     c = _constants(ctx, samples, lipschitz)
     constant = flip_constant_corrected if corrected else flip_constant
     flips = [constant(max(width, 2), flip_delta) for width in c.widths[1:]]
