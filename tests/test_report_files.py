@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from networks import mlp
-from test_report import bounds_table, history, table
+from test_report import Page, bounds_table, figure, history, table
 from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
@@ -15,7 +15,10 @@ from flatscope.auditing import audit
 from flatscope.cli.app import app, main
 from flatscope.errors import InputError
 from flatscope.report.files import read_item
+from flatscope.report.page import page_text
 from flatscope.report.population import PopulationFrame
+from flatscope.studies.claims import Claim, Estimate, Finding
+from flatscope.studies.result import StudyResult, picture
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -125,3 +128,25 @@ def test_wrong_usage_is_refused_first(saved: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_is_there() -> None:
     assert "report" in {command.name for command in app.registered_commands}
+
+
+def test_a_study_has_its_claims(tmp_path: Path) -> None:
+    claims = [Claim(f"c{n}", "Figure 1", f"claim number {n}", "correlation", "0.9", (0.5, 1.0)) for n in range(2)]
+    findings = (
+        Finding(claims[0], Estimate(0.8, 0.7, 0.9, 5, "as said"), "reproduced"),
+        Finding(claims[1], Estimate(0.1, 0.0, 0.2, 5, ""), "not reproduced"),
+    )
+    drawn = figure()
+    result = StudyResult(
+        "some-study", "Does it hold?", "yi2019", "Figure 1", "smoke", table().to_frame(), findings,
+        picture(drawn, "svg").decode(), picture(drawn, "png"), ("fewer epochs",), ("it was quick",), {"seconds": 3.0},
+    )  # fmt: skip
+    items = read_item(str(result.save(tmp_path / "some-study")))
+    page = Page(page_text(items))
+    words = page.text()
+    assert "Does it hold? (smoke scale): 1 reproduced, 1 not reproduced." in words
+    assert "claim number 1" in words
+    assert "0.8 [0.7, 0.9]" in words
+    assert "fewer epochs" in words
+    assert str(page.all("img")[0]["alt"]).startswith("Figure of the study")
+    assert "some-study, smoke scale, study" in words  # provenance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from flatscope.auditing import audit
 from flatscope.cli.audit import show_audit
 from flatscope.cli.output import check_place, show_grid
 from flatscope.context import Context
+from flatscope.errors import NumericalWarning
 from flatscope.landscape import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
@@ -97,7 +99,9 @@ def demo(
         certificates[name] = bounds(problem, context=context)
         tables[name].save(out / f"{_file_name(name)}.parquet")
         say("  Walking away from it on planes in weight space and in path space …")
-        surfaces[name] = [landscape(problem, grid=GRID, seed=seed, **plane) for plane in PLANES]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # poles are met on purpose, and the page says so
+            surfaces[name] = [landscape(problem, grid=GRID, seed=seed, **plane) for plane in PLANES]
     first = next(iter(tables))
     say(f"Writing the {first} network with other weights, and measuring the same function again …")
     audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
