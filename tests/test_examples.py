@@ -8,6 +8,7 @@ import os
 import pkgutil
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_there_are_examples_in_docstrings() -> None:
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path != LABELS], ids=lambda path: path.name)
 def test_example_files_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), "--quick"] if "--quick" in path.read_text() else [str(path)])
     runpy.run_path(str(path), run_name="__main__")
 
 
