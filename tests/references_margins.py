@@ -12,7 +12,8 @@ from references import Dense, twin
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-MANY, FEW = 40, 4  # starts of the solver for small and large inputs
+STARTS = 4
+SMALL = 6  # entries of an input: so few can be searched at random
 
 
 @twin
@@ -30,7 +31,8 @@ def geometric_margin(dense: Dense) -> Tensor:
         elif len(dense.tiny.layers) == 2 and isinstance(dense.tiny.model[1], nn.ReLU):
             found.append(min(nearest_by_faces(dense, x, y, j) for j in others))
         else:
-            found.append(min(_nearest_by_solver(dense, x, y, j) for j in others))
+            solved = min(_nearest_by_solver(dense, x, y, j) for j in others)
+            found.append(min(solved, _nearest_at_random(dense, x, y, solved)) if x.numel() <= SMALL else solved)
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -103,10 +105,9 @@ def _nearest_by_solver(dense: Dense, x: Tensor, y: int, j: int) -> float:
 
     generator = torch.Generator().manual_seed(3)
     best = math.inf
-    starts = MANY if x.numel() <= 6 else FEW
-    for start in range(starts):
+    for start in range(STARTS):
         normal = torch.randn(x.numel(), generator=generator, dtype=torch.float64)
-        first = (normal / normal.norm() * 2 * float(x.norm()) * start / starts).numpy()
+        first = (normal / normal.norm() * 2 * float(x.norm()) * start / STARTS).numpy()
         result = minimize(
             lambda d: (d @ d, 2 * d),
             first,
@@ -118,6 +119,29 @@ def _nearest_by_solver(dense: Dense, x: Tensor, y: int, j: int) -> float:
         if gap(result.x)[0] <= 1e-8:
             best = min(best, float(np.linalg.norm(result.x)))
     return best
+
+
+def _nearest_at_random(dense: Dense, x: Tensor, y: int, known: float) -> float:
+    """Many directions, then ever smaller changes of the best one: a solver stumbles over kinks, this does not."""
+    generator = torch.Generator().manual_seed(4)
+
+    def changed(points: Tensor) -> Tensor:
+        outputs = dense.outputs(x=points)
+        others = torch.cat([outputs[:, :y], outputs[:, y + 1 :]], dim=1).amax(1)
+        return others >= outputs[:, y]
+
+    best, distance = None, known
+    with torch.no_grad():
+        for step in range(400):
+            spread = 1e9 if step < 40 or best is None else 0.5 * 0.98 ** (step - 40)
+            normal = torch.randn(300, x.numel(), generator=generator, dtype=torch.float64)
+            ways = normal if best is None else best / best.norm() + spread * normal
+            ways = ways / ways.norm(dim=1, keepdim=True) * distance * 0.999
+            hits = changed(x + ways.reshape(-1, *x.shape)).nonzero()
+            if len(hits):
+                best = ways[hits[0, 0]]
+                distance = float(best.norm())
+    return distance
 
 
 @twin
