@@ -253,9 +253,9 @@ def noise_at(ctx: Context, components: int | Sequence[int] = 100) -> GradientNoi
         squares = gradients.sub_(mean.to(gradients)).square_()
         second += squares.sum(0, dtype=torch.float64)
         fourth += squares.double().square_().sum(0)  # in single precision fourth powers of small gradients vanish
-    n = ctx.problem.n_train
-    variance = (second / n).cpu()
-    return GradientNoise(mean.cpu(), float(variance.sum()), chosen, torch.cat(kept), variance, (fourth / n).cpu())
+    n, ranks = ctx.problem.n_train, ctx.problem.ranks
+    variance, fourth = ((total / n).cpu() for total in ranks.summed([second, fourth]))
+    return GradientNoise(mean.cpu(), float(variance.sum()), chosen, ranks.joined(torch.cat(kept)), variance, fourth)
 
 
 def noise_spectrum(ctx: Context, k: int = 10) -> Tensor:
@@ -268,7 +268,7 @@ def noise_spectrum(ctx: Context, k: int = 10) -> Tensor:
     if not 1 <= k <= min(n, p):
         raise InputError(f"1 to {min(n, p)} eigenvalues", str(k), where="noise_spectrum")
     if n * p <= KEPT_NUMBERS:
-        rows = torch.cat([chunk.double().cpu() for chunk in sample_gradients(ctx)])
+        rows = ctx.problem.ranks.joined(torch.cat([chunk.double().cpu() for chunk in sample_gradients(ctx)]))
         rows -= rows.mean(0)
         gram = (rows @ rows.T if n <= p else rows.T @ rows) / n
         largest: Tensor = torch.linalg.eigvalsh(gram).flip(0)[:k].clamp(min=0)
@@ -292,7 +292,7 @@ def _second_moment_product(ctx: Context, u: Tensor) -> Tensor:
     names = list(ctx.trainable)
     direction = {n: v.to(ctx.params[n]) for n, v in unflatten(u, ctx.trainable).items()}
     total = torch.zeros_like(u)
-    for inputs, targets in ctx.batches():
+    for inputs, targets in ctx.share():
 
         def losses(params: dict[str, Tensor], inputs: Any = inputs, targets: Tensor = targets) -> Tensor:
             return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **params}), targets)
@@ -303,6 +303,7 @@ def _second_moment_product(ctx: Context, u: Tensor) -> Tensor:
             weighted = (losses(leaves) * along).sum()
             parts = torch.autograd.grad(weighted, list(leaves.values()), materialize_grads=True)
         total += flatten(dict(zip(names, parts, strict=True))).double().cpu()
-        ctx.count("forward", 2 * len(targets))
-        ctx.count("backward", len(targets))
-    return total / ctx.problem.n_train
+    n = ctx.problem.n_train
+    ctx.count("forward", 2 * n)
+    ctx.count("backward", n)
+    return ctx.problem.ranks.summed([total])[0] / n

@@ -59,13 +59,14 @@ def noise_squares(ctx: Context) -> Tensor:
     found = [
         torch.linalg.vector_norm(gradients.sub_(mean), dim=1).double().cpu() for gradients in sample_gradients(ctx)
     ]
-    return torch.cat(found).square()
+    return ctx.problem.ranks.joined(torch.cat(found).square())
 
 
 def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Tensor]:
     """Gradients of the training loss of single samples, a chunk at a time: (chunk, p), in the order of the data.
 
-    All at once by `torch.func` where the network allows it, one by one where it does not.
+    All at once by `torch.func` where the network allows it, one by one where it does not. Of several ranks each gets
+    its own share.
 
     Args:
         ctx: the network; its pass counter is charged.
@@ -75,10 +76,10 @@ def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Ten
     size = torch.finfo(ctx.problem.dtype).bits // 8
     rows = max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(names.values()))))
     run = _together if ctx.sweep(vectorises) else _one_by_one
-    for inputs, targets in ctx.batches(size=rows):
+    for kind in ("forward", "backward"):
+        ctx.count(kind, ctx.problem.n_train)
+    for inputs, targets in ctx.share(size=rows):
         yield run(ctx, names, inputs, targets)
-        ctx.count("forward", len(targets))
-        ctx.count("backward", len(targets))
 
 
 def vectorises(ctx: Context) -> bool:

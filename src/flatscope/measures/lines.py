@@ -74,6 +74,7 @@ class Lines:
         self._stacked, self._batches = False, list[_Known]()
         if self._ahead.layers and _fits(ctx, self._ahead):
             self._batches = list(self._known_batches())
+            ctx.count("forward", ctx.problem.n_train)
             if not self._agrees():
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
@@ -95,8 +96,9 @@ class Lines:
                 step = self._samples_at_once(len(radii)) if self._stacked else len(known.targets)
                 for start in range(0, len(known.targets), step):
                     totals += moved.sums(known, slice(start, start + step), self._stacked and len(radii) > 1)
-                self.ctx.count("forward", len(radii) * len(known.targets))
-        return totals / self.ctx.problem.n_train
+        n = self.ctx.problem.n_train
+        self.ctx.count("forward", len(radii) * n)
+        return self.ctx.problem.ranks.summed([totals])[0] / n
 
     def _samples_at_once(self, k: int) -> int:
         """Samples of one call on k stacked networks, bounded by the memory of their activations."""
@@ -105,7 +107,7 @@ class Lines:
 
     def _plain_batches(self, k: int) -> Iterator[_Known]:
         size = min(self.ctx.problem.batch_size, self._samples_at_once(k)) if self._stacked else None
-        for inputs, targets in self.ctx.batches(size=size):
+        for inputs, targets in self.ctx.share(size=size):
             yield _Known(inputs, targets, {}, {})
 
     def _known_batches(self) -> Iterator[_Known]:
@@ -114,14 +116,13 @@ class Lines:
         step = batch_size(self.ctx)
         size = self.ctx.problem.n_train if whole else step
         with torch.no_grad():
-            for inputs, targets in self.ctx.batches(size=size):
+            for inputs, targets in self.ctx.share(size=size):
                 listener = _Listener(self.ctx.params, self._ahead.layers, self.directions)
                 pieces: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
                 for start in range(0, len(targets), step):
                     with listener:
                         self.ctx.forward(_cut(inputs, slice(start, start + step)))
                     pieces.append(listener.heard())
-                self.ctx.count("forward", len(targets))
                 names = list(pieces[0][0])
                 at_zero = {name: torch.cat([piece[0][name] for piece in pieces]) for name in names}
                 along = {name: torch.cat([piece[1][name] for piece in pieces], dim=1) for name in names}
@@ -364,7 +365,7 @@ def _fits(ctx: Context, ahead: Ahead) -> bool:
 
 
 def _budget(ctx: Context) -> int:
-    if ctx.problem.device.type != "cuda":
+    if ctx.problem.device.type != "cuda" or ctx.problem.ranks.size > 1:  # ranks must take the same blocks
         return STACK_BYTES
     return max(STACK_BYTES, torch.cuda.mem_get_info(ctx.problem.device)[0] // SHARE_OF_GPU)
 

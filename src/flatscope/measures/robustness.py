@@ -23,6 +23,7 @@ from flatscope.samples import Inputs
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
 NORMAL_95 = 1.959963984540054
+PAST = "the input reaches the output past the first layer as well"
 IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
 
 
@@ -71,7 +72,7 @@ def errors_under_noise(ctx: Context, *, gammas: tuple[float, ...], draws: int) -
     with torch.no_grad():
         dimension = max(1, _numbers(ctx.problem.example(1)).numel())
         size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
-        for inputs, targets in ctx.batches(size=size) if gammas else ():
+        for inputs, targets in ctx.share(size=size) if gammas else ():
             x = _numbers(inputs)
             noise = _noise(ctx, x, draws)  # (draws, n, ...)
             wrong = torch.zeros(len(gammas), len(targets), dtype=torch.float64)
@@ -79,9 +80,9 @@ def errors_under_noise(ctx: Context, *, gammas: tuple[float, ...], draws: int) -
                 for one in noise:
                     margins = sample_margins(ctx.forward(x + gamma * one), targets)
                     wrong[place] += (~(margins > 0)).double().cpu()
-                    ctx.count("forward", len(targets))
             found.append(wrong / draws)
-    return torch.cat(found, dim=1)
+    ctx.count("forward", draws * len(gammas) * ctx.problem.n_train)
+    return ctx.problem.ranks.joined(torch.cat(found, dim=1).T).T
 
 
 def _noise(ctx: Context, x: Tensor, draws: int) -> Tensor:
@@ -152,19 +153,17 @@ def jacobian_norms(ctx: Context) -> JacobianNorms:
     """Input Jacobians of all training samples, one backward pass per output and batch."""
     norms, bounds, refusal = list[Tensor](), list[Tensor](), ""
     size: float | None = None
-    for inputs, targets in ctx.batches():
+    for inputs, targets in ctx.share():
         x = _numbers(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
         with torch.enable_grad(), recorded(ctx.problem, params) as recorder:
             outputs = ctx.problem.forward(x, params).flatten(1)  # (n, C)
-        ctx.count("forward", len(targets))
         first = recorder.layer_calls[0] if recorder.layer_calls else None
         refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)
         reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
         squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
         for output in outputs.unbind(1):
             gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
-            ctx.count("backward", len(targets))
             squares += torch.stack([g.double().flatten(1).square().sum(1).cpu() for g in gradients])
             if len(gradients) == 2 and first is not None:
                 refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
@@ -172,7 +171,12 @@ def jacobian_norms(ctx: Context) -> JacobianNorms:
         if not refusal and first is not None:
             size = matrix_norm(params[first.weight]) if size is None else size
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
-    return JacobianNorms(torch.cat(norms), torch.cat(bounds) if bounds else torch.zeros(0), refusal)
+    n, ranks = ctx.problem.n_train, ctx.problem.ranks
+    ctx.count("forward", n)
+    ctx.count("backward", ctx.problem.n_outputs * n)
+    if ranks.anywhere(bool(refusal)):
+        return JacobianNorms(ranks.joined(torch.cat(norms)), torch.zeros(0), refusal or PAST)
+    return JacobianNorms(ranks.joined(torch.cat(norms)), ranks.joined(torch.cat(bounds)))
 
 
 def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
@@ -193,7 +197,7 @@ def _broken_identity(weight: Tensor, by_input: Tensor, by_layer: Tensor) -> str:
     """∂f/∂x = W₁ᵀ s, unless the input has another way to the output."""
     through = by_layer.flatten(1) @ weight
     far = float((through - by_input.flatten(1)).norm()) > IDENTITY * float(through.norm() + by_input.norm())
-    return "the input reaches the output past the first layer as well" if far else ""
+    return PAST if far else ""
 
 
 def _numbers(inputs: Inputs) -> Tensor:
