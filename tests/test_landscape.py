@@ -430,9 +430,10 @@ def test_test_part_and_regression() -> None:
     assert surface.centre == pytest.approx(loss, rel=1e-12)
     assert surface.meta["centre_error"] == pytest.approx(error)
     targets = torch.randn(11, 3, dtype=torch.float64)
+    squared_error = float((tiny.model(tiny.x) - targets).detach().square().sum(1).mean())
     regression = fs.landscape(fs.Problem(tiny.model, train=(tiny.x, targets), loss="mse"), grid=3)
     assert regression.error is None
-    assert regression.centre == pytest.approx(float((tiny.model(tiny.x) - targets).square().sum(1).mean()), rel=1e-12)
+    assert regression.centre == pytest.approx(squared_error, rel=1e-12)
     with pytest.raises(InputError, match="error"):
         regression.figure(quantity="error")
 

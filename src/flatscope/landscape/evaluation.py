@@ -37,7 +37,6 @@ class GridLosses:
         self._ctx, self._chart, self._part = ctx, chart, part
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
-        self._stacked = (not self._on_cpu or self._n <= FEW_SAMPLES) and ctx.sweep(stackable)
         self._layers = affine_layers(ctx, chart)
         if self._layers and not self._answers_agree():
             self._layers = {}
@@ -63,16 +62,13 @@ class GridLosses:
             if not len(places):
                 continue
             weights = self._chart.weights(points[places])
-            finite = torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0).cpu()
-            poles[places[~finite]] = True
-            places = places[finite]
-            if not len(places):
-                continue
-            chosen = finite.nonzero().flatten().to(self._ctx.problem.device)
-            found = self._evaluated({name: w[chosen] for name, w in weights.items()}, points[places])
-            loss[places] = found[0]
+            finite = torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
+            found = self._evaluated(weights, points[places])
+            broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
+            poles[places[broken]] = True
+            loss[places] = found[0].masked_fill(broken, torch.nan)
             if error is not None and found[1] is not None:
-                error[places] = found[1]
+                error[places] = found[1].masked_fill(broken, torch.nan)
         return loss, error, poles
 
     def _evaluated(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -87,8 +83,7 @@ class GridLosses:
         wrong = torch.zeros(k, dtype=torch.float64, device=problem.device)
         with torch.no_grad():
             for inputs, targets, known in self._batches():
-                fits = self._on_cpu or k * len(targets) <= TOGETHER
-                run = self._together if self._stacked and k > 1 and fits else self._one_by_one
+                run = self._together if self._stacks(k, len(targets)) else self._one_by_one
                 outputs = run(weights, points, inputs, known)  # (k, n, ...)
                 flat, repeated = outputs.flatten(0, 1), targets.repeat(k, *[1] * (targets.ndim - 1))
                 losses += problem.loss(flat, repeated).reshape(k, -1).double().sum(1)
@@ -138,6 +133,11 @@ class GridLosses:
             yield known
         if self._may_keep:
             self._kept = kept
+
+    def _stacks(self, k: int, n: int) -> bool:
+        """Whether k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
+        worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
+        return k > 1 and worth and self._ctx.sweep(stackable)
 
     def _replay(self) -> ReplayedPoints | None:
         """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
