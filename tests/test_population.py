@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import flatscope
 from flatscope.errors import InputError, UnknownNameError, WeightsError
-from flatscope.training import group_training
+from flatscope.training import group_training, stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.labels import corrupt_labels
 from flatscope.training.loop import train
@@ -251,6 +251,35 @@ def test_a_diverged_trial_leaves_the_others_alone(family):
         assert largest_difference(without.model(j), population.state(i)) < 1e-12
         assert all(bool(value.isfinite().all()) for value in population.state(i).values())
     assert alone(build_from, bad, data).stopped_by == "diverged"
+
+
+def test_a_diverged_trial_is_kept_apart_where_convolutions_mix_neighbours(monkeypatch):
+    """Some kernels read a neighbour's channels times zero, which is not zero once these are not finite."""
+
+    def mixing(x, weight, bias, *settings):
+        leak = 0 * (x.sum() + weight.sum())
+        return functional.conv2d(x, weight, bias, *settings) + leak
+
+    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, nn.Conv2d, mixing)
+    data, test = blobs(n=48, shape=(1, 6, 6)), blobs(n=20, shape=(1, 6, 6), seed=1)
+    common = {"momentum": 0.9, "batch_size": 8, "epochs": 5, "stop_gradient_norm": 1e-9}
+    trials = [{"lr": 1e200 if seed == 2 else 0.02, "seed": seed, **common} for seed in range(5)]
+    trials[3] = {**trials[3], "momentum": 0.0}
+    trials += [{**trials[0], "seed": 5, "lr_steps": [[3, 1e205]]}, {**trials[0], "seed": 6, "epochs": 2}]
+    settings = {"test": test, "dtype": torch.float64, "stacked": True}
+    leaked = train_population(conv_batchnorm, trials, data, **settings)
+    assert leaked.frame()["diverged"].all()  # the stand-in does mix
+    monkeypatch.setattr(stack, "MIXING_DEVICES", {"cpu"})
+    monkeypatch.setitem(group_training.STOPPED_SHARE, "cpu", 0.9)
+    population = train_population(conv_batchnorm, trials, data, **settings)
+    for i, trial in enumerate(trials):
+        expected = alone(conv_batchnorm, trial, data, test)
+        assert population.frame()["stopped_by"][i] == expected.stopped_by
+        assert population.frame()["epochs"][i] == expected.epochs
+        same_history(expected.history, population.histories[i])
+        if i not in (2, 5):
+            assert largest_difference(expected.model, population.state(i)) < 1e-9
+    assert population.frame()["diverged"].tolist() == [i in (2, 5) for i in range(7)]
 
 
 def test_groups_of_several_architectures_and_batch_sizes_come_back_in_the_order_of_the_trials():

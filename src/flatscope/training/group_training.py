@@ -83,7 +83,7 @@ def train_stacked(
             for row, record in zip(active, ended, strict=True):
                 records[row] = record
             weights = stack.weights
-            stack, live = _without_stopped(stack, group.live, records)
+            stack, live = _without_stopped(stack, group.live, records, finite)
             # Together, so that Ctrl-C finds the group before or after this epoch and nowhere between.
             group.records, group.epoch, group.seconds, group.live, kept = (
                 records,
@@ -190,11 +190,15 @@ def _after_epoch(
     return ended
 
 
-def _without_stopped(stack: Stack, live: list[int], records: Sequence[Record]) -> tuple[Stack, list[int]]:
+def _without_stopped(
+    stack: Stack, live: list[int], records: Sequence[Record], finite: Sequence[bool]
+) -> tuple[Stack, list[int]]:
     """The stack of the trials that go on, once enough of the others have stopped, and their rows in the group."""
     going_on = [place for place, row in enumerate(live) if records[row].stopped_by is None]
     stopped = len(live) - len(going_on)
-    if not going_on or not stopped or stopped < STOPPED_SHARE.get(stack.device.type, 0.0) * len(live):
+    harmful = not all(finite) or any(records[row].stopped_by == "diverged" for row in live)
+    enough = harmful or stopped >= STOPPED_SHARE.get(stack.device.type, 0.0) * len(live)
+    if not going_on or not stopped or not enough:
         return stack, live
     return stack.keep(going_on), [live[place] for place in going_on]
 

@@ -7,6 +7,7 @@ however many trials and layers there are. On a GPU the whole step is one CUDA gr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from flatscope.training.trials import Trial, TrialData
 # Samples of all trials evaluated at once: enough to keep the device busy, few enough for memory and caches.
 EVALUATED_AT_ONCE = {"cpu": 4_096, "cuda": 65_536}
 WARM_UP_STEPS = 3
+# Where grouped convolutions may read a neighbour's channels times zero: NaN and infinity then go over to it.
+MIXING_DEVICES = {"cuda"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Stack:
         self._offsets = torch.zeros(len(self.trials), n if self._augmented else 0, 2, dtype=torch.int64, device=device)
         self._flips = torch.zeros(len(self.trials), n if self._augmented else 0, dtype=torch.bool, device=device)
         self._replay: Callable[[], None] | None = None
+        self._may_mix = network.has_convolutions and self.device.type in MIXING_DEVICES and len(self.trials) > 1
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -135,6 +139,21 @@ class Stack:
 
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
+        before = self._copy() if self._may_mix else None
+        finite = self._pass(epoch, advance)
+        if before is not None and not all(finite):
+            # Some diverged, others may only have been their neighbours: each once more, by itself.
+            for row in [row for row, good in enumerate(finite) if not good]:
+                alone = before.keep([row])
+                [finite[row]] = alone._pass(epoch, lambda *_, **__: None)
+                for name, value in alone.weights.items():
+                    self.weights[name][row] = value[0]
+                for name, value in self.velocity.items():
+                    value[row] = alone.velocity[name][0] if alone.velocity else 0.0
+        return finite
+
+    def _pass(self, epoch: int, advance: Advance) -> list[bool]:
+        """All steps of an epoch, and which trials came out finite."""
         generators = self._prepare(epoch)
         n, shown, shown_at = self._order.shape[1], 0, time.monotonic()
         for start in range(0, n, self._batch_size):
@@ -174,7 +193,10 @@ class Stack:
                 n += targets.shape[1]
         if targets.is_floating_point():
             wrong.fill_(torch.nan)
-        return (total / n).tolist(), (wrong / n).tolist()
+        means, shares = (total / n).tolist(), (wrong / n).tolist()
+        for row in self._suspects(means):
+            [means[row]], [shares[row]] = self.keep([row]).evaluate(held_out)
+        return means, shares
 
     def gradient_norms(self) -> list[float]:
         """Length of the gradient of each trial's mean training loss, in eval mode."""
@@ -186,6 +208,8 @@ class Stack:
             for total, part in zip(sums, torch.autograd.grad(value, leaves), strict=True):
                 total += part
         norms: list[float] = (_lengths(sums) / n).tolist()
+        for row in self._suspects(norms):
+            [norms[row]] = self.keep([row]).gradient_norms()
         return norms
 
     def distances(self) -> list[float]:
@@ -194,6 +218,14 @@ class Stack:
             [value.detach() - self.initial[name] for name, value in self.trained.items()]
         ).tolist()
         return moved
+
+    def _copy(self) -> Stack:
+        return self.keep(range(len(self.trials)))
+
+    def _suspects(self, values: Sequence[float]) -> list[int]:
+        """Rows without a finite value that may have it from a neighbour, and must be looked at by themselves."""
+        lost = [row for row, value in enumerate(values) if not math.isfinite(value)]
+        return lost if self._may_mix else []
 
     def _prepare(self, epoch: int) -> dict[int, torch.Generator]:
         """Rates, sample orders and augmentation of an epoch; the noise generators of the trials that have noise."""

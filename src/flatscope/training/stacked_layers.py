@@ -92,6 +92,7 @@ class StackedNetwork:
         for node in self._nodes:
             self._check(node)
         self.used = {self._names[id(p)] for module in used for p in module.parameters(recurse=False)}
+        self.has_convolutions = any(type(module) in CONVOLUTIONS for module in used)
         placeholder = next(node for node in self._nodes if node.op == "placeholder")
         self.trials_first = not any(self._wants_samples_first(user) for user in placeholder.users)
         settings = [f"{node.target} {self._modules[node.target]!r}" for node in self._nodes if node.op == "call_module"]
