@@ -84,8 +84,12 @@ class _Follower:
             return
         model = view.model(trial).to(self._x.device)
         assert isinstance(model, nn.Sequential)
-        twin = random_layer_pair(model, self._x[:2], **self._factor)
-        assert isinstance(twin, nn.Sequential)
+        before = tail_curvature(model, self._x)
+        after = dict.fromkeys(before, math.nan)
+        if all(math.isfinite(value) for value in before.values()):  # else it is about to diverge
+            twin = random_layer_pair(model, self._x[:2], **self._factor)
+            assert isinstance(twin, nn.Sequential)
+            after = tail_curvature(twin, self._x)
         test_loss, test_error = evaluate(model, *self._held_out)
         seen = {
             "epoch": epoch,
@@ -93,8 +97,8 @@ class _Follower:
             "train_error": row["train_error"],
             "test_loss": test_loss,
             "test_error": test_error,
-            **{f"before/{name}": value for name, value in tail_curvature(model, self._x).items()},
-            **{f"after/{name}": value for name, value in tail_curvature(twin, self._x).items()},
+            **{f"before/{name}": value for name, value in before.items()},
+            **{f"after/{name}": value for name, value in after.items()},
         }
         self.rows += [{"rule": rule, **seen} for rule in rules]
 

@@ -8,6 +8,7 @@ one before it. The sweep of all layers gives the same numbers (tested), at the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -118,7 +119,7 @@ def _largest(product: Callable[[Tensor], Tensor], size: int, device: torch.devic
         if step % 5 == 4 or step + 1 == size:
             before, found = found, _top_of_tridiagonal(middle, beside)
             exhausted = float(beside[-1]) <= 1e-12 * abs(found)
-            if exhausted or abs(found - before) <= CONVERGED * abs(found):
+            if math.isnan(found) or exhausted or abs(found - before) <= CONVERGED * abs(found):
                 return found
         basis[step + 1] = image / beside[-1]
     return _top_of_tridiagonal(middle, beside)
@@ -126,4 +127,6 @@ def _largest(product: Callable[[Tensor], Tensor], size: int, device: torch.devic
 
 def _top_of_tridiagonal(middle: list[Tensor], beside: list[Tensor]) -> float:
     diagonal, off = torch.stack(middle).cpu(), torch.stack(beside).cpu()[: len(middle) - 1]
+    if not bool(diagonal.isfinite().all() and off.isfinite().all()):
+        return math.nan  # a network that overflows has no curvature to speak of
     return float(torch.linalg.eigvalsh(torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1))[-1])
