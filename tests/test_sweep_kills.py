@@ -47,21 +47,30 @@ def fork(function: Callable[[], object]) -> int:
     return child
 
 
-def ended(child: int) -> int | None:
-    """Exit code, negative for a signal; None while it runs."""
-    found, status = os.waitpid(child, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
+def patiently(look: Callable[[], Any], driver: int | None = None) -> Any:
+    """What `look` gives once it gives something; fails if it takes too long or the driver has ended."""
+    begun = time.monotonic()
+    while not (found := look()):
+        assert driver is None or not has_ended(driver), "the driver has ended"
+        assert time.monotonic() - begun < PATIENCE_SECONDS
+        time.sleep(0.02)
+    return found
 
 
 def wait_for(child: int) -> int:
-    begun = time.monotonic()
-    while (code := ended(child)) is None:
-        if time.monotonic() - begun > PATIENCE_SECONDS:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError("the sweep does not come to an end")
-        time.sleep(0.05)
-    return code
+    """Exit code of a child, negative for a signal."""
+    try:
+        patiently(lambda: has_ended(child))
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def has_ended(child: int) -> bool:
+    """Without taking its exit code from whoever asks for it."""
+    return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def lines(store: Store) -> list[list[str]]:
@@ -82,16 +91,17 @@ def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) ->
     store, calm = Store(folder / "store"), Store(folder / "calm")
     log_of(store).touch()
     drivers = [fork(lambda: run(units, WORK, store, workers=2))]
-    done_before = 0
+    done_before = hits = 0
     for victim in kills:
         seen = len(lines(store))
-        while len(lines(store)) == seen and ended_early(drivers[-1]) is None:
-            time.sleep(0.01)  # until its workers have started
+        if not has_ended(drivers[-1]):
+            patiently(lambda seen=seen: len(lines(store)) > seen or has_ended(drivers[-1]))  # its workers have started
         time.sleep(chance.uniform(0, 3 * seconds))
         process = drivers[-1] if victim == "driver" else worker_at_work(store)
         if process is None:
             continue
         os.kill(process, signal.SIGKILL)
+        hits += 1
         if victim == "driver":
             assert wait_for(drivers[-1]) == -signal.SIGKILL
             done_before = len(store.frame())
@@ -109,13 +119,13 @@ def ordeal(folder: Path, n: int, seconds: float, kills: list[str], seed: int) ->
     assert n - len(kills) <= len(done) <= n
     begun = [words[1] for words in lines(store) if words[0] == "began"]
     assert len(begun) <= n + 2 * len(kills)  # at most what was in flight was begun again
-    return {"begun": len(begun), "completed": len(done), "drivers": len(drivers), "done before the last": done_before}
-
-
-def ended_early(child: int) -> bool | None:
-    """Whether the driver has ended, without taking its exit code from whoever waits for it later."""
-    state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-    return True if state == "Z" else None
+    return {
+        "kills": hits,
+        "begun": len(begun),
+        "completed": len(done),
+        "drivers": len(drivers),
+        "done before the last": done_before,
+    }
 
 
 def test_driver_and_workers_are_killed(tmp_path: Path) -> None:
@@ -143,8 +153,7 @@ def test_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     log_of(store).touch()
     driver = fork(lambda: run(units, WORK, store, workers=1))
-    while not completions(store):
-        time.sleep(0.02)
+    patiently(lambda: completions(store), driver)
     os.kill(driver, signal.SIGINT)
     assert wait_for(driver) == 130
     assert worker_at_work(store) is None  # the driver took its workers along

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from flatscope.sweeps.store import Store
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 1.0
+ANSWER_SECONDS = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20  # results go through the store of trials, not through Ray's memory
 
 
@@ -47,6 +49,14 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, workers: int | None, address: str | None, cpus: float) -> None:
+    fix = "Start one with `ray start --head`, or leave the address out"
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # not so for "auto"
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        except OSError as error:  # Ray itself would go on asking for minutes
+            got = error.strerror or str(error)
+            raise InputError("a Ray cluster that answers", got, f"address {address}", fix) from error
     quiet = {"log_to_driver": False, "logging_level": "error"}
     try:
         if address is not None:
@@ -57,7 +67,6 @@ def _connect(ray: Any, workers: int | None, address: str | None, cpus: float) ->
             ray.init(num_cpus=cores, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         got = str(error).splitlines()[0]
-        fix = "Start one with `ray start --head`, or leave the address out"
         raise InputError("a Ray cluster that answers", got, f"address {address}", fix) from error
 
 
