@@ -203,7 +203,7 @@ CLAIMS_1 = (
     claims=CLAIMS_1,
     stages=stages,
     deviations=DEVIATIONS,
-    paper_cost="about 12 s per epoch for all 144 networks on an H200: five minutes of training for 25 epochs with momentum, "
+    paper_cost="about 12 s per epoch for all 144 networks on an H200: five minutes for 25 epochs with momentum, "
     "two for 10 without, and half as much again for the curvature along the way.",
 )
 def figure_1(runs: Runs) -> Analysis:
