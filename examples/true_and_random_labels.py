@@ -18,7 +18,7 @@ from flatscope.measures.desiderata import desiderata
 from flatscope.measures.pac_bayes import kl_at_sharpness
 from flatscope.training.data import Data, load
 from flatscope.training.labels import random_labels
-from flatscope.training.loop import TrainConfig, train
+from flatscope.training.loop import TrainConfig, evaluate, train
 from flatscope.training.models import build
 
 LEVEL = 0.05  # expected sharpness at which the divergence is read off, as in the paper's text
@@ -75,11 +75,12 @@ def fitted(data: Data, labels: torch.Tensor, name: str, hidden: int, lr: float, 
     """The network trained to a cross-entropy of 0.001 on these labels."""
     model = build("two_layer", hidden=hidden, input_shape=data.input_shape, classes=data.n_classes, seed=seed)
     config = TrainConfig(lr=lr, momentum=0.9, batch_size=64, epochs=4000, stop_loss=1e-3, seed=seed)
-    result = train(model, (data.train[0], labels), config, test=data.test)
+    result = train(model, (data.train[0], labels), config)
     last = result.history.iloc[-1]
+    test = f"{100 * evaluate(model, *data.test)[1]:.1f} %" if data.test else "not known"
     print(
         f"{name} labels: cross-entropy {last['train_loss']:.2g} after {result.epochs} epochs ({result.stopped_by}), "
-        f"test error {100 * last['test_error']:.1f} %, {last['seconds']:.0f} s"
+        f"test error {test}, {last['seconds']:.0f} s"
     )
     return fs.Problem(model, train=(data.train[0], labels))
 

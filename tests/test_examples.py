@@ -52,7 +52,7 @@ def test_example_files_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def check_labels(data: str, samples: int) -> None:
     """A quick run of the study: every norm and the divergence are larger for random labels."""
-    small = ["--samples", str(samples), "--hidden", "32", "--draws", "100", "--steps", "20"]
+    small = ["--samples", str(samples), "--hidden", "64", "--draws", "100", "--steps", "20"]
     table = runpy.run_path(str(LABELS))["main"](["--data", data, *small])
     assert len(table) == 7
     assert table.notna().all(axis=None)
