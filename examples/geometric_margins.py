@@ -1,6 +1,6 @@
 """How far images are from another class: certified intervals for a LeNet-5, and how good they are where exact is known.
 
-python examples/geometric_margins.py                   LeNet-5 on 5,000 CIFAR-10 images, margins of 1,000 test images
+python examples/geometric_margins.py                   LeNet-5 on 5,000 CIFAR-10 images, 1,000 test images; minutes
 python examples/geometric_margins.py --data digits     the small digits of scikit-learn, nothing to download
 python examples/geometric_margins.py --quick           a few digits, to see that it runs
 """
