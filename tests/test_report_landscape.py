@@ -57,6 +57,15 @@ def test_the_script_gets_the_losses_in_their_places() -> None:
     assert found == pytest.approx(surface.loss.T.numpy(), abs=1e-4)
 
 
+def test_fine_grids_are_thinned_for_turning_and_the_page_says_so() -> None:
+    surface = bowl(grid=121)
+    page = Page(page_text({"net": surface}))
+    found = heights(canvas(page))
+    assert found.shape == (123, 61)  # 122 steps up have no divisor that would keep both ends and be coarse enough
+    assert found[:, [0, -1]] == pytest.approx(surface.loss.T.numpy()[:, [0, -1]], abs=1e-4)
+    assert "The surface is drawn with one in 2 points of an axis, the map with all." in page.text()
+
+
 def test_spaces_share_one_height_scale_and_poles_are_said() -> None:
     items = {"a": [table(), bowl(), bowl("psi")], "b": [table(2.0), bowl(steep=9.0)]}
     text = page_text(items)

@@ -23,6 +23,7 @@ from flatscope.report.surface_data import SPACE_WORDS, PlaneData, bands, height_
 RAMP = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 MAP, MARGIN_LEFT, MARGIN_TOP, MARGIN_BOTTOM = 360, 40, 8, 34  # pixels at full size
 HOLE = 65535  # in the numbers handed to the script; heights take 0 to 65534
+COARSEST, FINEST = 25, 60  # cells along an axis of a surface, which is drawn anew with every movement
 SAMPLED = 5  # rows and columns of the table that stands for the picture
 
 
@@ -37,7 +38,7 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
                 "plane": plane,
                 "map": contour_map(plane, scale),
                 "canvas": _canvas_data(plane, scale),
-                "words": plane_words(plane),
+                "words": plane_words(plane) + _thinned(plane),
                 "table": _sampled(plane),
             }
             for plane in group
@@ -79,12 +80,13 @@ def plane_words(plane: PlaneData) -> str:
 
 def _canvas_data(plane: PlaneData, scale: Scale) -> dict[str, Any]:
     """Attributes of the canvas: heights as 16-bit places on the scale, and what turns them into numbers again."""
-    places = placed(plane.heights, scale)
+    rows, columns = _stride(len(plane.up)), _stride(len(plane.across))
+    places = placed(plane.heights[::rows, ::columns], scale)
     numbers = np.where(np.isnan(places), HOLE, np.round(np.nan_to_num(places) * (HOLE - 1))).astype("<u2")
     low, high = plane.rise
     return {
         "data-heights": base64.b64encode(numbers.tobytes()).decode(),
-        "data-columns": len(plane.across),
+        "data-columns": places.shape[1],
         "data-across": f"{plane.across[0]:g} {plane.across[-1]:g}",
         "data-up": f"{plane.up[0]:g} {plane.up[-1]:g}",
         "data-scale": f"{scale.low!r} {scale.high!r} {int(scale.log)}",
@@ -93,6 +95,22 @@ def _canvas_data(plane: PlaneData, scale: Scale) -> dict[str, Any]:
         "aria-label": f"Loss surface of {plane.network} in {SPACE_WORDS.get(plane.space, plane.space)}, "
         f"from {written(low, 3)} to {written(high, 3)}",
     }
+
+
+def _stride(n: int) -> int:
+    """One in how many points of an axis the surface is drawn with, so that it turns without delay.
+
+    Both ends are kept and the steps stay equal; an axis that cannot be thinned like that stays as it is.
+    """
+    steps = (step for step in range(1, n) if (n - 1) % step == 0 and COARSEST <= (n - 1) // step <= FINEST)
+    return next(steps, 1) if n - 1 > FINEST else 1
+
+
+def _thinned(plane: PlaneData) -> str:
+    steps = {_stride(len(plane.up)), _stride(len(plane.across))}
+    return (
+        "" if steps == {1} else f" The surface is drawn with one in {max(steps)} points of an axis, the map with all."
+    )
 
 
 def contour_map(plane: PlaneData, scale: Scale) -> Markup:
