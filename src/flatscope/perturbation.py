@@ -105,16 +105,21 @@ def minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator
 
     Samples that do not fit (or whose shapes differ from batch to batch) come in the order of their source.
     """
+    return (batch for batch, _ in numbered_minibatches(ctx, size, generator))
+
+
+def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator[tuple[Batch, Tensor | None]]:
+    """The same, each with the numbers of its samples; None where they come as their source gives them."""
     kept = _kept(ctx)
     while True:
         if kept is None:
-            yield from ctx.batches(size=size)
+            yield from ((batch, None) for batch in ctx.batches(size=size))
             continue
         inputs, targets = kept
         order = torch.randperm(len(targets), generator=generator)
         for start in range(0, len(order) - size + 1, size):  # every batch has the same weight: no ragged last one
             chosen = order[start : start + size]
-            yield _picked(inputs, chosen), targets[chosen.to(targets.device)]
+            yield (_picked(inputs, chosen), targets[chosen.to(targets.device)]), chosen
 
 
 def stackable(ctx: Context) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.params import Params, count
-from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, minibatches, perturbed_losses, stackable
+from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
 from flatscope.symmetries.folding import has_batchnorm
@@ -122,21 +122,27 @@ def paired_rises(ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: 
     if draws % 2 or draws < 4 or batch < 1:
         raise InputError("an even number of draws, at least 4, and batches of at least 1", f"{draws}, {batch}")
     n, rows = ctx.problem.n_train, list[Tensor]()
-    batches = minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
+    batches = numbered_minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
     if n <= batch:
         first = next(batches)
-        if len(first[1]) < n:  # samples of different shapes: no batch holds them all
+        if len(first[0][1]) < n:  # samples of different shapes: no batch holds them all
             losses = perturbed_losses(ctx, _signed_noise(ctx, alphas, draws // 2, slope))
             return losses.reshape(draws // 2, len(alphas), 2).mean(2) - ctx.scores().loss
         batches = repeat(first)
     calls_are_dear = ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES
     run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
-    sizes = torch.tensor([0.0, *(sign * a for a in alphas for sign in (1, -1))], dtype=torch.float64)
+    both_signs = [sign * a for a in alphas for sign in (1, -1)]
     for noise in _noise(ctx, draws // 2, slope):
-        parts = [next(batches) for _ in range(len(next(iter(noise.values()))))]
-        losses = run(ctx, noise, sizes, parts)  # (pairs, sizes)
+        parts, numbers = zip(*(next(batches) for _ in range(len(next(iter(noise.values()))))), strict=True)
+        if None in numbers:
+            sizes = torch.tensor([0.0, *both_signs], dtype=torch.float64)
+            here, moved = run(ctx, noise, sizes, list(parts)).tensor_split([1], dim=1)
+        else:  # the losses of all samples at w itself are known after one pass
+            sizes = torch.tensor(both_signs, dtype=torch.float64)
+            moved = run(ctx, noise, sizes, list(parts))  # (pairs, sizes)
+            here = torch.stack([ctx.scores().losses.cpu().double()[chosen].mean() for chosen in numbers])[:, None]
         ctx.count("forward", sum(len(targets) for _, targets in parts) * len(sizes))
-        rows.append(losses[:, 1:].reshape(len(parts), len(alphas), 2).mean(2) - losses[:, :1])
+        rows.append(moved.reshape(len(parts), len(alphas), 2).mean(2) - here)
     return torch.cat(rows)
 
 
