@@ -17,6 +17,11 @@ from trial_work import completions, log_of
 from flatscope.sweeps.engines import SweepInterrupted, run
 from flatscope.sweeps.store import Store
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks the system about processes as Linux answers"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 WORK = "trial_work:square"
 PATIENCE_SECONDS = 120
 
