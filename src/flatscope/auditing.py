@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
@@ -220,7 +220,7 @@ def _row(
         return _untested(entry, way, missing or "no value")
     if any(not first.places.equals(values.places) for values in others):
         return _untested(entry, way, "has values for other layers or units after the change")
-    z = float(norm.isf(FALSE_ALARM / (2 * len(first.value) * len(others))))
+    z = -float(ndtri(FALSE_ALARM / (2 * len(first.value) * len(others))))
     worst = max((_worst(first, values, z, dtype) for values in others), key=lambda change: change.excess)
     if not worst.moved and worst.stderr > NOISY:
         return _untested(entry, way, f"an estimate with a standard error of {100 * worst.stderr:.0f} % cannot tell")

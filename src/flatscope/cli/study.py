@@ -28,6 +28,8 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 @app.command("list")
 def list_studies(results: Results = Path("results")) -> None:
     """All studies, and the verdicts of those that have been run."""
+    from flatscope.studies.reproduction import latest, load_results
+
     saved = load_results(results)
     rows = []
     for name, entry in studies().items():
@@ -70,6 +72,8 @@ def run(
 @app.command("show")
 def show(name: str, results: Results = Path("results"), scale: str | None = None) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
+    from flatscope.studies.reproduction import latest, load_results
+
     entry = find_study(name)
     saved = load_results(results).get(name, {})
     result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
@@ -108,6 +112,7 @@ def export(
 
 
 def _matching(patterns: list[str]) -> list[str]:
+
     known = list(studies())
     chosen: dict[str, None] = {}
     for pattern in patterns:

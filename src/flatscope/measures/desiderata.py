@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pandas as pd
-from scipy.stats import kendalltau
 
 from flatscope.errors import InputError
 
@@ -81,6 +80,8 @@ def _ordering(name: str, points: list[tuple[float, float]]) -> dict[str, object]
     if len({error for _, error in points}) < 3:
         reason = "fewer than three test errors"
         return {"measure": name, "demand": DEMANDS[2], "statistic": math.nan, "verdict": "not judged", "reason": reason}
+    from scipy.stats import kendalltau  # takes a second to load, and few ask for it
+
     found = kendalltau([value for value, _ in points], [error for _, error in points])
     tau, chance = float(found.statistic), float(found.pvalue)
     if math.isnan(tau):  # all values are equal: they order nothing

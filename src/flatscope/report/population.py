@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,9 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
 from flatscope.report.figure_data import wants_log
-from flatscope.stats import Estimate, correlate, holm, partial_correlation
+
+if TYPE_CHECKING:
+    from flatscope.stats import Estimate
 
 TARGETS = ("generalization_gap", "generalisation_gap", "gap", "error_gap", "loss_gap")
 # Columns that say how a training went, not how it was set up.
@@ -122,6 +124,9 @@ class MeasureStatistics(NamedTuple):
 
 def population_statistics(population: PopulationFrame, resamples: int = RESAMPLES) -> list[MeasureStatistics]:
     """Statistics of every measure, the closest association (by Kendall's tau) first, missing ones last."""
+    # Loaded here: SciPy's statistics take a second, which every other page and command would pay.
+    from flatscope.stats import correlate, holm, partial_correlation
+
     frame, known = population.frame, declarations()
     target = frame[population.target].to_numpy(dtype="float64")
     found = []

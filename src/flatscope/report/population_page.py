@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,9 @@ from flatscope.report.population import (
     network_names,
 )
 from flatscope.report.surfaces import RAMP, ramp_colour
-from flatscope.stats import Estimate
+
+if TYPE_CHECKING:
+    from flatscope.stats import Estimate
 
 HEIGHT, TOP, BOTTOM = 340, 14, 30  # pixels; the script has them from the drawing
 SIDE = 3.0  # percent of the width left free at either side
