@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 import typer
@@ -14,9 +14,11 @@ from flatscope.errors import FlatscopeError, InputError, UnknownNameError
 from flatscope.guards import whole_file, write_whole
 from flatscope.registry import PAPERS
 from flatscope.report.page import report
-from flatscope.studies import find_study, studies, study
-from flatscope.studies.reproduction import claim_rows, latest, load_results, reproduction_markdown
-from flatscope.studies.result import StudyResult
+
+if TYPE_CHECKING:
+    from flatscope.studies.result import StudyResult
+
+# The studies are imported inside the commands: they load plots and statistics, which no other command should pay for.
 
 app = typer.Typer(help="Figures and tables of the four papers, re-run with a verdict.", no_args_is_help=True)
 
