@@ -30,6 +30,7 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 @app.command("list")
 def list_studies(results: Results = Path("results")) -> None:
     """All studies, and the verdicts of those that have been run."""
+    from flatscope.studies import studies
     from flatscope.studies.reproduction import latest, load_results
 
     saved = load_results(results)
@@ -53,6 +54,8 @@ def run(
     out: Results = Path("results"),
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
+    from flatscope.studies import study
+
     failed = []
     for name in _matching(names):
         try:
@@ -74,6 +77,7 @@ def run(
 @app.command("show")
 def show(name: str, results: Results = Path("results"), scale: str | None = None) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
+    from flatscope.studies import find_study
     from flatscope.studies.reproduction import latest, load_results
 
     entry = find_study(name)
@@ -97,6 +101,8 @@ def export(
     results: Results = Path("results"),
 ) -> None:
     """Write every claim with its verdict to one file."""
+    from flatscope.studies.reproduction import claim_rows, latest, load_results, reproduction_markdown
+
     check_place(out, EXPORTS)
     saved = load_results(results)
     if out.suffix == ".md":
