@@ -12,6 +12,7 @@ import warnings
 import typer
 
 import flatscope.cli.audit as audit
+import flatscope.cli.compare as compare
 import flatscope.cli.data as data
 import flatscope.cli.demo as demo
 import flatscope.cli.landscape as landscape
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("measure")(measures.measure)
+app.command("compare")(compare.compare)
 app.command("audit")(audit.audit)
 app.command("landscape")(landscape.landscape)
 app.command("train")(train.train)

@@ -1,0 +1,128 @@
+"""`flatscope compare`: several checkpoints, ranked, with what the ranking rests on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flatscope import comparing
+from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.sources import (
+    DataName,
+    DataRoot,
+    Flatten,
+    ModelOptions,
+    Standardize,
+    TestSize,
+    TrainSize,
+    load_model,
+    parse_model_options,
+    parse_options,
+)
+from flatscope.comparing import Comparison
+from flatscope.comparing.copies import TOLERANCE
+from flatscope.errors import InputError
+from flatscope.problem import Problem
+from flatscope.registry import select
+from flatscope.report.page import report as write_report
+from flatscope.training.data import load
+
+
+def compare(
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Two or more: safetensors, state dicts, or folders of checkpoints.")
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option("--model", help="file.py:factory, module:factory or a built-in name; once, or per checkpoint."),
+    ],
+    data: DataName,
+    name: Annotated[list[str] | None, typer.Option(help="What to call a checkpoint; repeatable, in order.")] = None,
+    measures: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    model_option: ModelOptions = None,
+    data_root: DataRoot = None,
+    train_size: TrainSize = None,
+    test_size: TestSize = None,
+    standardize: Standardize = True,
+    flatten: Flatten = False,
+    tolerance: Annotated[
+        float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
+    ] = TOLERANCE,
+    seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+) -> None:
+    """Rank checkpoints by every measure that may rank them, and name those that may not."""
+    select(measures)
+    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    for path, endings in ((out, Comparison.ENDINGS), (report, (".html",))):
+        if path is not None:
+            check_place(path, endings)
+    if len(model) not in (1, len(checkpoints)):
+        raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
+    names = _names(checkpoints, name)
+    loaded = load(
+        data,
+        data_root,
+        train_size=train_size,
+        test_size=test_size,
+        seed=seed,
+        standardize=standardize,
+        flatten=flatten,
+    )
+    problems: dict[str, Problem] = {}
+    for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
+        network = load_model(factory, path, loaded, seed, factory_options)
+        problems[called] = Problem(
+            network, train=loaded.train, test=loaded.test, loss=loss, device=device, batch_size=batch_size
+        )
+    found = comparing.compare(problems, names=measures, seed=seed, options=options, tolerance=tolerance)
+    command = shlex.join(["flatscope", *sys.argv[1:]])
+    found.meta |= {"model": ", ".join(model), "data": data, "command": command}
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        show_comparison(found)
+    if out is not None:
+        found.save(out)
+    if report is not None:
+        write_report([found, found.tables], report, command=command)
+        show_note(f"report written to {report}")
+
+
+def show_comparison(found: Comparison) -> None:
+    """The table, and below it what it says."""
+    show_grid(found.header, found.lines(), title="best first: > better, ≳ better within the error, = equal")
+    console = Console(soft_wrap=True)
+    for line in found.summary().splitlines():
+        console.print(line, markup=False, highlight=False)
+
+
+def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
+    """What to call the checkpoints: as told, or by the shortest end of the path that tells them apart."""
+    if len(checkpoints) < 2:
+        fix = "Measure one with flatscope measure"
+        raise InputError("at least two checkpoints", str(len(checkpoints)), where="flatscope compare", fix=fix)
+    if given is not None and (len(given) != len(checkpoints) or len(set(given)) != len(given)):
+        raise InputError(f"{len(checkpoints)} different names", ", ".join(given), where="--name")
+    if given is not None:
+        return given
+    short = [path.stem if path.suffix else path.name for path in checkpoints]
+    if max(Counter(short).values()) > 1:
+        short = [str(path) for path in checkpoints]
+    if len(set(short)) != len(short):
+        raise InputError("different checkpoints", "one of them twice", where="flatscope compare", fix="Use --name")
+    return short

@@ -1,0 +1,319 @@
+"""Comparison: the measures of several networks, what they say together, and which of them may speak."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flatscope.comparing.copies import SameFunction
+from flatscope.comparing.quantities import Quantity, quantities
+from flatscope.comparing.rankings import agreement, consensus, order_text, ranked
+from flatscope.comparing.verdicts import LOSS_FACTOR, Standing, Verdict, differs, far_apart, judge, loss_factor
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.guards import write_whole
+from flatscope.table import Table, number
+
+_COPIES_DIFFER = "differ between copies of one function"
+
+
+class Comparison:
+    """Several networks on the same data.
+
+    Args:
+        tables: what was measured, by network.
+        networks: loss, error and architecture of each.
+        same_function: pairs of networks that compute the same function.
+        meta: how it was made: loss, number of samples, tolerance, level of intervals.
+    """
+
+    ENDINGS = (".json", ".csv", ".md", ".html")
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        networks: Mapping[str, Standing],
+        same_function: Sequence[SameFunction] = (),
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        if list(tables) != list(networks) or len(tables) < 2:
+            raise InputError("the same two or more networks in both", f"{list(tables)} and {list(networks)}", "tables")
+        self.tables = dict(tables)
+        self.networks = dict(networks)
+        self.same_function = list(same_function)
+        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+        self._quantities = {quantity.label: quantity for quantity in quantities(self.tables)}
+        loss = str(self.meta.get("loss", ""))
+        self._verdicts = {
+            label: judge(quantity, self.networks, self.same_function, loss)
+            for label, quantity in self._quantities.items()
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Comparison) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names(self) -> list[str]:
+        """The networks, in the order given."""
+        return list(self.networks)
+
+    @property
+    def distinct(self) -> list[str]:
+        """One network of every function: rankings are between these."""
+        copies = {pair.second for pair in self.same_function}
+        return [name for name in self.names if name not in copies]
+
+    @property
+    def comparable(self) -> list[str]:
+        """Measures that rank these networks."""
+        return [label for label, verdict in self._verdicts.items() if verdict.word == "comparable"]
+
+    def verdict(self, measure: str) -> Verdict:
+        """Whether a measure ranks these networks, and why not."""
+        return self._verdicts[self._quantity(measure).label]
+
+    def moved_between_copies(self) -> list[str]:
+        """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
+        pairs = [(pair.first, pair.second) for pair in self.same_function]
+        usable = [(label, q) for label, q in self._quantities.items() if self._verdicts[label].word != "no value"]
+        return [label for label, q in usable if any(differs(q, *pair) for pair in pairs)]
+
+    def ranking(self, measure: str | None = None) -> pd.DataFrame:
+        """The networks, best first, with intervals of their ranks; copies are left out.
+
+        Args:
+            measure: its name (with options where it has several values); None: the mean rank over the families of
+                all comparable measures, every family one voice.
+        """
+        level = float(self.meta.get("confidence", 0.95))
+        if measure is None:
+            if len(self.distinct) < 2:
+                raise NotApplicable("two different functions to rank", "copies of one", where="ranking")
+            if not self.comparable:
+                raise NotApplicable("a measure that is comparable here", "none", where="ranking", fix=self.summary())
+            return consensus([self._quantities[label] for label in self.comparable], self.distinct, level)
+        quantity = self._quantity(measure)
+        if (verdict := self._verdicts[quantity.label]).word in ("no value", "no direction"):
+            raise NotApplicable(f"a measure that can rank: {verdict.reason}", measure, where="ranking")
+        return ranked(quantity, self.distinct, level).to_frame()
+
+    def agreement(self, everything: bool = False) -> pd.DataFrame:
+        """Kendall's tau-b between the rankings of every two measures, over the distinct functions.
+
+        Args:
+            everything: also of measures that are not comparable here.
+        """
+        words = ("comparable", "not comparable") if everything else ("comparable",)
+        chosen = [q for label, q in self._quantities.items() if self._verdicts[label].word in words]
+        return agreement(chosen, self.distinct)
+
+    def orders(self, word: str = "comparable") -> dict[str, list[str]]:
+        """Which orders of the networks the measures give, best first, and which measures give each."""
+        found: dict[str, list[str]] = {}
+        for label, quantity in self._quantities.items():
+            if self._verdicts[label].word == word and len(self.distinct) > 1:
+                found.setdefault(order_text(ranked(quantity, self.distinct)), []).append(label)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per network-wide measure: its value for every network, the order, the verdict and the reason."""
+        rows = []
+        for label, quantity in self._quantities.items():
+            verdict = self._verdicts[label]
+            orderable = verdict.word in ("comparable", "not comparable") and len(self.distinct) > 1
+            order = order_text(ranked(quantity, self.distinct)) if orderable else ""
+            rows.append([label, *quantity.value.values(), order, verdict.word, verdict.reason])
+        columns = ["measure", *self.names, "order", "verdict", "reason"]
+        return pd.DataFrame(rows, columns=columns).set_index("measure")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measure and network; rank and its interval where the measure ranks that network."""
+        rows = []
+        level = float(self.meta.get("confidence", 0.95))
+        for label, quantity in self._quantities.items():
+            verdict = self._verdicts[label]
+            places: dict[str, dict[str, Any]] = {}
+            if verdict.word in ("comparable", "not comparable"):
+                found = ranked(quantity, self.distinct, level).to_frame().drop(columns=["value", "stderr"])
+                places = {str(name): dict(row) for name, row in found.set_index("name").iterrows()}
+            for name in self.names:
+                place = places.get(name, {})
+                rows.append(
+                    {
+                        "measure": quantity.measure,
+                        "options": quantity.options,
+                        "network": name,
+                        "value": quantity.value[name],
+                        "stderr": quantity.stderr[name],
+                        "data_stderr": quantity.data_stderr[name],
+                        "rank": place.get("rank"),
+                        "rank_low": place.get("rank_low"),
+                        "rank_high": place.get("rank_high"),
+                        "probability_best": place.get("probability_best"),
+                        "verdict": verdict.word,
+                        "reason": verdict.reason,
+                    }
+                )
+        floats = ["value", "stderr", "data_stderr", "rank", "rank_low", "rank_high", "probability_best"]
+        columns = ["measure", "options", "network", *floats, "verdict", "reason"]
+        return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(floats, "float64"))
+
+    def warnings(self) -> list[str]:
+        """What to keep in mind before reading any number."""
+        found = [f"{pair}." for pair in self.same_function if pair.first in self.distinct]
+        if moved := self.moved_between_copies():
+            words = "measures differ" if len(moved) > 1 else "measure differs"
+            found.append(
+                f"{len(moved)} {words} between networks that are the same function, and mean nothing for the "
+                f"ranking: {', '.join(moved)}."
+            )
+        if far_apart(self.networks, str(self.meta.get("loss", ""))):
+            losses = ", ".join(f"{name} {number(network.loss)}" for name, network in self.networks.items())
+            found.append(
+                f"The training losses are a factor of {loss_factor(self.networks):.3g} apart ({losses}), more than "
+                f"{LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature are "
+                "left out of the ranking. Compare checkpoints at about the same loss."
+            )
+        if len({network.architecture for network in self.networks.values()}) > 1:
+            found.append("The architectures differ: only measures of the function itself are comparable.")
+        return found
+
+    def summary(self) -> str:
+        """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""
+        lines = [f"{len(self.names)} networks, {self.meta.get('n_train', '?')} training samples.", *self.warnings()]
+        if len(self.distinct) < 2:
+            return "\n".join([*lines, "One function: there is nothing to rank."])
+        if self.comparable:
+            for row in self.ranking().itertuples(index=False):
+                lines.append(
+                    f"{row.rank:g}. {row.name}: mean rank {row.mean_rank:.2f} over {row.families} families of "
+                    f"measures, first in {row.families_first}; rank {row.rank_low:g} to {row.rank_high:g}."
+                )
+            for order, labels in self.orders().items():
+                lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
+        else:
+            lines.append("No measure is comparable between these networks.")
+        for reason, labels in self.not_comparable().items():
+            if reason != _COPIES_DIFFER:  # a warning names these
+                lines.append(f"Not comparable, {reason}: {', '.join(labels)}.")
+        return "\n".join(lines)
+
+    def not_comparable(self) -> dict[str, list[str]]:
+        """Reasons why measures do not rank these networks, with the measures concerned."""
+        found: dict[str, list[str]] = {}
+        for label, verdict in self._verdicts.items():
+            if verdict.word == "not comparable":
+                reason = verdict.reason
+                if reason.startswith("differs by"):
+                    reason = _COPIES_DIFFER
+                found.setdefault(reason, []).append(label)
+        return found
+
+    def lines(self) -> list[list[str]]:
+        """The rows for people: loss and error first, then measures: values, order, verdict."""
+        rows = [["training loss", *[number(network.loss) for network in self.networks.values()], "", ""]]
+        for title, name in (("training error", "error"), ("test loss", "test_loss"), ("test error", "test_error")):
+            values = [getattr(network, name) for network in self.networks.values()]
+            if any(value == value for value in values):  # NaN without classes or a test set
+                rows.append([title, *map(number, values), "", ""])
+        orders = self.table["order"]
+        for label, quantity in self._quantities.items():
+            cells = [
+                number(quantity.value[name])
+                + (f" ± {quantity.total_stderr(name):.2g}" if quantity.total_stderr(name) > 0 else "")
+                for name in self.names
+            ]
+            rows.append([label, *cells, str(orders[label]), self._verdicts[label].word])
+        return rows
+
+    @property
+    def header(self) -> list[str]:
+        """Titles of the columns of `lines`."""
+        return ["measure", *self.names, "best first", "verdict"]
+
+    def to_html(self) -> str:
+        """Warnings, ranking and table as HTML."""
+        sentences = "".join(f"<p>{html.escape(line)}</p>\n" for line in self.summary().splitlines())
+        with pd.option_context("display.max_colwidth", None):
+            table = pd.DataFrame(self.lines(), columns=self.header).to_html(index=False, border=0, classes="flatscope")
+        return f"{sentences}{table}"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.summary() + "\n" + pd.DataFrame(self.lines(), columns=self.header).to_string(index=False)
+
+    def to_markdown(self) -> str:
+        """Warnings, ranking and table as Markdown."""
+        rows = [self.header, ["---"] * len(self.header), *self.lines()]
+        cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
+        table = "\n".join("| " + " | ".join(row) + " |" for row in cells)
+        sentences = "\n".join(f"- {line.replace('<', '&lt;')}" for line in self.summary().splitlines())
+        return f"{sentences}\n\n{table}"
+
+    def to_json(self) -> str:
+        """Tables, networks and pairs as JSON."""
+        content = {
+            "flatscope_comparison": 1,
+            "meta": self.meta,
+            "networks": {name: network.to_dict() for name, network in self.networks.items()},
+            "same_function": [asdict(pair) for pair in self.same_function],
+            "tables": {name: json.loads(table.to_json()) for name, table in self.tables.items()},
+        }
+        return json.dumps(content, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Comparison:
+        """The comparison that `to_json` wrote."""
+        try:
+            content = json.loads(text)
+            return cls(
+                {name: Table.from_json(json.dumps(table)) for name, table in content["tables"].items()},
+                {name: Standing.from_dict(network) for name, network in content["networks"].items()},
+                [SameFunction(**pair) for pair in content["same_function"]],
+                content["meta"],
+            )
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise InputError("a flatscope comparison as JSON", str(problem), where="comparison file") from problem
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write .json (all of it), .csv (`to_frame`), .md or .html, whole or not at all."""
+        writers: dict[str, Callable[[], str]] = {
+            ".json": self.to_json,
+            ".csv": lambda: self.to_frame().to_csv(index=False),
+            ".md": self.to_markdown,
+            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}',
+        }
+        suffix = Path(path).suffix.lower()
+        if suffix not in writers:
+            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
+        write_whole(path, (writers[suffix]().rstrip("\n") + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Read a comparison written as .json."""
+        try:
+            return cls.from_json(Path(path).read_bytes().decode())
+        except (OSError, UnicodeDecodeError) as problem:
+            raise InputError("a comparison file that can be read", str(problem), where="load") from problem
+
+    def _quantity(self, measure: str) -> Quantity:
+        """By its label, or by its name alone where it has one value."""
+        if measure in self._quantities:
+            return self._quantities[measure]
+        same = [label for label, quantity in self._quantities.items() if quantity.measure == measure]
+        if len(same) == 1:
+            return self._quantities[same[0]]
+        raise UnknownNameError.among(measure, self._quantities, "measure in this comparison")

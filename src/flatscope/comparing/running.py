@@ -1,0 +1,178 @@
+"""`compare`: measure several networks on the same data and see what may be said about them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatscope.comparing.comparison import Comparison
+from flatscope.comparing.copies import TOLERANCE, find_copies
+from flatscope.comparing.verdicts import Standing
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.graph.tracing import trace
+from flatscope.guards import precise_math, untouched_randomness
+from flatscope.loss import PerSample
+from flatscope.measuring import Options, measure
+from flatscope.problem import Problem
+from flatscope.registry import select
+from flatscope.samples import order_digest
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+from flatscope.version import __version__
+
+Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
+
+
+def compare(
+    networks: Networks,
+    data: Any = None,
+    names: str | Iterable[str] | None = None,
+    seed: int = 0,
+    options: Options | None = None,
+    *,
+    test: Any = None,
+    loss: str | PerSample = "cross_entropy",
+    tolerance: float = TOLERANCE,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Measure several networks, rank them, and say which of the rankings mean anything.
+
+    BatchNorm is folded first and everything is computed in float64, as `audit` does, so that neither the way a network
+    is written nor rounding passes for a difference. Networks that give the same outputs are recognised as copies of
+    each other; a measure that differs between them is not used.
+
+    Args:
+        networks: problems, or models in eval mode together with `data`; a dictionary gives them names.
+        data: training data for models: what `Problem` takes as `train`.
+        names: names or globs of measures; None: every one that is not "long"; "all": every one.
+        seed: of all random streams, the same for every network.
+        options: {measure: {option: value}}.
+        test: held-out data for models.
+        loss: for models: "cross_entropy", "mse", or a function that gives one value per sample.
+        tolerance: difference of outputs, relative to the largest, up to which two networks are the same function.
+        confidence: level of the intervals of ranks.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+        >>> twin = fs.rescale(net, torch.eye(4))
+        >>> data = (torch.eye(4), torch.tensor([0, 1, 2, 0]))
+        >>> found = fs.compare({"net": net, "twin": twin}, data, ["hessian_trace", "l1_path_norm"])
+        >>> [(pair.first, pair.second, pair.how) for pair in found.same_function]
+        [('net', 'twin', 'units rescaled')]
+        >>> found.verdict("hessian_trace").word, found.verdict("l1_path_norm").word
+        ('not comparable', 'equal')
+    """
+    chosen, begun = [entry.name for entry in select(names)], time.perf_counter()
+    problems = _problems(networks, data, test, loss)
+    _refuse_other_data(problems)
+    problems = {name: _prepared(problem) for name, problem in problems.items()}
+    tables, standings = {}, {}
+    for name, problem in problems.items():
+        context = Context(problem, seed=seed)
+        tables[name] = measure(problem, chosen, options=options, context=context)
+        tables[name].meta["name"] = name
+        standings[name] = _standing(context)
+    copies = find_copies(problems, tolerance)
+    meta = {
+        "version": __version__,
+        "loss": next(iter(problems.values())).loss.name,
+        "n_train": next(iter(problems.values())).n_train,
+        "seed": seed,
+        "tolerance": tolerance,
+        "confidence": confidence,
+        "seconds": round(time.perf_counter() - begun, 3),
+    }
+    return Comparison(tables, standings, copies, meta)
+
+
+def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:
+    """Everything as problems, by name."""
+    if isinstance(networks, Mapping):
+        named = {str(name): given for name, given in networks.items()}
+    elif isinstance(networks, Sequence):
+        named = {f"network {number}": given for number, given in enumerate(networks, 1)}
+    else:
+        raise InputError("a list or dictionary of networks", type(networks).__name__, where="compare")
+    if len(named) < 2:
+        raise InputError("at least two networks", str(len(named)), where="compare", fix="Measure one with fs.measure")
+    found: dict[str, Problem] = {}
+    for name, given in named.items():
+        if isinstance(given, Problem):
+            if data is not None or test is not None:
+                fix = "Problems have their data already; pass models with data=, or problems without"
+                raise InputError("models where data are given", "a Problem", where=f"compare, {name}", fix=fix)
+            found[name] = given
+        elif isinstance(given, nn.Module):
+            if data is None:
+                raise InputError("data for models", "none", where="compare", fix="Pass data=(x, y), or problems")
+            first = next(iter(found.values()), None)  # read once, shared by all
+            train = data if first is None else first.train
+            held_out = test if first is None or test is None else first.test
+            try:
+                found[name] = Problem(given, train=train, test=held_out, loss=loss)
+            except FlatscopeError as problem:
+                problem.where = f"{name}, {problem.where}" if problem.where else name
+                raise
+        else:
+            raise InputError("a Problem or a torch.nn.Module", type(given).__name__, where=f"compare, {name}")
+    return found
+
+
+def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
+    """Values on different samples or losses do not compare."""
+    (first_name, first), *others = problems.items()
+    for name, problem in others:
+        where = f"compare, {name}"
+        if problem.loss.name != first.loss.name:
+            got = f"{problem.loss.name}, and {first.loss.name} for {first_name}"
+            raise InputError("one loss for all networks", got, where=where)
+        if (problem.test is None) != (first.test is None):
+            raise InputError("test data for all networks or for none", "for some", where=where)
+        if problem.train is first.train:
+            continue
+        with untouched_randomness((*first.generators, *problem.generators)):
+            own, again, theirs = order_digest(first.train), order_digest(first.train), order_digest(problem.train)
+        shuffled = own != again  # then only their number can be compared
+        if problem.n_train != first.n_train or (not shuffled and own != theirs):
+            got = f"others than those of {first_name}"
+            raise InputError("the same training samples in the same order for all networks", got, where=where)
+
+
+def _prepared(problem: Problem) -> Problem:
+    """The problem in float64 where the device has it, and without BatchNorm."""
+    other = copy.copy(problem)
+    other.dtype = problem.dtype if problem.device.type == "mps" else torch.float64
+    double = other.with_model(problem.model)
+    if not has_batchnorm(double.model):
+        if problem.initial is not None:
+            double.initial = {name: value.to(other.dtype) for name, value in problem.initial.items()}
+        return double
+    return double.with_model(fold_batchnorm(double.model, double.example()))
+
+
+def _standing(context: Context) -> Standing:
+    problem = context.problem
+    with untouched_randomness(problem.generators), precise_math():
+        train = context.scores()
+        test = None if problem.test is None else context.scores("test")
+        try:
+            rescalable = trace(problem.model, problem.example()).n_classes > 0
+        except FlatscopeError:
+            rescalable = True  # a network that cannot be read may well be one that can be rescaled
+    classes = problem.classification
+    return Standing(
+        architecture=str(problem.model),
+        parameters=sum(problem.params[name].numel() for name in problem.trainable),
+        loss=train.loss,
+        error=train.error if classes else math.nan,
+        test_loss=math.nan if test is None else test.loss,
+        test_error=math.nan if test is None or not classes else test.error,
+        rescalable=rescalable,
+    )

@@ -1,0 +1,132 @@
+"""Which measures may be compared between these networks, and why not the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scipy.special import ndtri
+
+from flatscope.comparing.copies import SameFunction
+from flatscope.comparing.quantities import Quantity
+from flatscope.registry import Declaration
+
+# Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
+# p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
+LOSS_FACTOR = 3.0
+# These depend on the outputs as a function of the inputs, whatever the network that computes them looks like.
+FUNCTION_ONLY = frozenset({"margin", "perturbation_robustness"})
+# Families whose values are derivatives or rises of the training loss.
+CURVATURE_FAMILIES = frozenset(
+    {"weight flatness", "relative flatness", "psi flatness", "sharpness", "adaptive", "radius", "gradient noise"}
+)
+CURVATURE = frozenset({"expected_sharpness", "fisher_rao_norm"})
+NO_CURVATURE = frozenset({"psi_balance", "psi_activation_radius"})
+# A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
+# minima over samples lose most of those digits. A searched maximum ends a little elsewhere from every start.
+ROUNDING, SEARCH = 1e-2, 0.05
+FALSE_ALARM = 1e-5
+EQUAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one network stands.
+
+    Attributes:
+        architecture: its modules as text, without BatchNorm.
+        parameters: number of trainable parameters, as given.
+        loss: mean training loss.
+        error: share of training samples with the wrong class; NaN without classes.
+        test_loss: mean loss on the test set; NaN without one.
+        test_error: share of test samples with the wrong class; NaN without classes or a test set.
+        rescalable: whether some unit can be rescaled without changing the function.
+    """
+
+    architecture: str
+    parameters: int
+    loss: float
+    error: float
+    test_loss: float
+    test_error: float
+    rescalable: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; NaN as None."""
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Standing:
+        """What `to_dict` gave."""
+        filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
+        return cls(**filled)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a measure ranks these networks: "comparable", "not comparable", "equal", "no direction", "no value"."""
+
+    word: str
+    reason: str = ""
+
+
+def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence[SameFunction], loss: str) -> Verdict:
+    """The first thing that keeps a measure from ranking these networks, or that nothing does."""
+    entry = quantity.entry
+    missing = [name for name in quantity.names if not math.isfinite(quantity.value[name])]
+    if missing:
+        why = quantity.reason or "not a finite number"
+        return Verdict("no value", f"{', '.join(missing)}: {why}")
+    if entry is None or entry.direction == "none":
+        return Verdict("no direction", "neither lower nor higher values are expected to go with generalization")
+    values = list(quantity.value.values())
+    if max(values) - min(values) <= EQUAL * max(map(abs, values)):
+        return Verdict("equal", "the same for all of them")
+    moved = [pair for pair in copies if differs(quantity, pair.first, pair.second)]
+    if moved:
+        pair = max(moved, key=lambda pair: change(quantity, pair.first, pair.second))
+        percent = 100 * change(quantity, pair.first, pair.second)
+        return Verdict("not comparable", f"differs by {percent:.2g} % between {pair.first} and its copy {pair.second}")
+    if len(networks) - len({pair.second for pair in copies}) == 1:
+        return Verdict("equal", "the same for all of them, which are one function")
+    if len({network.architecture for network in networks.values()}) > 1 and entry.name not in FUNCTION_ONLY:
+        return Verdict("not comparable", "depends on layers and weights, and the architectures differ")
+    if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
+        kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
+        return Verdict("not comparable", f"rescaling units changes it and not the function{kept}")
+    if falls_with_loss(entry) and far_apart(networks, loss):
+        return Verdict("not comparable", "curvature of cross-entropy falls with the loss, and the losses differ")
+    return Verdict("comparable")
+
+
+def differs(quantity: Quantity, one: str, other: str) -> bool:
+    """Whether two values differ by more than rounding, estimation and search explain."""
+    searched = quantity.searched[one] or quantity.searched[other]
+    scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
+    noise = -float(ndtri(FALSE_ALARM / 2)) * math.hypot(quantity.stderr[one], quantity.stderr[other])
+    allowed = noise + quantity.width[one] + quantity.width[other] + scale * (SEARCH if searched else ROUNDING)
+    return not abs(quantity.value[one] - quantity.value[other]) <= allowed
+
+
+def change(quantity: Quantity, one: str, other: str) -> float:
+    """Difference of two values, relative to the larger of them."""
+    scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
+    return abs(quantity.value[one] - quantity.value[other]) / scale if scale else 0.0
+
+
+def falls_with_loss(entry: Declaration) -> bool:
+    """Whether a measure is a derivative or a rise of the training loss."""
+    return entry.name in CURVATURE or (entry.family in CURVATURE_FAMILIES and entry.name not in NO_CURVATURE)
+
+
+def far_apart(networks: Mapping[str, Standing], loss: str) -> bool:
+    """Whether the training losses are so different that curvature says nothing beyond them; cross-entropy only."""
+    return loss == "cross_entropy" and loss_factor(networks) > LOSS_FACTOR
+
+
+def loss_factor(networks: Mapping[str, Standing]) -> float:
+    """Largest training loss over the smallest."""
+    losses = [network.loss for network in networks.values()]
+    return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
