@@ -120,6 +120,7 @@ def export(
 
 
 def _matching(patterns: list[str]) -> list[str]:
+    from flatscope.studies import studies
 
     known = list(studies())
     chosen: dict[str, None] = {}
