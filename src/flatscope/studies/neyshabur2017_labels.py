@@ -1,0 +1,271 @@
+"""Figures 1 and 2 of Neyshabur et al. (2017): complexity of networks trained on true and on random labels.
+
+Both figures look at the same networks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.studies import intervals
+from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope.studies.neyshabur2017_complexity import (
+    COLOURS,
+    CONVENTIONS,
+    EPSILON,
+    EPSILONS,
+    KL,
+    LEVEL,
+    LEVELS,
+    NORMS,
+    SHARPNESS,
+    curves,
+    draw_curves,
+    mean_and_spread,
+    over_seeds,
+    three_panels,
+)
+from flatscope.studies.neyshabur2017_label_networks import (
+    DEVIATIONS,
+    LABELS,
+    fit_note,
+    gap_slope,
+    growth,
+    label_verdicts,
+    log_gap,
+    networks,
+    norm_stages,
+    perturbation_stages,
+)
+from flatscope.studies.study import Analysis, Runs, study
+
+LINES = {"true": (COLOURS[0], "o"), "random": (COLOURS[1], "s")}
+FEWER = "200 steps of gradient ascent in place of 2,000 and 60 perturbed networks per noise level in place of 1,000"
+
+CLAIMS_1 = (
+    Claim(
+        "zero_error",
+        "Figure 1, caption",
+        "the training error of every network is zero",
+        "largest training error of all networks",
+        "0",
+        holds=(0.0, 0.0),
+    ),
+    *(
+        Claim(
+            f"higher_{name}",
+            "section 2.2, Figure 1",
+            f"{label} over margin is always higher with random labels",
+            "log10(random / true) at the size where it is smallest, mean over seeds",
+            "higher",
+            holds=POSITIVE,
+        )
+        for name, label in NORMS.items()
+    ),
+    *(
+        Claim(
+            f"grows_{name}",
+            "Figure 1, caption",
+            f"the gap between random and true labels grows with the training set: {label} over margin",
+            "slope of log10(random / true) against log10(samples), mean over seeds",
+            "grows",
+            holds=POSITIVE,
+        )
+        for name, label in NORMS.items()
+    ),
+    Claim(
+        "most_pronounced",
+        "section 2.2",
+        "the difference in increase is most pronounced for the ℓ2 norm and the ℓ2-path norm",
+        "smaller of their two slopes minus the larger of the other two, mean over seeds",
+        "most pronounced",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "linear",
+        "section 2.2",
+        "with random labels capacity is expected to grow almost linearly with the number of samples",
+        "exponent of growth with random labels, mean of the four norms, mean over seeds",
+        "almost 1",
+        holds=(0.8, 1.2),
+        partly=POSITIVE,
+    ),
+    Claim(
+        "epsilon",
+        "section 2.2",
+        "results hardly depend on ε between 0.001 and 0.1",
+        "share of comparisons of true with random labels that come out as with ε = 0.05",
+        "almost unaffected",
+        holds=(0.95, 1.0),
+        partly=(0.8, 1.0),
+    ),
+)
+
+
+@study(
+    "neyshabur2017-fig1",
+    figure="Figure 1",
+    title="Norms over margin with true and with random labels",
+    claims=CLAIMS_1,
+    stages=norm_stages,
+    deviations=DEVIATIONS,
+    paper_cost="50 VGG networks on 10,000 to 50,000 images, of the order of 100 epochs each: by arithmetic (0.4 PFLOP "
+    "per epoch of 50,000 images) half a day to a day on one H200; not timed.",
+)
+def figure_1(runs: Runs) -> Analysis:
+    """The four norms over the margin of networks fitted to true or random labels, against the number of samples."""
+    points = networks(runs)
+    found = {
+        "zero_error": Estimate.exact(float(points["train_error"].max()), f"over {len(points)} networks"),
+        "epsilon": same_order(points, runs.frames("epsilons")),
+        "linear": over_seeds(
+            points, lambda rows: float(np.mean([growth(rows, name, "random") for name in NORMS])), _exponents(points)
+        ),
+        "most_pronounced": over_seeds(points, most_pronounced),
+    }
+    for name in NORMS:
+        found[f"higher_{name}"] = over_seeds(points, lambda rows, name=name: log_gap(rows, name).min(skipna=False))  # type: ignore[misc]
+        found[f"grows_{name}"] = over_seeds(points, lambda rows, name=name: gap_slope(rows, name))  # type: ignore[misc]
+    notes = (CONVENTIONS, fit_note(points), label_verdicts(points, NORMS))
+    return Analysis(points, found, lambda figure: _draw_norms(figure, points), notes)
+
+
+def most_pronounced(rows: pd.DataFrame) -> float:
+    """How far the slopes of the two ℓ2 measures lie above those of the other two."""
+    slopes = {name: gap_slope(rows, name) for name in NORMS}
+    return min(slopes["l2_norm"], slopes["l2_path_norm"]) - max(slopes["l1_path_norm"], slopes["spectral_norm"])
+
+
+def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Estimate:
+    """How often true and random labels compare as at ε = 0.05, over norms, sizes, seeds and the other ε."""
+    settings = points[["seed", "size", "labels"]].to_dict("records")
+    parts = [frame.assign(**row) for frame, row in zip(by_epsilon, settings, strict=True)]  # type: ignore[arg-type]
+    long = pd.concat(parts).melt(["seed", "size", "labels", "epsilon"], list(NORMS), "norm")
+    pairs = long.pivot_table(index=["norm", "seed", "size", "epsilon"], columns="labels", values="value").dropna()
+    higher = (pairs["random"] > pairs["true"]).unstack("epsilon").dropna()
+    agree = [higher[epsilon] == higher[EPSILON] for epsilon in EPSILONS if epsilon != EPSILON]
+    return intervals.share(pd.concat(agree))
+
+
+def _exponents(points: pd.DataFrame) -> str:
+    parts = []
+    for name, label in NORMS.items():
+        pair = [over_seeds(points, lambda rows, c=(name, kind): growth(rows, *c)).value for kind in LABELS]  # type: ignore[misc]
+        parts.append(f"{label} {pair[1]:.2f} (true labels {pair[0]:.2f})")
+    return "exponents: " + ", ".join(parts)
+
+
+def _draw_norms(figure: Figure, points: pd.DataFrame) -> None:
+    figure.set_size_inches(11.0, 2.9)
+    panels: Any = figure.subplots(1, len(NORMS))
+    for axes, (name, label) in zip(panels, NORMS.items(), strict=True):
+        _draw_pair(axes, points, name)
+        axes.set_title(label, fontsize=9)
+    panels[0].set_ylabel("norm² / margin² (no factors of width or depth)", fontsize=8)
+    panels[0].legend(fontsize=8)
+
+
+def _draw_pair(axes: Any, points: pd.DataFrame, column: str) -> None:
+    for labels, (colour, marker) in LINES.items():
+        places, centre, spread = mean_and_spread(points[points["labels"] == labels], "size", column)
+        axes.errorbar(
+            places, centre, yerr=spread, color=colour, marker=marker, ms=4, capsize=2, label=f"{labels} labels"
+        )
+    axes.set_yscale("log")
+    axes.set_xlabel("size of the training set")
+
+
+CLAIMS_2 = (
+    Claim(
+        "large",
+        "section 2.4, Figure 2 left",
+        "on larger sets sharpness is higher with random labels",
+        "log10(random / true) of the sharpness at the largest size, mean over seeds",
+        "higher",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "small",
+        "section 2.4, Figure 2 left",
+        "on smaller sets sharpness is lower with random labels: it misorders the networks",
+        "log10(random / true) of the sharpness at the smallest size, mean over seeds",
+        "lower",
+        holds=NEGATIVE,
+    ),
+    Claim(
+        "curves",
+        "section 2.4, Figure 2 middle and right",
+        "the curve of KL against expected sharpness is lower with true labels",
+        f"log10(random / true) of the KL at expected sharpness {', '.join(f'{level:g}' for level in LEVELS)}, "
+        "mean over levels and sizes, mean over seeds",
+        "significantly lower",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "fixed",
+        "section 2.4",
+        f"for an expected sharpness of {LEVEL:g} random labels need a higher norm",
+        f"log10(random / true) of the KL at expected sharpness {LEVEL:g}, at the size where it is smallest, "
+        "mean over seeds",
+        "higher",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "moves",
+        "section 2.4",
+        "the curve changes more with the number of samples when labels are random",
+        f"exponent of growth of the KL at {LEVEL:g} with random labels minus that with true labels, mean over seeds",
+        "significantly larger",
+        holds=POSITIVE,
+    ),
+)
+
+
+@study(
+    "neyshabur2017-fig2",
+    figure="Figure 2",
+    title="Sharpness and the PAC-Bayes pair with true and with random labels",
+    claims=CLAIMS_2,
+    stages=perturbation_stages,
+    deviations={"small": (*DEVIATIONS["small"], FEWER), "paper": DEVIATIONS["paper"]},
+    paper_cost="the networks of neyshabur2017-fig1, and for each 2,000 steps and 19,000 forward passes of 64 images: "
+    "minutes each; not timed.",
+)
+def figure_2(runs: Runs) -> Analysis:
+    """Sharpness against the number of samples, and divergence against expected sharpness, for both kinds of labels."""
+    points = networks(runs)
+    smallest, largest = points["size"].min(), points["size"].max()
+    columns = [f"kl_at/{level:g}" for level in LEVELS]
+    found = {
+        "large": over_seeds(points, lambda rows: float(log_gap(rows, SHARPNESS)[largest])),
+        "small": over_seeds(points, lambda rows: float(log_gap(rows, SHARPNESS)[smallest])),
+        "curves": over_seeds(points, lambda rows: float(np.nanmean([log_gap(rows, name).mean() for name in columns]))),
+        "fixed": over_seeds(points, lambda rows: float(log_gap(rows, KL).min(skipna=False))),
+        "moves": over_seeds(points, lambda rows: growth(rows, KL, "random") - growth(rows, KL, "true")),
+    }
+    lines = curves(runs.stored(), points[["size", "labels", "seed"]])
+    table = pd.concat([points.assign(kind="network"), lines.assign(kind="noise level")], ignore_index=True)
+    notes = (
+        CONVENTIONS,
+        fit_note(points),
+        label_verdicts(points, {SHARPNESS: "sharpness", KL: f"KL at expected sharpness {LEVEL:g}"}),
+    )
+    return Analysis(table, found, lambda figure: _draw_perturbations(figure, points, lines), notes)
+
+
+def _draw_perturbations(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame) -> None:
+    left, middle, right = three_panels(figure)
+    _draw_pair(left, points, SHARPNESS)
+    left.set_ylabel("sharpness ζ, α = 5·10⁻⁴ (nats)")
+    left.legend(fontsize=8)
+    for axes, labels in ((middle, "true"), (right, "random")):
+        draw_curves(axes, lines[lines["labels"] == labels], "size")
+        axes.set_title(f"{labels} labels", fontsize=9)
+    right.legend(title="samples", fontsize=7, title_fontsize=7)
+    right.sharex(middle)
+    right.sharey(middle)
+    right.autoscale()
