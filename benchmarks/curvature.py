@@ -22,6 +22,7 @@ TABLE = ["layer_trace", "rho_unit", "kappa_trace", "relative_flatness", "hessian
 
 def rows() -> Iterator[Row]:
     yield growth()  # first: memory that the peers leave behind would hide ours
+    yield width_growth()
     model, x, y = trained_lenet()
     problem = fs.Problem(model, train=(x, y))
     yield from traces(problem, model, x, y)
@@ -156,3 +157,18 @@ def growth() -> Row:
     return Row(
         what, times[50_000], 10 * times[5_000], "ten times 5,000 images", "linear within 20 %, < 2 GiB", met, note
     )
+
+
+def width_growth() -> Row:
+    """All exact measures on a network of 1.0 and one of 2.1 million weights: time per weight."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2_000, 784, generator=generator), torch.arange(2_000) % 10
+    narrow, wide = (build("mlp", widths=(784, width, width, 10)).eval() for width in (688, 1_120))
+    problems = [fs.Problem(model, train=(x, y)) for model in (narrow, wide)]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (narrow, wide)]
+    small, large = in_turn(*(lambda problem=problem: fs.measure(problem, TABLE) for problem in problems))
+    linear = (large / sizes[1]) / (small / sizes[0])
+    note = f"{sizes[0]:,} weights: {small:.2f} s, {sizes[1]:,} weights: {large:.2f} s; {linear:.2f} times linear"
+    what = "cost growth of the exact sweep with the number of weights"
+    peer = small * sizes[1] / sizes[0]
+    return Row(what, large, peer, "the smaller network, scaled", "linear within 20 %", linear <= 1.2, note)
