@@ -14,7 +14,7 @@ setup: $(DEV)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(shell sed -n 's/^torch==//p' constraints.txt)
-	$(PIP) -e '.[report,data]'
+	$(PIP) -e '.[data]'
 	touch $(STAMP)
 
 # What only the tests need: a cluster, two trainers, two trackers, a browser client.

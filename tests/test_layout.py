@@ -41,7 +41,7 @@ LEVELS = (
     {"__init__", "__main__"},
 )
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl"}
-OPTIONAL = ("plotly", "ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
+OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
 
 FILES = sorted(SOURCE.rglob("*.py"))
 by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
