@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flatscope.comparing import Comparison
 from flatscope.errors import InputError
 from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
@@ -111,7 +112,7 @@ def _json(path: Path) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
-    for key, kind in (("flatscope_table", Table), ("flatscope_audit", Audit)):
+    for key, kind in (("flatscope_table", Table), ("flatscope_audit", Audit), ("flatscope_comparison", Comparison)):
         if isinstance(content, dict) and key in content:
             return kind.load(path)
     raise _unknown(path, "JSON of another kind")

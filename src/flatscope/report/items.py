@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from flatscope.comparing import Comparison
 from flatscope.errors import InputError
 from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
@@ -72,6 +73,9 @@ def _scale(study: Any) -> str:
 KINDS: dict[str, Kind] = {
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name),
     "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
+    "comparisons": Kind(
+        "a Comparison of networks", lambda item: isinstance(item, Comparison), lambda item: "comparison"
+    ),
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
     "surfaces": Kind("a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, _space),
     "simplexes": Kind(

@@ -20,6 +20,7 @@ from flatscope.report.audits import audit_notes, audit_rows, drawn_words
 from flatscope.report.bicriteria import bicriteria_chart, bicriteria_data
 from flatscope.report.charts import Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
 from flatscope.report.comparison import lines, written
+from flatscope.report.comparisons import comparisons_part
 from flatscope.report.figure_data import (
     comparison_data,
     curves_data,
@@ -76,10 +77,11 @@ def report(
     """Write one HTML page that opens anywhere without a network, whole or not at all.
 
     Args:
-        items: a Table, an Audit, a Surface, a Simplex, a population (a PopulationFrame, or a pandas frame with a column
-            `generalization_gap`), a frame of training history, the result of a study, a Matplotlib figure; or a list
-            or dictionary of them, nested at will. Names come from dictionaries and (name, thing) pairs; things with
-            the same name belong to the same network: `{"small batch": [table, history], "large batch": [...]}`.
+        items: a Table, an Audit, a Comparison, a Surface, a Simplex, a population (a PopulationFrame, or a pandas frame
+            with a column `generalization_gap`), a frame of training history, the result of a study, a Matplotlib
+            figure; or a list or dictionary of them, nested at will. Names come from dictionaries and (name, thing)
+            pairs; things with the same name belong to the same network:
+            `{"small batch": [table, history], "large batch": [...]}`.
         path: where to write the page; folders are made.
         title: heading of the page.
         command: the command line that produced it, shown with the provenance.
@@ -227,6 +229,7 @@ def figures_part(figures: Mapping[str, Figure], _: Colours) -> Part:
 
 # One renderer per kind of item, in the order of the page; the kinds themselves are in items.py.
 RENDERERS: dict[str, Callable[[Mapping[str, Any], Colours], Part]] = {
+    "comparisons": comparisons_part,
     "measures": measures_part,
     "audits": audits_part,
     "surfaces": surfaces_part,

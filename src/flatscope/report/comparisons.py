@@ -1,0 +1,24 @@
+"""Comparisons on the page: the ranking, what keeps measures from ranking, and every value with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flatscope.comparing import Comparison
+from flatscope.report.charts import Colours
+from flatscope.report.markup import fragment
+from flatscope.report.parts import Part, Section
+
+BADGES = {"comparable": "good", "not comparable": "poor"}
+
+
+def comparisons_part(comparisons: Mapping[str, Comparison], _: Colours) -> Part:
+    """Warnings and ranking in the summary; the table of orders and verdicts as a section."""
+    rankings = {
+        name: found.ranking().to_dict("records") if len(found.distinct) > 1 and found.comparable else []
+        for name, found in comparisons.items()
+    }
+    summary = fragment("comparison_summary.html", comparisons=comparisons, rankings=rankings)
+    body = fragment("comparisons.html", comparisons=comparisons, badges=BADGES)
+    provenance = {name: found.meta for name, found in comparisons.items()}
+    return Part(summary, [Section("ranking", "Ranking", body)], provenance)

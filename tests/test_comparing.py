@@ -1,0 +1,335 @@
+"""Comparisons: what may rank networks, what may not and why; copies of one function are recognised, near ones not."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import flatscope as fs
+from flatscope.cli import main
+from flatscope.comparing.quantities import Quantity
+from flatscope.comparing.verdicts import CURVATURE, CURVATURE_FAMILIES, FUNCTION_ONLY, NO_CURVATURE, falls_with_loss
+from flatscope.errors import NotApplicable
+from flatscope.registry import declarations
+from flatscope.report.items import by_kind
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.data import load
+from flatscope.training.loop import train
+from flatscope.training.models import build
+from flatscope.training.weights import save_weights
+
+SOME = ["margin", "hessian_trace", "l1_path_norm", "l2_norm", "rho_sum", "parameter_count", "perturbation_robustness"]
+WIDTHS = (64, 12, 10)
+Data = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    loaded = load("digits", train_size=100, test_size=0, flatten=True).train
+    assert isinstance(loaded, tuple)
+    return loaded
+
+
+def trained(data: Data, seed: int, epochs: int = 25) -> nn.Module:
+    model = build("mlp", seed=seed, widths=WIDTHS)
+    train(model, data, TrainConfig(lr=0.05, momentum=0.9, batch_size=20, epochs=epochs), show_progress=False)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def pair(data: Data) -> dict[str, nn.Module]:
+    return {"one": trained(data, 0), "two": trained(data, 1)}
+
+
+@pytest.fixture(scope="module")
+def found(pair: dict[str, nn.Module], data: Data) -> fs.Comparison:
+    twin = fs.rescale(pair["one"], data[0][:2], by="unit", seed=4)
+    return fs.compare({**pair, "twin": twin}, data, SOME)
+
+
+def test_a_rescaled_copy_is_recognised_and_what_differs_is_named(found: fs.Comparison) -> None:
+    (same,) = found.same_function
+    assert (same.first, same.second, same.how, same.samples) == ("one", "twin", "units rescaled", 100)
+    assert same.difference < 1e-6
+    assert found.distinct == ["one", "two"]
+    moved = found.moved_between_copies()
+    assert {"hessian_trace", "l2_norm"} <= set(moved)
+    assert not {"margin", "l1_path_norm", "rho_sum"} & set(moved)
+    assert found.verdict("hessian_trace").word == "not comparable"
+    assert "copy" in found.verdict("hessian_trace").reason
+    assert {"margin", "l1_path_norm", "rho_sum"} <= set(found.comparable)
+    assert found.verdict("parameter_count").word == "no direction"
+    text = found.summary()
+    assert "twin is the same function as one written with other weights" in text
+    assert "mean nothing for the ranking" in text
+
+
+@pytest.mark.parametrize("ways", [["permutation"], ["unit", "permutation"]], ids="+".join)
+def test_exchanged_units_are_recognised(pair: dict[str, nn.Module], data: Data, ways: list[str]) -> None:
+    twin = pair["one"]
+    for way in ways:
+        twin = fs.rescale(twin, data[0][:2], by=way, seed=1)
+    found = fs.compare({"one": pair["one"], "twin": twin}, data, "margin")
+    assert [same.how for same in found.same_function] == ["units rescaled and exchanged"]
+    assert "nothing to rank" in found.summary()
+    with pytest.raises(NotApplicable, match="copies of one"):
+        found.ranking()
+
+
+def test_equal_weights_are_called_that(pair: dict[str, nn.Module], data: Data) -> None:
+    found = fs.compare({"one": pair["one"], "again": copy.deepcopy(pair["one"])}, data, "margin")
+    assert [same.how for same in found.same_function] == ["equal weights"]
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_copy_with_one_weight_changed_is_not_one(pair: dict[str, nn.Module], data: Data, layer: int) -> None:
+    twin = fs.rescale(pair["one"], data[0][:2], by="unit", seed=4)
+    weights = [value for name, value in twin.named_parameters() if name.endswith("weight")]
+    weight = weights[layer // 2]
+    with torch.no_grad():
+        weight.view(-1)[weight.abs().argmax()] *= 1.05
+    found = fs.compare({"one": pair["one"], "twin": twin}, data, "margin")
+    assert found.same_function == []
+    assert "same function" not in found.summary()
+
+
+def test_batchnorm_is_folded_before_anything_is_compared() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 5, generator=generator), torch.arange(40) % 3
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    net(x)  # running statistics
+    net.eval()
+    folded = fs.fold_batchnorm(net, x)
+    found = fs.compare({"as given": net, "folded": folded}, (x, y), ["margin", "l2_norm"])
+    assert [same.how for same in found.same_function] == ["equal weights"]
+    assert any(isinstance(module, nn.BatchNorm1d) for module in net.modules())
+
+
+def test_without_a_copy_declarations_alone_keep_measures_out(pair: dict[str, nn.Module], data: Data) -> None:
+    found = fs.compare(pair, data, SOME)
+    assert found.same_function == []
+    reason = found.verdict("hessian_trace").reason
+    assert found.verdict("hessian_trace").word == "not comparable"
+    assert "rescaling units changes it" in reason
+    assert "whole layers does not" in found.verdict("l2_norm").reason
+    assert "whole layers" not in reason
+
+
+def test_a_network_in_which_nothing_can_be_rescaled_may_be_ranked_by_curvature(data: Data) -> None:
+    def linear(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Linear(64, 10)
+
+    found = fs.compare({"a": linear(0), "b": linear(1)}, data, ["hessian_trace"])
+    assert not any(network.rescalable for network in found.networks.values())
+    assert found.verdict("hessian_trace").word == "comparable"
+
+
+def test_losses_far_apart_are_said_and_curvature_does_not_rank(pair: dict[str, nn.Module], data: Data) -> None:
+    early = trained(data, 0, epochs=2)
+    found = fs.compare({**pair, "early": early}, data, ["rho_sum", "l1_path_norm"])
+    assert found.verdict("rho_sum").word == "not comparable"
+    assert found.verdict("l1_path_norm").word == "comparable"
+    (warning,) = found.warnings()
+    assert "vanishes with the loss" in warning
+    assert all(f"{name} " in warning for name in found.names)
+    losses = [network.loss for network in found.networks.values()]
+    assert f"factor of {max(losses) / min(losses):.3g}" in warning
+    assert fs.compare(pair, data, ["rho_sum"]).warnings() == []
+
+
+def test_families_of_curvature_exist() -> None:
+    families = {entry.family for entry in declarations().values()}
+    assert families >= CURVATURE_FAMILIES
+    assert set(declarations()) >= (CURVATURE | NO_CURVATURE | FUNCTION_ONLY)
+    assert falls_with_loss(declarations()["psi_trace"])
+    assert not falls_with_loss(declarations()["l1_path_norm"])
+
+
+def split_unit(model: nn.Module) -> nn.Module:
+    """The same function with one unit more: the first hidden unit twice, with half its outgoing weights each."""
+    first, last = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    wide, read = (
+        nn.Linear(first.in_features, first.out_features + 1),
+        nn.Linear(last.in_features + 1, last.out_features),
+    )
+    with torch.no_grad():
+        wide.weight.copy_(torch.cat([first.weight, first.weight[:1]]))
+        wide.bias.copy_(torch.cat([first.bias, first.bias[:1]]))
+        read.weight.copy_(torch.cat([last.weight, last.weight[:, :1]], dim=1))
+        read.weight[:, [0, -1]] /= 2
+        read.bias.copy_(last.bias)
+    return nn.Sequential(wide, nn.ReLU(), read).eval()
+
+
+def test_other_architectures_are_ranked_by_their_function_alone(pair: dict[str, nn.Module], data: Data) -> None:
+    wider = split_unit(pair["one"])
+    found = fs.compare({**pair, "wider": wider}, data, SOME)
+    assert [(same.second, same.how) for same in found.same_function] == [("wider", "written otherwise")]
+    ranking = {label.partition("[")[0] for label in found.comparable}
+    assert ranking <= FUNCTION_ONLY
+    assert "margin" in ranking
+    assert any("architectures differ" in text for text in found.warnings())
+    for name in FUNCTION_ONLY:  # what is said to depend on the function alone does
+        rows = found.to_frame()
+        rows = rows[rows["measure"] == name].pivot(index="options", columns="network", values="value")
+        assert np.allclose(rows["one"], rows["wider"], rtol=1e-6), name
+
+
+def test_ranking_directions_and_uncertainty(found: fs.Comparison) -> None:
+    higher, lower = found.ranking("margin"), found.ranking("l1_path_norm")
+    assert higher["value"].is_monotonic_decreasing
+    assert lower["value"].is_monotonic_increasing
+    assert set(higher["name"]) == {"one", "two"}
+    noisy = found.ranking("perturbation_robustness[gamma=1.0]")
+    assert (noisy["stderr"] > 0).all()
+    whole = found.ranking()
+    assert whole["families"].iloc[0] > 2
+    assert math.isclose(whole["probability_best"].sum(), 1.0)
+    assert math.isclose(whole["mean_rank"].sum(), 3.0)
+    with pytest.raises(NotApplicable, match="neither lower nor higher"):
+        found.ranking("parameter_count")
+    with pytest.raises(fs.InputError, match="margin"):
+        found.ranking("margn")
+
+
+def test_noise_in_the_values_is_seen_in_the_order(found: fs.Comparison) -> None:
+    from flatscope.comparing.rankings import consensus, order_text, ranked
+
+    entry = declarations()["margin"]
+
+    def quantity(gap: float) -> Quantity:
+        zero = {"a": 0.0, "b": 0.0}
+        value, stderr = {"a": 1.0 + gap, "b": 1.0}, {"a": 0.1, "b": 0.1}
+        return Quantity("margin", "", entry, value, stderr, zero, zero, {"a": False, "b": False})
+
+    assert order_text(ranked(quantity(1.0), ["a", "b"])) == "a > b"
+    assert order_text(ranked(quantity(0.05), ["a", "b"])) == "a ≳ b"
+    assert order_text(ranked(quantity(0.0), ["a", "b"])) == "a = b"
+    unsure = consensus([quantity(0.05)], ["a", "b"]).set_index("name")
+    # Normal errors of 0.1 each: Φ(0.05 / 0.1414) = 0.638.
+    assert abs(unsure.loc["a", "probability_best"] - 0.638) < 0.03
+    assert (unsure["rank_low"] == 1).all()
+    assert (unsure["rank_high"] == 2).all()
+
+
+def test_agreement_is_kendalls_tau_over_distinct_functions(data: Data) -> None:
+    torch.manual_seed(3)
+    nets = {f"net {i}": build("mlp", seed=i, widths=WIDTHS).eval() for i in range(5)}
+    found = fs.compare(nets, data, ["margin", "l1_path_norm", "lipschitz_linf", "hessian_trace"])
+    matrix = found.agreement(everything=True)
+    frame = found.to_frame().pivot(index="network", columns="measure", values="value")
+    for one, other in itertools.combinations(matrix.index, 2):
+        a = frame[one] * (-1 if one == "margin" else 1)
+        b = frame[other] * (-1 if other == "margin" else 1)
+        signs = [
+            np.sign((a.iloc[i] - a.iloc[j]) * (b.iloc[i] - b.iloc[j])) for i, j in itertools.combinations(range(5), 2)
+        ]
+        assert math.isclose(matrix.loc[one, other], np.mean(signs), abs_tol=1e-12)
+    assert "hessian_trace" not in found.agreement().index
+    assert sum(map(len, found.orders().values())) == len(found.comparable)
+
+
+def test_a_comparison_survives_its_file_and_shows_itself(found: fs.Comparison, tmp_path: Path) -> None:
+    for ending in fs.Comparison.ENDINGS:
+        found.save(tmp_path / f"found{ending}")
+    again = fs.Comparison.load(tmp_path / "found.json")
+    assert again == found
+    assert again.table.equals(found.table)
+    assert again.same_function == found.same_function
+    page = found._repr_html_()
+    assert "<table" in page
+    assert "same function" in page
+    assert "hessian_trace" in repr(found)
+    assert "| margin |" in found.to_markdown()
+    assert list(by_kind(found)["comparisons"]) == ["comparison"]
+    written = fs.report([found, found.tables], tmp_path / "page.html").read_text()
+    assert "the same function as one written with other weights" in written
+    with pytest.raises(fs.InputError, match="file name ending"):
+        found.save(tmp_path / "found.parquet")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(fs.InputError, match="comparison"):
+        fs.Comparison.load(tmp_path / "other.json")
+
+
+def test_models_and_random_state_are_left_alone(pair: dict[str, nn.Module], data: Data) -> None:
+    before = {name: copy.deepcopy(model.state_dict()) for name, model in pair.items()}
+    state = torch.get_rng_state()
+    fs.compare(pair, data, ["margin"])
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, model in pair.items():
+        assert all(torch.equal(value, before[name][key]) for key, value in model.state_dict().items())
+        assert all(value.grad is None for value in model.parameters())
+
+
+def test_bad_inputs_are_named(pair: dict[str, nn.Module], data: Data) -> None:
+    one, two = pair.values()
+    x, y = data
+    with pytest.raises(fs.InputError, match="at least two"):
+        fs.compare([one], data)
+    with pytest.raises(fs.InputError, match="data for models"):
+        fs.compare([one, two])
+    with pytest.raises(fs.InputError, match="Problem or a torch"):
+        fs.compare([one, "two"], data)  # type: ignore[list-item]
+    problem, other = fs.Problem(one, train=(x, y)), fs.Problem(two, train=(x.flip(0), y))
+    with pytest.raises(fs.InputError, match="same training samples"):
+        fs.compare([problem, other])
+    with pytest.raises(fs.InputError, match="models where data"):
+        fs.compare([problem, problem], data)
+    with pytest.raises(fs.InputError, match="one loss"):
+        fs.compare([problem, fs.Problem(two, train=data, loss="mse")])
+    with pytest.raises(fs.InputError, match="known measure"):
+        fs.compare([one, two], data, "margn")
+
+
+def test_the_command_ranks_checkpoints_and_recognises_the_copy(
+    pair: dict[str, nn.Module],
+    data: Data,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    twin = fs.rescale(pair["one"], data[0][:2], by="unit", seed=4)
+    files = [save_weights(m, tmp_path / f"{n}.safetensors") for n, m in {**pair, "twin": twin}.items()]
+
+    def run(*words: object) -> tuple[int, str, str]:
+        common = ["--model", "mlp", "--model-option", "widths=64,12,10", "--data", "digits", "--flatten"]
+        sizes = ["--train-size", "100", "--test-size", "0", "-m", "margin", "-m", "hessian_trace", "-m", "*path_norm"]
+        monkeypatch.setattr(sys, "argv", ["flatscope", "compare", *map(str, words), *common, *sizes])
+        try:
+            main()
+            code: object = 0
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        out, err = capsys.readouterr()
+        assert isinstance(code, int)
+        return code, out, err
+
+    code, out, err = run(*files[:2])
+    assert code == 0, err
+    assert "same function" not in out
+    assert "hessian_trace" in out
+    code, out, err = run(*files, "--out", tmp_path / "found.json", "--report", tmp_path / "found.html")
+    assert code == 0, err
+    assert "twin is the same function as one written with other weights (units rescaled" in out
+    assert fs.Comparison.load(tmp_path / "found.json").distinct == ["one", "two"]
+    assert (tmp_path / "found.html").stat().st_size > 10_000
+    code, out, err = run(*files, "--json")
+    assert fs.Comparison.from_json(out).names == ["one", "two", "twin"]
+    code, out, err = run(files[0])
+    assert (code, out) == (2, "")
+    assert "at least two checkpoints" in err
+    code, out, err = run(*files, "--model", "mlp")
+    assert (code, out) == (2, "")
+    assert "once, or 3 times" in err
