@@ -40,7 +40,7 @@ LEVELS = (
     {"cli"},
     {"__init__", "__main__"},
 )
-EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl"}
+EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
 OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
 
 FILES = sorted(SOURCE.rglob("*.py"))

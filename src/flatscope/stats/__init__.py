@@ -6,7 +6,7 @@ from flatscope.stats.information import conditional_mutual_information
 from flatscope.stats.partial import partial_correlation
 from flatscope.stats.proportions import holm, wilson
 from flatscope.stats.ranking import Ranking, rank_with_uncertainty
-from flatscope.stats.settings import Granulated, SignError, granulated_kendall, sign_error
+from flatscope.stats.sign_agreement import Granulated, SignError, granulated_kendall, sign_error
 from flatscope.stats.summary import correlation_table
 
 __all__ = [

@@ -12,7 +12,7 @@ from flatscope.stats.estimate import Estimate, columns
 from flatscope.stats.information import conditional_mutual_information
 from flatscope.stats.partial import partial_correlation
 from flatscope.stats.proportions import holm
-from flatscope.stats.settings import granulated_kendall, sign_error
+from flatscope.stats.sign_agreement import granulated_kendall, sign_error
 
 COLUMNS = (
     "measure", "statistic", "value", "low", "high", "p", "p_holm", "n", "dropped", "method", "note"
