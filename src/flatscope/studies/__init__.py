@@ -1,10 +1,20 @@
 """Every figure and table of the four papers as a study with claims and verdicts."""
 
 from flatscope.studies import (  # noqa: F401  declare studies
+    neyshabur2017_conditions,
+    neyshabur2017_confusion,
     neyshabur2017_labels,
+    neyshabur2017_width,
     petzka2019_lenet,
     petzka2019_mnist,
     petzka2019_theory,
+    robustness_of_measures,
+    yi2019,
+    yi2019_invariance,
+    zhang2017_counts,
+    zhang2017_dynamics,
+    zhang2017_landscape,
+    zhang2017_radius,
 )
 from flatscope.studies.running import study
 from flatscope.studies.study import declared_studies as studies

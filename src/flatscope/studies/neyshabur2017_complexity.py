@@ -148,14 +148,15 @@ def verdict_note(table: pd.DataFrame) -> str:
 
 
 def mean_and_spread(frame: pd.DataFrame, by: str, column: str) -> tuple[Any, Any, Any]:
-    """Places, mean over seeds and standard deviation over seeds of a column."""
+    """Places, mean over seeds, and how far below and above it the seeds reach, (2, places)."""
     grouped = frame.groupby(by)[column]
-    spread = grouped.std(ddof=1).fillna(0.0) if frame["seed"].nunique() > 1 else grouped.mean() * 0
-    return grouped.mean().index.to_numpy(), grouped.mean().to_numpy(), spread.to_numpy()
+    centre = grouped.mean().to_numpy()
+    reach = np.stack([centre - grouped.min().to_numpy(), grouped.max().to_numpy() - centre])
+    return grouped.mean().index.to_numpy(), centre, np.clip(reach, 0, None)
 
 
 def draw_lines(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str], *, log: bool = True) -> None:
-    """One line per column against `by`, mean ± standard deviation over seeds."""
+    """One line per column against `by`: mean over seeds, bars from the smallest to the largest."""
     for colour, marker, (column, label) in zip(COLOURS, "osD^v<>", columns.items(), strict=False):
         places, centre, spread = mean_and_spread(frame, by, column)
         axes.errorbar(places, centre, yerr=spread, color=colour, marker=marker, ms=4, capsize=2, label=label)
