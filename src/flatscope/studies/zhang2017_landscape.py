@@ -1,0 +1,200 @@
+"""Figures 11 and 12 of Zhang et al. (2017): training accuracy of mixtures of three minimisers.
+
+The paper shows surfaces and calls those of natural labels flatter. Here the flat region around a minimum is the share
+of the mixtures nearest to it that still classify nine tenths of the training images: one number per minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.interpolation import CORNERS, interpolate
+from flatscope.studies import intervals
+from flatscope.studies.claims import POSITIVE, Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.studies.zhang2017_minima import COST, DEVIATIONS, LABELS, TITLES, minima
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+
+Report = Callable[[float, str], None]
+WORK = "flatscope.studies.zhang2017_landscape:mix"
+RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
+FLAT = 0.9  # training accuracy
+LAMBDAS = ["lambda1", "lambda2", "lambda3"]
+
+
+def mix(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Loss and accuracy over the mixtures of three stored networks."""
+    for number, config in enumerate(configs):
+        problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
+        # Networks of one study have the same images and labels; those of the first stand for all.
+        found = interpolate([problem.model for problem in problems], problems[0].train, config["resolution"])
+        store.write(config, {"barrier": found.barrier}, frames={"simplex": found.to_frame()})
+        report((number + 1) / len(configs), "mixing")
+
+
+def _stages(*sets: str) -> Callable[[str], list[Stage]]:
+    def stages(scale: str) -> list[Stage]:
+        chosen = [(data, labels) for data in sets for labels in LABELS]
+        three = [
+            [
+                {
+                    "study": "three points",
+                    "set": data,
+                    "kind": labels,
+                    "networks": minima(scale, data, labels, most=3),
+                    "resolution": RESOLUTION[scale],
+                }
+            ]
+            for data, labels in chosen
+        ]
+        return [Stage([minima(scale, data, labels) for data, labels in chosen]), Stage(three, WORK, 0.5)]
+
+    return stages
+
+
+def plateaus(simplex: pd.DataFrame) -> list[float]:
+    """Of each corner: the share of the mixtures nearest to it whose training accuracy is at least 0.9."""
+    weights, flat = simplex[LAMBDAS].to_numpy(), simplex["accuracy"].to_numpy() >= FLAT
+    nearest = weights >= weights.max(axis=1, keepdims=True) - 1e-9
+    return [float(flat[nearest[:, corner]].mean()) for corner in range(3)]
+
+
+def _surfaces(runs: Runs) -> dict[tuple[str, str], pd.DataFrame]:
+    return {(stored.config["set"], stored.config["kind"]): stored.frame("simplex") for stored in runs.stored()}
+
+
+def _flatter(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> Estimate:
+    natural, random = (plateaus(surfaces[data, labels]) for labels in LABELS)
+    return intervals.difference(natural, random, "three minima of one triangle each")
+
+
+def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
+    figure.set_size_inches(8.6, 4.0)
+    figure.suptitle(title)
+    for place, (labels, simplex) in enumerate(zip(LABELS, surfaces, strict=True), start=1):
+        axes: Any = figure.add_subplot(1, 2, place, projection="3d")
+        x, y = (simplex[LAMBDAS].to_numpy() @ np.array(CORNERS)).T
+        drawn = axes.plot_trisurf(x, y, simplex["accuracy"], cmap="viridis", vmin=0, vmax=1, linewidth=0.1)
+        axes.set_zlim(0, 1)
+        axes.set_title(f"{labels} labels", fontsize=9)
+        axes.set_zlabel("training accuracy")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for number, (u, v) in enumerate(CORNERS, start=1):
+            axes.text(u, v, 1.08, f"$w_{number}$", fontsize=9, ha="center")
+    figure.colorbar(drawn, ax=figure.axes, label="training accuracy", shrink=0.6)
+
+
+def _table(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> pd.DataFrame:
+    parts = [surfaces[data, labels].assign(labels=labels) for labels in LABELS]
+    return pd.concat(parts, ignore_index=True)[["labels", *LAMBDAS, "accuracy", "loss"]]
+
+
+def _notes(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> tuple[str, ...]:
+    centre = {}
+    for labels in LABELS:
+        simplex = surfaces[data, labels]
+        middle = int(np.abs(simplex[LAMBDAS].to_numpy() - 1 / 3).sum(axis=1).argmin())
+        centre[labels] = simplex["accuracy"].iloc[middle]
+    return (f"training accuracy in the middle: {centre['natural']:.2f} natural, {centre['random']:.2f} random labels",)
+
+
+def _wider(figure: str) -> Claim:
+    return Claim(
+        "wider",
+        f"section 6.1, {figure}",
+        "natural labels have a larger flat region around each of the three minima than random labels",
+        "natural minus random: share of the mixtures nearest to a minimum with training accuracy of at least 0.9",
+        "larger",
+        holds=POSITIVE,
+    )
+
+
+@study(
+    "zhang2017-fig11",
+    figure="Figure 11",
+    title="Training accuracy between three minima, CIFAR-10, natural and random labels",
+    claims=(_wider("Figure 11"),),
+    stages=_stages("cifar"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_11(runs: Runs) -> Analysis:
+    """Three networks per kind of labels, trained from different starts, and the training accuracy of their mixtures."""
+    surfaces = _surfaces(runs)
+    return Analysis(
+        _table(surfaces, "cifar"),
+        {"wider": _flatter(surfaces, "cifar")},
+        lambda figure: _draw(figure, [surfaces["cifar", labels] for labels in LABELS], TITLES["cifar"]),
+        _notes(surfaces, "cifar"),
+    )
+
+
+CLAIMS_12 = (
+    _wider("Figure 12"),
+    Claim(
+        "regions",
+        "section 6.1, Figure 12",
+        "natural labels: big flat regions",
+        "share of the mixtures nearest to a minimum with training accuracy of at least 0.9",
+        "big, no number",
+        holds=(0.5, 1.0),
+    ),
+    Claim(
+        "wells",
+        "section 6.1, Figure 12",
+        "random labels: sharp wells",
+        "share of the mixtures nearest to a minimum with training accuracy of at least 0.9",
+        "sharp, no number",
+        holds=(0.0, 0.25),
+    ),
+    Claim(
+        "clearer",
+        "section 6.1, Figure 12",
+        "the difference between natural and random labels is larger on MNIST than on CIFAR-10",
+        "natural minus random share on MNIST, less the same on CIFAR-10",
+        "more clearly",
+        holds=POSITIVE,
+    ),
+)
+
+
+@study(
+    "zhang2017-fig12",
+    figure="Figure 12",
+    title="Training accuracy between three minima, MNIST, natural and random labels",
+    claims=CLAIMS_12,
+    stages=_stages("mnist", "cifar"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_12(runs: Runs) -> Analysis:
+    """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
+    surfaces = _surfaces(runs)
+    found = {
+        "wider": _flatter(surfaces, "mnist"),
+        "regions": intervals.mean(plateaus(surfaces["mnist", "natural"])),
+        "wells": intervals.mean(plateaus(surfaces["mnist", "random"])),
+        "clearer": difference_of_differences(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
+    }
+    return Analysis(
+        _table(surfaces, "mnist"),
+        found,
+        lambda figure: _draw(figure, [surfaces["mnist", labels] for labels in LABELS], TITLES["mnist"]),
+        _notes(surfaces, "mnist"),
+    )
+
+
+def difference_of_differences(first: Estimate, second: Estimate) -> Estimate:
+    """First minus second, of independent estimates: the squares of their half-widths add up."""
+    value, runs = first.value - second.value, first.runs + second.runs
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return Estimate(value, runs=runs)
+    half = float(np.hypot(first.high - first.low, second.high - second.low)) / 2
+    return Estimate(value, value - half, value + half, runs)
