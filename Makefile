@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test check format bench golden clean
+.PHONY: setup demo test check format bench golden reproduction clean
 
 setup: $(DEV)
 
@@ -42,6 +42,10 @@ format: setup
 
 golden: setup
 	$(BIN)/python tests/golden.py
+
+# The page of all claims, from the saved results of studies.
+reproduction: setup
+	$(BIN)/flatscope study export docs/reproduction.md
 
 bench: setup
 	$(PIP) -e '.[bench]'
