@@ -65,8 +65,9 @@ def norms(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
             found = {name.removesuffix("_over_margin"): table[name] for name in names}
             rows.append({"epsilon": epsilon, **found})
         frame = pd.DataFrame(rows)
-        chosen = frame[frame["epsilon"] == EPSILON].iloc[0].drop("epsilon")
-        metrics = {**chosen.to_dict(), "error": ctx.scores().error, "loss": ctx.scores().loss}
+        chosen = next(row for row in rows if row["epsilon"] == EPSILON)
+        usual = {name: value for name, value in chosen.items() if name != "epsilon"}
+        metrics = {**usual, "error": ctx.scores().error, "loss": ctx.scores().loss}
         store.write(config, metrics, frames={"epsilons": frame})
         report((number + 1) / len(configs), "norms")
 
@@ -132,9 +133,12 @@ def slope(x: Iterable[float], y: Iterable[float]) -> float:
 
 def curves(stored: Sequence[Any], settings: pd.DataFrame) -> pd.DataFrame:
     """The bi-criteria curves of all networks, one row per noise level, beside the settings of their network."""
-    parts = []
-    for (_, row), result in zip(settings.iterrows(), stored, strict=True):
-        parts.append(result.frame("curve").assign(**row.to_dict()))
+    parts: list[pd.DataFrame] = []
+    for place, result in enumerate(stored):
+        frame: pd.DataFrame = result.frame("curve")
+        for name in settings.columns:
+            frame[name] = settings[name].iloc[place]
+        parts.append(frame)
     return pd.concat(parts, ignore_index=True)
 
 

@@ -147,7 +147,7 @@ def of_panel(products: pd.DataFrame, panel: str) -> pd.DataFrame:
 
 
 def _largest(products: pd.DataFrame) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for panel in PANELS:
         values = of_panel(products, panel)["inverse_mu"]
         alive = values[np.isfinite(values)]
