@@ -1,0 +1,213 @@
+"""Studies of Neyshabur et al. (2017): they run through at smoke size, and planted results get their verdicts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import flatscope as fs
+from flatscope.measures.interactions import relu_chain
+from flatscope.studies import find_study, study
+from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
+from flatscope.studies.neyshabur2017_complexity import NORMS, over_seeds, slope, verdict_note
+from flatscope.studies.neyshabur2017_conditions import CLAIMS_5, CLAIMS_6, PARAMETERS, _learned_over_initial
+from flatscope.studies.neyshabur2017_interactions import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
+from flatscope.studies.neyshabur2017_label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
+from flatscope.studies.neyshabur2017_labels import CLAIMS_1, most_pronounced, same_order
+from flatscope.studies.neyshabur2017_width import CLAIMS, change
+from flatscope.training.models import build
+
+NAMES = [f"fig{number}" for number in range(1, 9)]
+EXPONENTS = {"l2_norm": 1.6, "l1_path_norm": 1.2, "l2_path_norm": 1.5, "spectral_norm": 1.1}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # six networks: SciPy warns about such short samples
+def test_smoke(name: str, store: Path) -> None:
+    result = study(f"neyshabur2017-{name}", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert len(result.table)
+    assert "<svg" in result.svg
+    told = " ".join(result.notes)
+    for word in ("Loss:", "argin", "ooling", "Biases:", "h_i", "BatchNorm"):
+        assert word in told
+    if name in NAMES[:4]:
+        assert "Demand “" in told
+
+
+def test_figures_share_their_networks(store: Path) -> None:
+    first = [find_study(f"neyshabur2017-fig{number}").stages("paper")[0].configs for number in (1, 2)]
+    assert first[0] == first[1]
+    conditions = [find_study(f"neyshabur2017-fig{number}").stages("paper") for number in (5, 6, 7, 8)]
+    assert all(stages == conditions[0] for stages in conditions)
+
+
+def test_the_paper_scale_is_the_papers_setting() -> None:
+    for config in find_study("neyshabur2017-fig1").stages("paper")[0].configs:
+        train = config["train"]
+        assert (train["lr"], train["momentum"], train["batch_size"], train["stop_loss"]) == (0.01, 0.9, 64, 1e-4)
+        assert (config["model"]["name"], config["data"]["name"]) == ("vgg", "cifar10")
+    assert SIZES["paper"]["perturbations"]["steps"] == 2_000
+    assert SIZES["paper"]["perturbations"]["draws"] == 1_000
+    for config in find_study("neyshabur2017-fig3").stages("paper")[0].configs:
+        assert config["labels"]["true_size"] == 10_000
+    widths = find_study("neyshabur2017-fig5").stages("paper")[0].configs[0]["model"]["options"]["widths"]
+    assert widths == [784, *[1_000] * 10, 10]
+
+
+def planted(advantage: float, noise: float = 0.0, seeds: int = 4) -> pd.DataFrame:
+    """Measures that grow with known powers of the size; random labels are `advantage` decades above at size 1000."""
+    generator = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+    for seed, size, labels in itertools.product(range(seeds), (500, 1000, 2000), ("true", "random")):
+        row: dict[str, Any] = {"seed": seed, "size": size, "labels": labels}
+        for name, power in EXPONENTS.items():
+            exponent = power if labels == "random" else 0.5
+            shift = advantage if labels == "random" else 0.0
+            row[name] = 10 ** (shift + exponent * math.log10(size / 1000) + noise * generator.normal())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def verdict(claims: Any, key: str, estimate: Any) -> str:
+    (claim,) = [claim for claim in claims if claim.key == key]
+    return judge(claim, estimate, "small").verdict
+
+
+@pytest.mark.parametrize(("advantage", "expected"), [(1.0, REPRODUCED), (0.1, NOT_REPRODUCED), (-1.0, NOT_REPRODUCED)])
+def test_random_above_true_at_every_size(advantage: float, expected: str) -> None:
+    points = planted(advantage, 0.01)  # at size 500 the advantage is smaller by log10(2) times the gap of exponents
+    found = over_seeds(points, lambda rows: float(log_gap(rows, "l2_norm").min()))
+    assert verdict(CLAIMS_1, "higher_l2_norm", found) == expected
+
+
+def test_exponents_are_found() -> None:
+    points = planted(1.0)
+    rows = points[points["seed"] == 0]
+    for name, power in EXPONENTS.items():
+        assert growth(rows, name, "random") == pytest.approx(power)
+        assert growth(rows, name, "true") == pytest.approx(0.5)
+        assert gap_slope(rows, name) == pytest.approx(power - 0.5)
+    assert most_pronounced(rows) == pytest.approx(1.5 - 1.2)
+    swapped = rows.rename(columns={"l2_norm": "spectral_norm", "spectral_norm": "l2_norm"})
+    assert most_pronounced(swapped) == pytest.approx(1.1 - 1.6)
+
+
+def test_a_missing_value_is_no_value() -> None:
+    points = planted(1.0)
+    points.loc[0, "l2_norm"] = math.nan
+    rows = points[points["seed"] == 0]
+    assert math.isnan(gap_slope(rows, "l2_norm"))
+    assert math.isnan(log_gap(rows, "l2_norm").min(skipna=False))
+    found = over_seeds(points, lambda rows: gap_slope(rows, "l2_norm"))
+    assert found.runs == 3
+    assert "1 of 4 seeds" in found.note
+
+
+def test_the_share_of_comparisons_that_do_not_depend_on_epsilon() -> None:
+    points = planted(1.0)
+    frames = [
+        pd.DataFrame([{"epsilon": e, **row[list(NORMS)]} for e in (0.001, 0.01, 0.05, 0.1)])
+        for _, row in points.iterrows()
+    ]
+    assert same_order(points, frames).value == 1.0
+    assert verdict(CLAIMS_1, "epsilon", same_order(points, frames)) == REPRODUCED
+    for frame in frames[::2]:  # true labels: far above random ones at one of the three other ε
+        frame.loc[frame["epsilon"] == 0.1, list(NORMS)] *= 1e6
+    assert same_order(points, frames).value == pytest.approx(2 / 3)
+
+
+def test_label_verdicts_say_who_is_met() -> None:
+    told = label_verdicts(planted(1.0), {"l2_norm": "ℓ2 norm"})
+    assert "ℓ2 norm met (12 of 12)" in told
+    assert "ℓ2 norm not met (0 of 12)" in label_verdicts(planted(-1.0), {"l2_norm": "ℓ2 norm"})
+    assert verdict_note(pd.DataFrame(columns=["measure", "demand", "verdict", "reason"])) == ""
+
+
+def test_the_slope_of_a_power() -> None:
+    assert slope([10, 100, 1000], [1.0, 3.0, 5.0]) == pytest.approx(2.0)
+    assert math.isnan(slope([10], [1.0]))
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, REPRODUCED), (2.0, NOT_REPRODUCED)])
+def test_change_with_width(factor: float, expected: str) -> None:
+    rows = [
+        {"hidden": hidden, "seed": seed, "l2_norm": (1 + 0.01 * seed) * factor ** math.log2(hidden / 32)}
+        for hidden, seed in itertools.product((32, 64, 128), range(3))
+    ]
+    points = pd.DataFrame(rows)
+    found = over_seeds(points, lambda own: change(own, "l2_norm", 32, 128))
+    assert found.value == pytest.approx(2 * math.log10(factor))
+    assert verdict(CLAIMS, "falls_l2_norm", found) == expected
+    assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 128, 128))  # nothing beyond the largest width
+    assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 512, 1024))
+
+
+def small_chain() -> tuple[torch.nn.Module, torch.Tensor, fs.Context]:
+    model = build("mlp", widths=(5, 6, 4, 3), bias=False, seed=1).double().eval()
+    x = torch.rand(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ctx = fs.Context(fs.Problem(model, train=(x, torch.arange(7) % 3)))
+    return model, x, ctx
+
+
+def test_switching_by_definition() -> None:
+    model, x, ctx = small_chain()
+    chain = ctx.sweep(relu_chain, samples=7)
+    found = _switching(chain)
+    weights = [parameter.detach() for parameter in model.parameters()]
+    hidden = [x @ weights[0].T]
+    hidden.append(hidden[0].clamp(min=0) @ weights[1].T)
+    largest: dict[str, list[float]] = {"any_pixels": [], "any_unit": [], "floor_pixels": []}
+    for sample in range(7):
+        per_layer: dict[str, list[float]] = {name: [] for name in largest}
+        for z in (layer[sample].abs() for layer in hidden):
+            smallest = FLOOR * float(z.square().mean().sqrt())
+            for delta in (*z.tolist(), smallest):
+                ratio = float((z <= delta).double().mean()) / delta
+                per_layer["any_pixels"].append(ratio if delta in z.tolist() else 0.0)
+                per_layer["any_unit"].append((ratio if delta in z.tolist() else 0.0) * float(x[sample].norm()))
+                per_layer["floor_pixels"].append(ratio if delta >= smallest else 0.0)
+        for name, values in per_layer.items():
+            largest[name].append(max(values))
+    for name, values in largest.items():
+        assert found[f"c2_{name}/max"] == pytest.approx(max(values))
+        assert found[f"c2_{name}/median"] == pytest.approx(sorted(values)[3])
+    curve = _curves(chain)
+    assert (curve.groupby("layer")["share"].apply(lambda share: share.is_monotonic_increasing)).all()
+    assert _row_norms(chain).groupby("layer")["ratio"].mean().to_numpy() == pytest.approx(1.0)
+
+
+def test_columns_of_figure_6() -> None:
+    products = pd.DataFrame({"edge": [True, False, True], "inverse_mu": [1.0, 2.0, 3.0]})
+    assert of_panel(products, "all")["inverse_mu"].tolist() == [1, 2, 3]
+    assert of_panel(products, "edge")["inverse_mu"].tolist() == [1, 3]
+    assert of_panel(products, "inner")["inverse_mu"].tolist() == [2]
+    shares = histogram([0.0, 0.1, 0.9, math.inf], np.array([0.0, 0.5, 1.0]))
+    assert shares["share"].tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.05, REPRODUCED), (1.6, PARTLY), (3.0, NOT_REPRODUCED)])
+def test_learned_beside_initial(ratio: float, expected: str) -> None:
+    rows = [
+        {"seed": seed, "weights": which, "v": (1 + 0.01 * seed) * (ratio + 0.001 * seed if which == "learned" else 1)}
+        for seed, which in itertools.product(range(3), ("initial", "learned"))
+    ]
+    assert judge(CLAIMS_6[0], _learned_over_initial(pd.DataFrame(rows), "v"), "small").verdict == expected
+
+
+def test_the_count_in_the_caption_is_not_met() -> None:
+    assert PARAMETERS == 9_804_010
+    found = fs.studies.claims.Estimate.exact(float(PARAMETERS))
+    assert verdict(CLAIMS_5, "parameters", found) == NOT_REPRODUCED
