@@ -1,0 +1,144 @@
+"""Recorder: chosen measures on a fixed set of samples, again and again while the weights change."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.live.writers import scalars
+from flatscope.loss import PerSample
+from flatscope.measuring import Options, measure
+from flatscope.problem import Problem
+from flatscope.registry import select
+from flatscope.table import Table
+
+Send = Callable[[Table, int], object]
+
+
+class Recorder:
+    """Measures a model in training every few epochs, without touching it.
+
+    A copy of the model, in eval mode, is measured; mode, gradients, buffers and random state of the training stay what
+    they were, so that it ends at the same bits as without. With `torch.distributed` only the first rank measures, by
+    itself: the others wait for it at their next step.
+
+    Args:
+        data: the samples to measure on, the same every time: what `Problem` takes as `train`.
+        names: names or globs of measures; None: every one that is not "long".
+        every: epochs between two records.
+        test: held-out samples, for measures that need them.
+        loss: "cross_entropy", "mse", or a function of (outputs, targets) that gives one value per sample.
+        seed: of all random streams, the same every time.
+        options: {measure: {option: value}}.
+        send: called with every table and its step: `write_mlflow`, or
+            `lambda table, step: write_tensorboard(table, writer, step)`.
+
+    Attributes:
+        tables: what was measured, by epoch.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> recorder = Recorder((torch.eye(3), torch.tensor([0, 1, 0])), ["parameter_count", "margin"])
+        >>> for epoch in range(3):
+        ...     _ = recorder.record(model, epoch)
+        >>> recorder.history["parameter_count"].tolist()
+        [8.0, 8.0, 8.0]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        names: str | Iterable[str] | None = None,
+        every: int = 1,
+        *,
+        test: Any = None,
+        loss: str | PerSample = "cross_entropy",
+        seed: int = 0,
+        options: Options | None = None,
+        send: Send | None = None,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InputError("a whole number of epochs of at least 1", repr(every), where="every")
+        self.data, self.test, self.loss = data, test, loss
+        self.names = [entry.name for entry in select(names)]
+        self.every, self.seed, self.options, self.send = every, seed, options, send
+        self.tables: dict[int, Table] = {}
+        self.steps: dict[int, int] = {}
+
+    def due(self, epoch: int) -> bool:
+        """Whether this epoch is one of those to record."""
+        return epoch % self.every == 0
+
+    def record(self, model: nn.Module, epoch: int, step: int | None = None) -> Table | None:
+        """Measure the model as it is now; None on ranks other than the first.
+
+        The first record raises what is wrong with data or names. Later a model that cannot be measured (weights that
+        are no longer finite) gives a warning and no table: training goes on.
+
+        Args:
+            model: the network in training, in any mode.
+            epoch: number of epochs done.
+            step: number of steps done, for `send`; the epoch by default.
+        """
+        if _rank() != 0:
+            return None
+        try:
+            table = self._measured(model)
+        except FlatscopeError as problem:
+            if not self.tables:
+                raise
+            warnings.warn(f"nothing recorded after epoch {epoch}: {problem}", NumericalWarning, stacklevel=2)
+            return None
+        self.steps[epoch] = epoch if step is None else step
+        table.meta |= {"epoch": epoch, "step": self.steps[epoch]}
+        self.tables[epoch] = table
+        if self.send is not None:
+            self.send(table, self.steps[epoch])
+        return table
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per record: epoch, step, and the network-wide value of every measure. `fs.report` draws it."""
+        rows = [
+            {"epoch": epoch, "step": self.steps[epoch]} | scalars(table, layers=False, errors=False)
+            for epoch, table in self.tables.items()
+        ]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["epoch", "step"])
+
+    def _measured(self, model: nn.Module) -> Table:
+        network = _whole(model)
+        device = next((value.device.type for value in network.parameters()), "cpu")
+        # Hooks may be called where gradients are off or numbers are short.
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+            twin = copy.deepcopy(network).eval()
+            problem = Problem(twin, self.data, self.test, self.loss, shard=False)
+            return measure(problem, self.names, self.seed, self.options)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _whole(model: nn.Module) -> nn.Module:
+    """The network inside what distributes it; one that is spread over ranks is not here as a whole."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        inner: nn.Module = model.module
+        return inner
+    spread = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    if spread or any(type(value).__name__ == "DTensor" for value in model.parameters()):
+        raise InputError(
+            "a model that every rank holds whole",
+            "one whose parameters are split over ranks",
+            where="live recording",
+            fix="Save a whole checkpoint and measure that",
+        )
+    return model
