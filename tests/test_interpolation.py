@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.files import figure_bytes
 from flatscope.interpolation import Simplex
 
 
@@ -144,9 +146,30 @@ def test_files_and_pictures(tmp_path: Path) -> None:
         assert list(frame.columns) == [f"lambda{i + 1}" for i in range(number)] + ["loss", "accuracy"]
     with pytest.raises(InputError, match="ending"):
         simplex.save(tmp_path / "s.pickle")
-    (tmp_path / "bad.npz").write_bytes(b"no")
-    with pytest.raises(InputError, match="saved"):
-        Simplex.load(tmp_path / "bad.npz")
+    whole = (tmp_path / "s.npz").read_bytes()
+    for damaged in (b"no", b"", whole[:-30], whole[:60] + b"x" * 20 + whole[80:]):
+        (tmp_path / "bad.npz").write_bytes(damaged)
+        with pytest.raises(InputError, match="saved"):
+            Simplex.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("corners", [2, 3])
+@pytest.mark.parametrize("missing", ["one", "all"])
+def test_a_mixture_without_a_loss_is_left_blank(corners: int, missing: str, tmp_path: Path) -> None:
+    tiny, models = three(networks.mlp)
+    simplex = fs.interpolate(models[:corners], (tiny.x, tiny.y), resolution=4)
+    assert simplex.accuracy is not None
+    loss = simplex.loss.clone()
+    loss[1 if missing == "one" else slice(None)] = torch.nan
+    holed = Simplex(simplex.weights, loss, simplex.accuracy, simplex.meta)
+    holed.save(tmp_path / "holed.png")
+    assert (tmp_path / "holed.png").read_bytes() != figure_bytes(simplex.figure(), "png")
+    assert holed._repr_html_().startswith("<svg")
+    assert math.isnan(holed.barrier)
+    drawn = holed.plot(holed.figure().axes[0])
+    assert (drawn is None) == (missing == "all" and corners == 3)
+    bars = len(holed.figure().axes) - 1
+    assert bars == (1 if drawn is not None and corners == 3 else 0)
 
 
 def test_regression_has_no_accuracy() -> None:

@@ -23,6 +23,7 @@ LONGEST = 400
 LEVELS = (
     {"errors", "version"},
     {"progress", "guards", "params", "loss", "factories", "registry", "stats", "ranks"},
+    {"files"},
     {"samples", "table"},
     {"inspection"},
     {"problem"},

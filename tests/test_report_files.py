@@ -104,6 +104,7 @@ def test_other_columns_can_be_named(tmp_path: Path) -> None:
         ("other.csv", b"a,b\n1,2\n", "columns a, b"),
         ("empty.csv", b"", "a CSV file that can be read"),
         ("other.npz", b"PK", "an .npz file that can be read"),
+        ("torn.npz", b"PK\x03\x04 torn", "an .npz file that can be read"),
     ],
 )
 def test_unknown_files_are_named(

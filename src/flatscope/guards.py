@@ -72,7 +72,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(target)
-            _flush_folder(target.parent)
+            flush_folder(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as problem:
@@ -108,8 +108,8 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _flush_folder(folder: Path) -> None:
-    """The rename itself lies in the folder, which needs a flush of its own."""
+def flush_folder(folder: Path) -> None:
+    """Bring a rename to the disk: it lies in the folder, which needs a flush of its own."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

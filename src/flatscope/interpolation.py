@@ -7,7 +7,6 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 
 from flatscope.context import sample_margins
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import precise_math, untouched_randomness, write_whole
+from flatscope.files import PICTURES, figure_bytes, from_npz_bytes, load_as, npz_bytes, save_as, svg_of
+from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
 from flatscope.measuring import device_text
@@ -74,8 +74,11 @@ class Simplex:
 
     @property
     def barrier(self) -> float:
-        """The most by which the loss exceeds the mixture λ₁L₁ + λ₂L₂ + λ₃L₃ of the networks' own losses; at least 0."""
-        return max(0.0, float((self.loss - self.weights @ self.loss[self.vertices]).max()))
+        """The most by which the loss exceeds the mixture λ₁L₁ + λ₂L₂ + λ₃L₃ of the networks' own losses; at least 0.
+
+        NaN where a mixture has no loss: nobody knows how high the barrier is there.
+        """
+        return float((self.loss - self.weights @ self.loss[self.vertices]).clamp_min(0).max())
 
     def to_frame(self) -> pd.DataFrame:
         """One row per point: lambda1, lambda2 (, lambda3), loss, accuracy (NaN without class labels)."""
@@ -84,15 +87,18 @@ class Simplex:
         return pd.DataFrame({**columns, "loss": self.loss.numpy(), "accuracy": accuracy.numpy()})
 
     def plot(self, ax: Axes, *, quantity: str = "loss", heights: tuple[float, float] | None = None) -> Any:
-        """Draw a line, or filled contours in a triangle with a network at each corner.
+        """Draw a line, or filled contours in a triangle with a network at each corner; blank where nothing is finite.
 
         Args:
             ax: Matplotlib axes.
             quantity: "loss" or "accuracy".
             heights: lowest and highest of the scale, so that two pictures can be compared.
         """
+        from matplotlib.tri import Triangulation
+
         values = self._values(quantity)
-        low, high = heights or (float(values.min()), float(values.max()))
+        known = np.isfinite(values)
+        low, high = heights or (float(values[known].min(initial=np.inf)), float(values[known].max(initial=-np.inf)))
         places = self.positions.numpy()
         if places.shape[1] == 1:
             ax.set_xlabel("from the first network to the second")
@@ -100,13 +106,17 @@ class Simplex:
             if high > low:
                 ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
             return ax.plot(places[:, 0], values, color="#0072B2")[0]
-        levels = np.linspace(low, high if high > low else low + max(abs(low), 1.0) * 1e-9, 24)
-        drawn = ax.tricontourf(places[:, 0], places[:, 1], values, levels=levels, cmap="viridis", extend="both")
         for number, ((x, y), side) in enumerate(zip(CORNERS, ("top", "top", "bottom"), strict=True), start=1):
             ax.annotate(f"network {number}", (x, y), ha="center", va=side, fontsize=9)
         ax.set_aspect("equal")
         ax.set_axis_off()
-        return drawn
+        triangles = Triangulation(places[:, 0], places[:, 1])
+        blank = ~known[triangles.triangles].all(1)
+        if blank.all():
+            return None
+        triangles.set_mask(blank)
+        levels = np.linspace(low, high if high > low else low + max(abs(low), 1.0) * 1e-9, 24)
+        return ax.tricontourf(triangles, values, levels=levels, cmap="viridis", extend="both")
 
     def figure(self, quantity: str = "loss") -> Figure:
         """A figure of its own."""
@@ -115,15 +125,12 @@ class Simplex:
         figure = Figure(figsize=(4.6, 3.6), layout="constrained")
         ax = figure.subplots()
         drawn = self.plot(ax, quantity=quantity)
-        if self.weights.shape[1] == 3:
+        if self.weights.shape[1] == 3 and drawn is not None:
             figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
         return figure
 
     def _repr_html_(self) -> str:
-        buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="svg")
-        svg = buffer.getvalue().decode()
-        return svg[svg.index("<svg") :]
+        return svg_of(self.figure())
 
     def __repr__(self) -> str:
         corners = ", ".join(f"{float(self.loss[i]):.4g}" for i in self.vertices)
@@ -132,31 +139,13 @@ class Simplex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .npz or .csv, or a picture as .png, .svg or .pdf; whole or not at all."""
-        writers: dict[str, Callable[[], bytes]] = {
-            ".npz": self._npz,
-            ".csv": lambda: self.to_frame().to_csv(index=False).encode(),
-            **{f".{kind}": lambda kind=kind: self._picture(kind) for kind in ("png", "svg", "pdf")},  # type: ignore[misc]
-        }
-        suffix = Path(path).suffix.lower()
-        if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
-        write_whole(path, writers[suffix]())
+        writers = {".npz": self._npz, ".csv": lambda: self.to_frame().to_csv(index=False).encode()}
+        save_as(path, writers | {f".{kind}": partial(self._picture, kind) for kind in PICTURES})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Simplex:
         """Read what was saved as .npz; nothing in the file is run."""
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            tensors = {
-                name: torch.from_numpy(arrays[name]) for name in ("weights", "loss", "accuracy") if name in arrays
-            }
-            meta = json.loads(str(arrays["meta"]))
-            return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), meta)
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as problem:
-            raise InputError(
-                "an interpolation that flatscope saved as .npz", str(problem), where=str(path)
-            ) from problem
+        return load_as(path, {".npz": cls._from_npz}, "interpolation")
 
     def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         if quantity not in ("loss", "accuracy"):
@@ -168,15 +157,18 @@ class Simplex:
 
     def _npz(self) -> bytes:
         arrays: dict[str, Any] = {} if self.accuracy is None else {"accuracy": self.accuracy.numpy()}
-        buffer = io.BytesIO()
         meta = np.array(json.dumps(self.meta, default=str))
-        np.savez_compressed(buffer, weights=self.weights.numpy(), loss=self.loss.numpy(), meta=meta, **arrays)
-        return buffer.getvalue()
+        return npz_bytes(arrays | {"weights": self.weights.numpy(), "loss": self.loss.numpy(), "meta": meta})
+
+    @classmethod
+    def _from_npz(cls, content: bytes) -> Simplex:
+        arrays = from_npz_bytes(content)
+        meta = json.loads(str(arrays.pop("meta")))
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), meta)
 
     def _picture(self, kind: str) -> bytes:
-        buffer = io.BytesIO()
-        self.figure().savefig(buffer, format=kind, dpi=150)
-        return buffer.getvalue()
+        return figure_bytes(self.figure(), kind)
 
 
 def interpolate(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import write_whole
+from flatscope.files import from_parquet_bytes, load_as, parquet_bytes, save_as, without_nan
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -199,47 +195,29 @@ class Table:
 
     def to_parquet(self) -> bytes:
         """Rows and provenance as a Parquet file."""
-        arrow = pa.Table.from_pandas(self._frame, preserve_index=False)
-        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(_plain(self.meta)).encode()}
-        buffer = io.BytesIO()
-        pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
-        return buffer.getvalue()
+        return parquet_bytes(self._frame, _FORMAT_KEY, _plain(self.meta))
 
     @classmethod
     def from_parquet(cls, content: bytes) -> Table:
         """The table that `to_parquet` wrote."""
-        try:
-            arrow = pq.read_table(io.BytesIO(content))
-            meta = json.loads(arrow.schema.metadata[_FORMAT_KEY])
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
-            raise InputError("a flatscope table as Parquet", str(problem), where="table file") from problem
-        return cls(arrow.to_pandas(), meta)
+        return cls(*from_parquet_bytes(content, _FORMAT_KEY, "table"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .parquet, .json, .md, .csv or .html, whole or not at all."""
-        writers: dict[str, Callable[[], bytes]] = {
+        writers = {
             ".parquet": self.to_parquet,
             ".json": lambda: (self.to_json() + "\n").encode(),
             ".md": lambda: (self.to_markdown() + "\n").encode(),
             ".csv": lambda: self._frame.to_csv(index=False).encode(),
             ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
         }
-        suffix = Path(path).suffix.lower()
-        if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        write_whole(path, writers[suffix]())
+        save_as(path, writers)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Table:
         """Read a table written as .parquet or .json."""
-        suffix = Path(path).suffix.lower()
-        if suffix not in (".parquet", ".json"):
-            raise InputError("a .parquet or .json table", str(path), where="load")
-        try:
-            content = Path(path).read_bytes()
-        except OSError as problem:
-            raise InputError("a table file that can be read", str(problem), where="load") from problem
-        return cls.from_parquet(content) if suffix == ".parquet" else cls.from_json(content.decode())
+        readers = {".parquet": cls.from_parquet, ".json": lambda content: cls.from_json(content.decode())}
+        return load_as(path, readers, "table")
 
     def _rows(self, name: str) -> pd.DataFrame:
         rows = self._frame[self._frame["measure"] == name]
@@ -306,6 +284,4 @@ def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
 def _jsonable(value: Any) -> Any:
     if value is pd.NA:
         return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value.item() if hasattr(value, "item") else value
+    return without_nan(value.item() if hasattr(value, "item") else value)

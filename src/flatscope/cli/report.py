@@ -11,7 +11,8 @@ import typer
 
 from flatscope.cli.output import check_place, show_note
 from flatscope.errors import InputError
-from flatscope.report.figures import FORMATS, save_figures
+from flatscope.files import PICTURES
+from flatscope.report.figures import save_figures
 from flatscope.report.files import read_item
 from flatscope.report.page import report as write_report
 
@@ -37,8 +38,8 @@ def report(
     check_place(out, (".html",))
     chosen = [name.strip().lower() for name in formats.split(",") if name.strip()]
     for name in chosen or [""]:
-        if name not in FORMATS:
-            raise InputError(f"formats of {', '.join(FORMATS)}", repr(formats), where="--format")
+        if name not in PICTURES:
+            raise InputError(f"formats of {', '.join(PICTURES)}", repr(formats), where="--format")
     found = [pair for given in items for pair in read_item(given, target, measures or ())]
     page = write_report(found, out, title=title, command=shlex.join(["flatscope", *sys.argv[1:]]))
     show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")

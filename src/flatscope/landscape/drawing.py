@@ -5,7 +5,6 @@ Nothing here touches pyplot: figures are objects of their own and leave no globa
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,13 +114,6 @@ def values_of(surface: Drawable, quantity: str) -> np.ndarray[Any, np.dtype[np.f
     if chosen is None:
         raise InputError("class labels", "a surface without error", where="quantity to draw")
     return np.asarray(chosen.numpy(), dtype=np.float64)
-
-
-def figure_bytes(figure: Figure, kind: str) -> bytes:
-    """The picture as png, svg or pdf."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=150)
-    return buffer.getvalue()
 
 
 def _line(surface: Drawable, values: Any, ax: Axes, heights: tuple[float, float], quantity: str, log: bool) -> Any:

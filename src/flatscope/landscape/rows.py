@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -11,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
+from flatscope.files import from_npz_bytes, npz_bytes
 from flatscope.guards import write_whole
 from flatscope.params import Params, count, flatten, unflatten
 
@@ -59,10 +58,10 @@ class KeptRows:
         if self._folder is None or not (self._folder / _name(number)).exists():
             return None
         try:
-            with np.load(self._folder / _name(number), allow_pickle=False) as stored:
-                arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
+            stored = from_npz_bytes((self._folder / _name(number)).read_bytes())
+            arrays = {name: torch.from_numpy(array) for name, array in stored.items()}
             row = arrays["loss"], arrays.get("error"), arrays["poles"]
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return row if all(part is None or part.shape == (size,) for part in row) else None
 
@@ -74,9 +73,7 @@ class KeptRows:
         arrays: dict[str, Any] = {"loss": loss.numpy(), "poles": poles.numpy()}
         if error is not None:
             arrays["error"] = error.numpy()
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        write_whole(self._folder / _name(number), buffer.getvalue())
+        write_whole(self._folder / _name(number), npz_bytes(arrays))
 
 
 def kept_directions(
@@ -88,19 +85,17 @@ def kept_directions(
     path = Path(folder) / "directions.npz"
     if path.exists():
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                vectors = [torch.from_numpy(stored[name]) for name in sorted(stored.files)]
-        except (OSError, ValueError, EOFError) as problem:
+            stored = from_npz_bytes(path.read_bytes())
+            vectors = [torch.from_numpy(stored[name]) for name in sorted(stored)]
+        except (OSError, ValueError) as problem:
             raise InputError("directions of a landscape", str(problem), where=str(path)) from problem
         if any(vector.shape != (count(like.values()),) for vector in vectors):
             raise InputError("directions of this network", "others", where=str(path), fix="Choose another folder")
         device = next(iter(like.values())).device
         return [unflatten(vector.to(device), like) for vector in vectors]
     found = make()
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {f"direction{i}": flatten(direction).cpu().numpy() for i, direction in enumerate(found)}
-    np.savez(buffer, **arrays)
-    write_whole(path, buffer.getvalue())
+    arrays = {f"direction{i}": flatten(direction).cpu().numpy() for i, direction in enumerate(found)}
+    write_whole(path, npz_bytes(arrays))
     return found
 
 

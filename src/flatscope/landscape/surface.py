@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError
-from flatscope.guards import write_whole
-from flatscope.landscape.drawing import draw, figure_bytes, side_by_side
+from flatscope.files import (
+    PICTURES,
+    figure_bytes,
+    from_npz_bytes,
+    from_parquet_bytes,
+    load_as,
+    npz_bytes,
+    parquet_bytes,
+    save_as,
+    svg_of,
+)
+from flatscope.landscape.drawing import draw, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,8 +108,7 @@ class Surface:
         return side_by_side((self, *others), titles=titles, quantity=quantity, log=log)
 
     def _repr_html_(self) -> str:
-        svg = figure_bytes(self.figure(), "svg").decode()
-        return svg[svg.index("<svg") :]
+        return svg_of(self.figure())
 
     def __repr__(self) -> str:
         size = "×".join(str(len(axis)) for axis in self.axes)
@@ -117,28 +121,17 @@ class Surface:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .npz, .parquet or .csv, or a picture as .png, .svg or .pdf; whole or not at all."""
-        suffix = Path(path).suffix.lower()
-        writers: dict[str, Callable[[], bytes]] = {
+        writers = {
             ".npz": self._npz,
-            ".parquet": self._parquet,
+            ".parquet": lambda: parquet_bytes(self.to_frame(), _FORMAT_KEY, self._head()),
             ".csv": lambda: self.to_frame().to_csv(index=False).encode(),
         }
-        writers |= {f".{kind}": lambda kind=kind: figure_bytes(self.figure(), kind) for kind in ("png", "svg", "pdf")}  # type: ignore[misc]
-        if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        write_whole(path, writers[suffix]())
+        save_as(path, writers | {f".{kind}": partial(self._picture, kind) for kind in PICTURES})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Surface:
         """Read a surface written as .npz or .parquet; nothing in the file is run."""
-        readers = {".npz": _from_npz, ".parquet": _from_parquet}
-        suffix = Path(path).suffix.lower()
-        if suffix not in readers:
-            raise InputError("a .npz or .parquet surface", str(path), where="load")
-        try:
-            return readers[suffix](Path(path).read_bytes())
-        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as problem:
-            raise InputError("a surface that flatscope saved", f"{problem}", where=str(path)) from problem
+        return load_as(path, {".npz": _from_npz, ".parquet": _from_parquet}, "surface")
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -154,22 +147,15 @@ class Surface:
         arrays: dict[str, Any] = {f"axis{i}": axis.numpy() for i, axis in enumerate(self.axes)}
         if self.error is not None:
             arrays["error"] = self.error.numpy()
-        buffer = io.BytesIO()
         head = np.array(json.dumps(self._head(), default=str))
-        np.savez_compressed(buffer, loss=self.loss.numpy(), poles=self.poles.numpy(), head=head, **arrays)
-        return buffer.getvalue()
+        return npz_bytes(arrays | {"loss": self.loss.numpy(), "poles": self.poles.numpy(), "head": head})
 
-    def _parquet(self) -> bytes:
-        arrow = pa.Table.from_pandas(self.to_frame(), preserve_index=False)
-        head = json.dumps(self._head(), default=str).encode()
-        buffer = io.BytesIO()
-        pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), _FORMAT_KEY: head}), buffer)
-        return buffer.getvalue()
+    def _picture(self, kind: str) -> bytes:
+        return figure_bytes(self.figure(), kind)
 
 
 def _from_npz(content: bytes) -> Surface:
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    arrays = from_npz_bytes(content)
     head = json.loads(str(arrays["head"]))
     axes = tuple(torch.from_numpy(arrays[f"axis{i}"]) for i in range(len(head["shape"])))
     error = torch.from_numpy(arrays["error"]) if head["classes"] else None
@@ -177,10 +163,9 @@ def _from_npz(content: bytes) -> Surface:
 
 
 def _from_parquet(content: bytes) -> Surface:
-    arrow = pq.read_table(io.BytesIO(content))
-    head = json.loads((arrow.schema.metadata or {})[_FORMAT_KEY])
+    frame, head = from_parquet_bytes(content, _FORMAT_KEY, "surface")
     shape = tuple(head["shape"])
-    columns = {name: torch.tensor(arrow[name].to_numpy()).reshape(shape) for name in arrow.column_names}
+    columns = {name: torch.tensor(frame[name].to_numpy()).reshape(shape) for name in frame}
     first = columns["t1"] if len(shape) == 1 else columns["t1"][:, 0]
     axes = (first,) if len(shape) == 1 else (first, columns["t2"][0])
     error = columns["error"] if head["classes"] else None

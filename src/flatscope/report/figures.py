@@ -6,7 +6,6 @@ pyplot: figures are objects of their own and leave no global state.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatscope.errors import InputError
+from flatscope.files import PICTURES, figure_bytes
 from flatscope.guards import whole_file
 from flatscope.report.bicriteria import BiCriteriaData, bicriteria_data
 from flatscope.report.figure_data import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, told apart with any common colour vision; the yellow is left out, it fades on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
-FORMATS = ("png", "svg", "pdf")
 LINES = {"train": "-", "test": "--", "": "-"}
 
 
@@ -188,8 +187,8 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
     """
     chosen = (formats,) if isinstance(formats, str) else tuple(formats)
     for name in chosen:
-        if name not in FORMATS:
-            raise InputError(f"formats of {', '.join(FORMATS)}", repr(name), where="save_figures")
+        if name not in PICTURES:
+            raise InputError(f"formats of {', '.join(PICTURES)}", repr(name), where="save_figures")
     saved = []
     for stem, figure in _figures(items):
         for extension in chosen:
@@ -198,14 +197,6 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
                 temporary.write_bytes(figure_bytes(figure, extension))
             saved.append(target)
     return saved
-
-
-def figure_bytes(figure: Figure, extension: str) -> bytes:
-    """The figure as a file; without the date, so that the same figure is the same file."""
-    buffer = io.BytesIO()
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(extension)
-    figure.savefig(buffer, format=extension, dpi=200, metadata=metadata, bbox_inches="tight")
-    return buffer.getvalue()
 
 
 def _figures(items: object) -> Iterator[tuple[str, Figure]]:

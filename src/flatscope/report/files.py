@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatscope.comparing import Comparison
 from flatscope.errors import InputError
+from flatscope.files import from_npz_bytes
 from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
 from flatscope.report.items import is_history
@@ -121,9 +121,8 @@ def _json(path: Path) -> Any:
 def _npz(path: Path) -> Surface | Simplex:
     """A surface, or mixtures of networks, told apart by the arrays that they keep."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            mixtures = "weights" in stored.files
-    except (OSError, ValueError, EOFError) as problem:
+        mixtures = "weights" in from_npz_bytes(path.read_bytes())
+    except (OSError, ValueError) as problem:
         raise InputError("an .npz file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
     return Simplex.load(path) if mixtures else Surface.load(path)
 

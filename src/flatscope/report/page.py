@@ -14,6 +14,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.errors import InputError
+from flatscope.files import figure_bytes
 from flatscope.guards import whole_file
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.report.audits import audit_notes, audit_rows, drawn_words
@@ -30,7 +31,6 @@ from flatscope.report.figure_data import (
     layers_data,
     layers_measures,
 )
-from flatscope.report.figures import figure_bytes
 from flatscope.report.formula import formula
 from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source

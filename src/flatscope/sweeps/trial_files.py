@@ -20,6 +20,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from flatscope.errors import DataFileError, InputError
+from flatscope.guards import flush_folder
 from flatscope.sweeps.claims import Owner, this_process
 from flatscope.sweeps.configuration import from_json, to_json
 from flatscope.version import __version__
@@ -156,16 +157,6 @@ class TrialFiles:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         flush_folder(target.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    """Bring a rename to the disk: it lies in the folder, which needs a flush of its own."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _damaged(key: str, file: str) -> DamagedTrial:

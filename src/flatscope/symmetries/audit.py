@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import html
-import io
 import json
-import math
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import write_whole
+from flatscope.files import from_parquet_bytes, load_as, parquet_bytes, save_as, without_nan
 
 COLUMNS = {
     "measure": "str",
@@ -175,10 +170,7 @@ class Audit:
 
     def to_json(self) -> str:
         """Rows and provenance as JSON; numbers that JSON cannot hold are written as strings."""
-        rows = [
-            {name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
-            for record in self._frame.to_dict(orient="records")
-        ]
+        rows = without_nan(self._frame.to_dict(orient="records"))
         return json.dumps({"flatscope_audit": 1, "meta": self.meta, "rows": rows}, indent=1)
 
     @classmethod
@@ -195,47 +187,29 @@ class Audit:
 
     def to_parquet(self) -> bytes:
         """Rows and provenance as a Parquet file."""
-        arrow = pa.Table.from_pandas(self._frame, preserve_index=False)
-        metadata = {**(arrow.schema.metadata or {}), _FORMAT_KEY: json.dumps(self.meta).encode()}
-        buffer = io.BytesIO()
-        pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
-        return buffer.getvalue()
+        return parquet_bytes(self._frame, _FORMAT_KEY, self.meta)
 
     @classmethod
     def from_parquet(cls, content: bytes) -> Audit:
         """The audit that `to_parquet` wrote."""
-        try:
-            arrow = pq.read_table(io.BytesIO(content))
-            meta = json.loads(arrow.schema.metadata[_FORMAT_KEY])
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
-            raise InputError("a flatscope audit as Parquet", str(problem), where="audit file") from problem
-        return cls(arrow.to_pandas(), meta)
+        return cls(*from_parquet_bytes(content, _FORMAT_KEY, "audit"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .parquet, .json, .csv, .md or .html, whole or not at all."""
-        writers: dict[str, Callable[[], bytes]] = {
+        writers = {
             ".parquet": self.to_parquet,
             ".json": lambda: (self.to_json() + "\n").encode(),
             ".csv": lambda: self._frame.to_csv(index=False).encode(),
             ".md": lambda: (self.to_markdown() + "\n").encode(),
             ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
         }
-        suffix = Path(path).suffix.lower()
-        if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        write_whole(path, writers[suffix]())
+        save_as(path, writers)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Audit:
         """Read an audit written as .parquet or .json."""
-        suffix = Path(path).suffix.lower()
-        if suffix not in (".parquet", ".json"):
-            raise InputError("a .parquet or .json audit", str(path), where="load")
-        try:
-            content = Path(path).read_bytes()
-        except OSError as problem:
-            raise InputError("an audit file that can be read", str(problem), where="load") from problem
-        return cls.from_parquet(content) if suffix == ".parquet" else cls.from_json(content.decode())
+        readers = {".parquet": cls.from_parquet, ".json": lambda content: cls.from_json(content.decode())}
+        return load_as(path, readers, "audit")
 
 
 def _cell(row: Any) -> str:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.files import without_nan
 from flatscope.guards import write_whole
 from flatscope.training.weights import (
     MODEL_PREFIX,
@@ -296,15 +297,6 @@ def _momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, o
 
 def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def without_nan(value: Any) -> Any:
-    """Non-finite numbers as text, since JSON has none; float() reads them back."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(

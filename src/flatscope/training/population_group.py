@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, WeightsError
+from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope.training.checkpoint import fingerprint, without_nan
+from flatscope.training.checkpoint import fingerprint
 from flatscope.training.stack import Stack
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import Trial, TrialData
