@@ -10,10 +10,14 @@ from flatscope.studies import (  # noqa: F401  declare studies
     petzka2019_theory,
     robustness_of_measures,
     yi2019,
+    yi2019_bounds,
     yi2019_invariance,
     zhang2017_counts,
     zhang2017_dynamics,
     zhang2017_landscape,
+    zhang2017_margins,
+    zhang2017_noise,
+    zhang2017_perturbed,
     zhang2017_radius,
 )
 from flatscope.studies.running import study

@@ -27,7 +27,7 @@ TOLERANCE = 0.02
 BASINS = {"potential": "two basins", "temperature": 0.15, "lr": 0.01, "span": [-1.5, 4.5]}
 VALLEY = {"potential": "valley and point", "temperature": 0.25, "lr": 0.02, "span": [0.5, 5.5]}
 SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {"chains": 100, "steps": 300},
+    "smoke": {"chains": 60, "steps": 120},
     "small": {"chains": 2_000, "steps": 16_000},
     "paper": {"chains": 4_000, "steps": 80_000},
 }

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from flatscope.interpolation import CORNERS, interpolate
 from flatscope.studies import intervals
 from flatscope.studies.claims import POSITIVE, Claim, Estimate
+from flatscope.studies.shares import mean_share
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_minima import COST, DEVIATIONS, LABELS, TITLES, minima
 from flatscope.sweeps.store import Store
@@ -179,8 +180,8 @@ def figure_12(runs: Runs) -> Analysis:
     surfaces = _surfaces(runs)
     found = {
         "wider": _flatter(surfaces, "mnist"),
-        "regions": intervals.mean(plateaus(surfaces["mnist", "natural"])),
-        "wells": intervals.mean(plateaus(surfaces["mnist", "random"])),
+        "regions": mean_share(plateaus(surfaces["mnist", "natural"])),
+        "wells": mean_share(plateaus(surfaces["mnist", "random"])),
         "clearer": difference_of_differences(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
     }
     return Analysis(

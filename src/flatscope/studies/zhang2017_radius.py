@@ -79,15 +79,16 @@ def _order_claims() -> list[Claim]:
 def stages(scale: str) -> list[Stage]:
     """The minimisers, then four radii of each."""
     kinds = list(itertools.product(SETS, LABELS))
+    most = 2 if scale == "smoke" else None
     radii = [
         [
             _radius(scale, one, data, labels, moved, objective)
             for moved, objective in itertools.product(MOVED, OBJECTIVES)
         ]
         for data, labels in kinds
-        for one in minima(scale, data, labels)
+        for one in minima(scale, data, labels, most)
     ]
-    return [Stage([minima(scale, *kind) for kind in kinds]), Stage(radii, MEASURE_STORED, 0.5)]
+    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, MEASURE_STORED, 0.5)]
 
 
 def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
