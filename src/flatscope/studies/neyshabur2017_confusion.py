@@ -36,10 +36,11 @@ from flatscope.studies.neyshabur2017_complexity import (
 from flatscope.studies.neyshabur2017_label_networks import SIZES as LABEL_SIZES
 from flatscope.studies.study import Analysis, Runs, Stage, study
 
+SMALL_MODEL = {"name": "two_layer", "options": {"hidden": 128}}
 TRACKS = 0.5  # a rank correlation from which on a measure counts as following the test error
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {"true": 30, "confused": (0, 15, 30), "test": 60},
-    "small": {"true": 1_000, "confused": (0, 250, 500, 1_000), "test": 2_000},
+    "small": {"true": 1_000, "confused": (0, 250, 500, 1_000), "test": 2_000, "model": SMALL_MODEL},
     "paper": {"true": 10_000, "confused": (0, 1_000, 2_000, 3_000, 4_000, 5_000), "test": None},
 }
 FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)}
@@ -67,7 +68,7 @@ def _network(usual: Mapping[str, Any], size: Mapping[str, Any], confused: int, s
     return {
         "data": {**usual["data"], **drawn},
         "labels": {"confusion": confused, "true_size": size["true"], "seed": seed},
-        "model": {**usual["model"], "seed": seed},
+        "model": {**size.get("model", usual["model"]), "seed": seed},
         "train": {**usual["train"], "batch_size": 64, "seed": seed},
     }
 
@@ -149,7 +150,7 @@ CLAIMS = (
     stages=stages,
     deviations={
         "small": (
-            "a 784-512-10 network (no BatchNorm, no dropout) on 1,000 MNIST images with true labels and up to 1,000 "
+            "a 784-128-10 network (no BatchNorm, no dropout) on 1,000 MNIST images with true labels and up to 1,000 "
             "with random ones, pixels in [0, 1], in place of VGG on CIFAR-10",
             "learning rate 0.1 in place of 0.01 and stop at a cross-entropy of 1e-3 in place of 1e-4; three seeds",
             "100 steps of ascent in place of 2,000 and 40 perturbed networks per noise level in place of 1,000",
