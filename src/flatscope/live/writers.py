@@ -17,7 +17,7 @@ from flatscope.table import Table
 def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str, float]:
     """The finite numbers of a table by name, as loggers want them; values per unit or sample are left out.
 
-    Names are `margin`, `perturbation_robustness/gamma=0.1`, `kappa/fc1`, and `hessian_trace/stderr` where a value has a
+    Names are `margin`, `perturbation_robustness.gamma=0.1`, `kappa.fc1`, and `hessian_trace.stderr` where a value has a
     standard error.
 
     Args:
@@ -32,10 +32,10 @@ def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str,
         if not math.isfinite(row["value"]) or (row["layer"] and not layers):
             continue
         options = [f"{name}={value}" for name, value in json.loads(row["options"] or "{}").items()]
-        name = "/".join(str(part) for part in (row["measure"], ",".join(options), row["layer"]) if part)
+        name = ".".join(str(part) for part in (row["measure"], ",".join(options), row["layer"]) if part)
         found[name] = float(row["value"])
         if errors and row["stderr"] > 0:
-            found[f"{name}/stderr"] = float(row["stderr"])
+            found[f"{name}.stderr"] = float(row["stderr"])
     return found
 
 
