@@ -49,8 +49,8 @@ CONVENTIONS = (
     "width; where widths count, h_i is the number of channels or units of each layer, the last included. Biases: "
     "edges from an always-on unit in path norms, left out of ℓ2 and spectral norms, perturbed in sharpness and KL. "
     "Max-pooling: `max`; convolutions in the spectral norm as operators. BatchNorm folded before anything is measured. "
-    "KL without the ½, as in appendix A (twice the divergence). Bars in the figure reach from the smallest to the largest "
-    "seed; curves are means over seeds."
+    "KL without the ½, as in appendix A (twice the divergence). Bars in the figure reach from the smallest to the "
+    "largest seed; curves are means over seeds."
 )
 
 
