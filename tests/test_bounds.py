@@ -22,8 +22,9 @@ from flatscope.bounds.classical import (
 from flatscope.bounds.compositional import best_units, least_error, size_ratio, total_error
 from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl, unit_prior_kl
 from flatscope.bounds.rademacher import L1Class, dudley, l1_class, local_margin_bound, margin_bound, smooth_entropy
-from flatscope.bounds.robustness import Partition, _spread, best_gap, dyadic_grid, log_weight, robust_gap
+from flatscope.bounds.robustness import Partition, best_gap, dyadic_grid, log_weight, robust_gap
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.measures.partitions import spread_by_sample
 from flatscope.training.loop import TrainConfig, epoch_order, train
 
 SEEDED = torch.Generator().manual_seed(0)
@@ -224,7 +225,7 @@ def test_spread_of_losses_in_cells_by_brute_force() -> None:
     cell = torch.randint(0, 4, (30,), generator=SEEDED)
     losses = torch.rand(30, generator=SEEDED).double()
     pairs = [abs(float(losses[i] - losses[j])) for i in range(20) for j in range(30) if cell[i] == cell[j]]
-    assert _spread(cell, losses, 20) == pytest.approx(max(pairs))
+    assert float(spread_by_sample(cell, losses, 20).max()) == pytest.approx(max(pairs))
 
 
 def test_robustness_prefers_fine_cells_only_where_samples_allow() -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import batchnorm_conv, lenet_like, mlp, residual, sequences, smooth
-from scipy import stats
 from torch import Tensor, nn
 
 import flatscope as fs
@@ -20,7 +19,7 @@ from flatscope.measures.partitions import (
     partition_robustness,
     spread_by_sample,
 )
-from flatscope.measures.robustness import errors_under_noise, input_change_bound, wilson
+from flatscope.measures.robustness import errors_under_noise, input_change_bound
 
 
 def linear_binary() -> tuple[fs.Problem, Tensor, Tensor, Tensor]:
@@ -80,12 +79,6 @@ def test_wrong_noise_levels_are_refused(gammas: object) -> None:
 def test_one_draw_has_no_standard_error() -> None:
     with pytest.raises(fs.InputError, match="two draws"):
         fs.measure(mlp().problem(), "perturbation_robustness", options={"perturbation_robustness": {"draws": 1}})
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (55, 200)])
-def test_wilson_is_scipys(successes: int, trials: int) -> None:
-    expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-    assert wilson(successes / trials, trials) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def written_out(tiny, output: int, sample: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[no-untyped-def]

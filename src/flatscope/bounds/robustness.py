@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
+from flatscope.measures.partitions import input_vectors, spread_by_sample
 from flatscope.registry import Value, bound
-from flatscope.samples import Inputs, parts_of
 
 
 def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float, log_weight: float = 0.0) -> float:
@@ -98,7 +98,7 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
     cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
     partitions = [
-        Partition(index, size * classes, _spread(cells[:, index - 1], losses, n))
+        Partition(index, size * classes, float(spread_by_sample(cells[:, index - 1], losses, n).max()))
         for index, size in enumerate(sizes, start=1)
     ]
     value, best = best_gap(partitions, 1.0, n, delta)
@@ -113,7 +113,7 @@ def _centres(ctx: Context, most: int) -> Tensor:
     found: dict[int, Tensor] = {}
     start, wanted = 0, set(order.tolist())
     for inputs, targets in ctx.batches("test"):
-        vectors = _vectors(inputs)
+        vectors = input_vectors(inputs)
         found |= {start + i: vectors[i] for i in range(len(targets)) if start + i in wanted}
         start += len(targets)
     if len({len(vector) for vector in found.values()}) > 1:
@@ -126,7 +126,7 @@ def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[T
     with torch.no_grad():
         for part in ("train", "test"):
             for inputs, targets in ctx.batches(part):
-                vectors = _vectors(inputs)
+                vectors = input_vectors(inputs)
                 if vectors.shape[1] != centres.shape[1]:
                     raise NotApplicable("inputs of one shape")
                 distances = torch.cdist(vectors, centres)  # (n, k)
@@ -135,24 +135,3 @@ def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[T
                 losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
                 ctx.count("forward", len(targets))
                 yield cells.cpu(), losses.cpu()
-
-
-def _vectors(inputs: Inputs) -> Tensor:
-    parts = parts_of(inputs)
-    if len(parts) != 1:
-        raise NotApplicable("a network with one input", f"{len(parts)} inputs")
-    return parts[0].flatten(1).double()
-
-
-def _spread(cell: Tensor, losses: Tensor, n_train: int) -> float:
-    """Largest difference between a training sample's loss and that of any sample in its cell."""
-    n_cells = int(cell.max()) + 1
-
-    def extreme(which: slice, how: str) -> Tensor:
-        start = torch.full((n_cells,), -math.inf if how == "amax" else math.inf, dtype=torch.float64)
-        return start.scatter_reduce(0, cell[which], losses[which], how)
-
-    own, every = slice(0, n_train), slice(None)
-    up = extreme(every, "amax") - extreme(own, "amin")
-    down = extreme(own, "amax") - extreme(every, "amin")
-    return max(0.0, float(torch.maximum(up, down).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).max()))

@@ -5,20 +5,25 @@ Column j of a weight holds the outgoing weights of input feature j; κ uses whol
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.products import by_products, column_directions, relative_directions, row_directions
-from flatscope.curvature.sweep import exact_sweep
+from flatscope.curvature.products import column_directions, relative_directions, row_directions
 from flatscope.errors import UnknownNameError
 from flatscope.measures.weight_flatness import (
     as_value,
     combined,
+    exact_or_products,
     layer_traces,
     measured_layers,
+    one_number_each,
     top_eigenpairs,
 )
 from flatscope.registry import Value, measure
@@ -28,24 +33,59 @@ UNITWISE = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 
-def _kappas(ctx: Context, tolerance: float) -> dict[str, Value]:
-    """κ^l = ‖w_l‖²_F λ_max(H_l) of every layer."""
-    result = {}
-    for layer in measured_layers(ctx):
-        pair = ctx.sweep(top_eigenpairs, tolerance=tolerance)[layer.name]
-        result[layer.name] = _times(as_value(pair, tolerance), _squared_norm(ctx, layer.weight))
-    return result
+def _declare(
+    base: Callable[..., dict[str, Value]],
+    combine: Callable[[dict[str, Value]], Any],
+    *,
+    name: str,
+    summary: str,
+    symbol: str,
+    invariant_under: set[str],
+    per: str = "network",
+) -> None:
+    """Declare a measure that combines the values of `base`; it has the same options."""
+
+    def function(ctx: Context, **options: Any) -> Any:
+        return combine(base(ctx, **options))
+
+    function.__name__ = function.__qualname__ = name
+    listed = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+    function.__doc__ = f"{summary}\n\nArgs:\n{listed}"
+    function.__signature__ = inspect.signature(base)  # type: ignore[attr-defined]
+    measure(
+        symbol=symbol,
+        paper="petzka2019",
+        equation="Table 1",
+        per=per,
+        direction="lower",
+        invariant_under=invariant_under,
+        cost="sweep",
+        conventions=CONVENTIONS,
+    )(function)
 
 
-def _kappa_traces(ctx: Context, accuracy: float, most_products: int) -> dict[str, Value]:
-    """κ_τ^l = ‖w_l‖²_F Tr H_l of every layer."""
-    weights = {layer.name: layer.weight for layer in measured_layers(ctx)}
-    traces = layer_traces(ctx, accuracy, most_products)
-    return {name: _times(value, _squared_norm(ctx, weights[name])) for name, value in traces.items()}
+def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str) -> None:
+    """Declare `…_max` and `…_sum` of a value per layer."""
+    for how, words, mark in (
+        ("max", "Largest {} over the layers.", r"\max"),
+        ("sum", "Sum of {} over the layers.", r"\Sigma"),
+    ):
+        _declare(
+            base,
+            partial(combined, how=how),
+            name=f"{base.__name__}_{how}",
+            summary=words.format(base.__name__),
+            symbol=f"{symbol}^{{{mark}}}",
+            invariant_under=LAYERWISE,
+        )
 
 
-def _squared_norm(ctx: Context, weight: str) -> float:
-    return float(ctx.params[weight].double().square().sum())
+def _times_squared_norm(ctx: Context, values: dict[str, Value]) -> dict[str, Value]:
+    """Every layer's value times ‖w_l‖²_F."""
+    return {
+        layer.name: _times(values[layer.name], float(ctx.params[layer.weight].double().square().sum()))
+        for layer in measured_layers(ctx)
+    }
 
 
 def _times(value: Value, factor: float) -> Value:
@@ -79,45 +119,11 @@ def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    return _kappas(ctx, tolerance)
+    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
+    return _times_squared_norm(ctx, {name: as_value(pair, tolerance) for name, pair in pairs.items()})
 
 
-@measure(
-    symbol=r"\kappa^{\max}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=LAYERWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def kappa_max(ctx: Context, *, tolerance: float = 1e-6) -> Value:
-    """Largest kappa over the layers.
-
-    Args:
-        ctx: the network.
-        tolerance: relative accuracy of the eigensolver.
-    """
-    return combined(_kappas(ctx, tolerance), "max")
-
-
-@measure(
-    symbol=r"\kappa^{\Sigma}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=LAYERWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def kappa_sum(ctx: Context, *, tolerance: float = 1e-6) -> Value:
-    """Sum of kappa over the layers.
-
-    Args:
-        ctx: the network.
-        tolerance: relative accuracy of the eigensolver.
-    """
-    return combined(_kappas(ctx, tolerance), "sum")
+_declare_over_layers(kappa, r"\kappa")
 
 
 @measure(
@@ -138,71 +144,10 @@ def kappa_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 10
         accuracy: relative standard error to reach where products are needed.
         most_products: give up after so many Hessian products.
     """
-    return _kappa_traces(ctx, accuracy, most_products)
+    return _times_squared_norm(ctx, layer_traces(ctx, accuracy, most_products))
 
 
-@measure(
-    symbol=r"\kappa_\tau^{\max}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=LAYERWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def kappa_trace_max(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> Value:
-    """Largest kappa_trace over the layers.
-
-    Args:
-        ctx: the network.
-        accuracy: relative standard error to reach where products are needed.
-        most_products: give up after so many Hessian products.
-    """
-    return combined(_kappa_traces(ctx, accuracy, most_products), "max")
-
-
-@measure(
-    symbol=r"\kappa_\tau^{\Sigma}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=LAYERWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def kappa_trace_sum(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> Value:
-    """Sum of kappa_trace over the layers.
-
-    Args:
-        ctx: the network.
-        accuracy: relative standard error to reach where products are needed.
-        most_products: give up after so many Hessian products.
-    """
-    return combined(_kappa_traces(ctx, accuracy, most_products), "sum")
-
-
-def rhos(ctx: Context, reading: str) -> dict[str, Value]:
-    """ρ^l(j) of every unit of every layer, as one tensor a layer."""
-    if reading not in ("column", "row"):
-        raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
-    swept = ctx.sweep(exact_sweep, rows=True) if reading == "row" else ctx.sweep(exact_sweep)
-    layers = measured_layers(ctx)
-    curved = tuple(layer for layer in layers if layer.weight in swept.curved)
-    directions = column_directions if reading == "column" else row_directions
-    estimates = by_products(ctx, curved, directions) if curved else {}
-    result = {}
-    for layer in layers:
-        if layer.name in estimates:
-            found = estimates[layer.name]
-            worst = float(found.stderr.max())
-            result[layer.name] = Value(found.value, worst, exact=found.exact, reason=swept.curved[layer.weight])
-        elif layer.weight in swept.layers:
-            sums = swept.layers[layer.weight].rho if reading == "column" else swept.layers[layer.weight].rho_rows
-            result[layer.name] = Value(sums.value, data_stderr=sums.stderr)
-        else:
-            units = layer.input_shape[-1] if layer.kind == "dense" else layer.input_shape[0]
-            result[layer.name] = Value(torch.zeros(units), reason="its output does not reach the network's")
-    return result
+_declare_over_layers(kappa_trace, r"\kappa_\tau")
 
 
 def _per_layer(values: dict[str, Value], how: str) -> dict[str, Value]:
@@ -216,6 +161,11 @@ def _per_layer(values: dict[str, Value], how: str) -> dict[str, Value]:
             number, stderr = float(units.sum()), value.stderr * len(units) ** 0.5
         result[name] = Value(number, stderr, exact=value.exact, reason=value.reason)
     return result
+
+
+def _of_network(values: dict[str, Value], how: str) -> Value:
+    """Maximum or sum over all units."""
+    return combined(_per_layer(values, how), how)
 
 
 @measure(
@@ -235,85 +185,20 @@ def rho_unit(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
         ctx: the network.
         reading: "column" (the paper's: outgoing weights of unit j of the layer before) or "row" (incoming weights).
     """
-    return rhos(ctx, reading)
+    if reading == "column":
+        return exact_or_products(ctx, lambda sums: sums.rho, column_directions)
+    if reading == "row":
+        return exact_or_products(ctx, lambda sums: sums.rho_rows, row_directions, rows=True)
+    raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
 
 
-@measure(
-    symbol=r"\rho^l",
-    paper="petzka2019",
-    equation="Table 1",
-    per="layer",
-    direction="lower",
-    invariant_under=UNITWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def rho(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
-    """Largest rho_unit in each layer.
-
-    Args:
-        ctx: the network.
-        reading: "column" or "row"; see `rho_unit`.
-    """
-    return _per_layer(rhos(ctx, reading), "max")
-
-
-@measure(
-    symbol=r"\rho_\sigma^l",
-    paper="petzka2019",
-    equation="Table 1",
-    per="layer",
-    direction="lower",
-    invariant_under=UNITWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def rho_layer_sum(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
-    """Sum of rho_unit over each layer.
-
-    Args:
-        ctx: the network.
-        reading: "column" or "row"; see `rho_unit`.
-    """
-    return _per_layer(rhos(ctx, reading), "sum")
-
-
-@measure(
-    symbol=r"\rho^{\max}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=UNITWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def rho_max(ctx: Context, *, reading: str = "column") -> Value:
-    """Largest rho_unit in the network.
-
-    Args:
-        ctx: the network.
-        reading: "column" or "row"; see `rho_unit`.
-    """
-    return combined(_per_layer(rhos(ctx, reading), "max"), "max")
-
-
-@measure(
-    symbol=r"\rho^{\Sigma}",
-    paper="petzka2019",
-    equation="Table 1",
-    direction="lower",
-    invariant_under=UNITWISE,
-    cost="sweep",
-    conventions=CONVENTIONS,
-)
-def rho_sum(ctx: Context, *, reading: str = "column") -> Value:
-    """Sum of rho_unit over the network.
-
-    Args:
-        ctx: the network.
-        reading: "column" or "row"; see `rho_unit`.
-    """
-    return combined(_per_layer(rhos(ctx, reading), "sum"), "sum")
+for _name, _summary, _symbol, _per, _combine in (
+    ("rho", "Largest rho_unit in each layer.", r"\rho^l", "layer", partial(_per_layer, how="max")),
+    ("rho_layer_sum", "Sum of rho_unit over each layer.", r"\rho_\sigma^l", "layer", partial(_per_layer, how="sum")),
+    ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max}", "network", partial(_of_network, how="max")),
+    ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma}", "network", partial(_of_network, how="sum")),
+):
+    _declare(rho_unit, _combine, name=_name, summary=_summary, symbol=_symbol, invariant_under=UNITWISE, per=_per)
 
 
 @measure(
@@ -334,19 +219,12 @@ def relative_flatness(ctx: Context, *, accuracy: float = 0.02, most_products: in
         accuracy: relative standard error to reach where products are needed.
         most_products: give up after so many Hessian products.
     """
-    swept = ctx.sweep(exact_sweep)
-    layers = measured_layers(ctx)
-    curved = tuple(layer for layer in layers if layer.weight in swept.curved)
-    estimates = by_products(ctx, curved, relative_directions, accuracy, most_products) if curved else {}
-    result = {}
-    for layer in layers:
-        if layer.name in estimates:
-            found = estimates[layer.name]
-            reason = swept.curved[layer.weight]
-            result[layer.name] = Value(float(found.value), float(found.stderr), exact=found.exact, reason=reason)
-        elif layer.weight in swept.layers:
-            sums = swept.layers[layer.weight].relative_flatness
-            result[layer.name] = Value(float(sums.value), data_stderr=float(sums.stderr))
-        else:
-            result[layer.name] = Value(0.0, reason="its output does not reach the network's")
-    return result
+    return one_number_each(
+        exact_or_products(
+            ctx,
+            lambda sums: sums.relative_flatness,
+            relative_directions,
+            accuracy=accuracy,
+            most_products=most_products,
+        )
+    )

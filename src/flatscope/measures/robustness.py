@@ -22,7 +22,6 @@ from flatscope.samples import Inputs
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
-NORMAL_95 = 1.959963984540054
 PAST = "the input reaches the output past the first layer as well"
 IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
 
@@ -48,6 +47,8 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
         gammas: noise levels, a row each; or one number. 0 gives the training error itself.
         draws: noise vectors of each sample and level; at least 2.
     """
+    from flatscope.stats.proportions import wilson  # here: statistics take long to import, and few measures need them
+
     levels = checked_gammas(gammas)
     if draws < 2:
         raise InputError("at least two draws", str(draws), where="draws")
@@ -59,7 +60,7 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
             continue
         rates = wrong[place]  # (n,)
         n, place = len(rates), place + 1
-        low, high = wilson(float(rates.mean()), n * draws)
+        low, high = wilson(round(float(rates.sum()) * draws), n * draws)
         # Samples err independently, each with a rate of its own: the variances of their means add up.
         stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / n
         rows.append(Value(float(rates.mean()), stderr=stderr, low=low, high=high, options={"gamma": gamma}))
@@ -106,15 +107,6 @@ def checked_gammas(gammas: Any) -> tuple[float, ...]:
     if not given or len(numbers) < len(given) or len(set(numbers)) < len(numbers):
         raise InputError("numbers from 0 up, each once", repr(gammas), where="gammas")
     return tuple(numbers)
-
-
-def wilson(rate: float, trials: int, z: float = NORMAL_95) -> tuple[float, float]:
-    """Wilson's interval for a probability of which `rate` was seen in so many independent trials."""
-    if not 0 <= rate <= 1 or trials < 1:
-        raise InputError("a rate from 0 to 1 and at least one trial", f"{rate}, {trials}", where="wilson")
-    centre = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    half = z / (1 + z**2 / trials) * math.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @measure(

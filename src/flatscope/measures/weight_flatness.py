@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.estimators import trace
 from flatscope.curvature.layer_blocks import layer_blocks
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.products import by_products, trace_directions
+from flatscope.curvature.products import Directions, by_products, trace_directions
 from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
+from flatscope.curvature.sums import LayerSums, Mean
 from flatscope.curvature.sweep import exact_sweep
 from flatscope.layers import Layer
 from flatscope.params import norm
@@ -175,24 +181,62 @@ def measured_layers(ctx: Context) -> tuple[Layer, ...]:
     return tuple(layer for layer in ctx.network if layer.weight in ctx.problem.trainable)
 
 
-def layer_traces(ctx: Context, accuracy: float, most_products: int) -> dict[str, Value]:
-    """Trace of every layer: from the exact sweep where it applies, from products elsewhere."""
-    swept = ctx.sweep(exact_sweep)
+def exact_or_products(
+    ctx: Context,
+    swept_sums: Callable[[LayerSums], Mean],
+    directions: Callable[[Tensor, Layer], Directions],
+    *,
+    accuracy: float = 0.02,
+    most_products: int = 1024,
+    rows: bool = False,
+) -> dict[str, Value]:
+    """A quantity of every layer's Hessian block: from the exact sweep where it applies, from products elsewhere.
+
+    Args:
+        ctx: the network.
+        swept_sums: reads the quantity from the sweep.
+        directions: those that the quantity sums over, for products.
+        accuracy: relative standard error to reach where products are needed.
+        most_products: give up after so many Hessian products.
+        rows: whether the sweep must go along rows as well.
+    """
+    swept = ctx.sweep(exact_sweep, rows=True) if rows else ctx.sweep(exact_sweep)
     layers = measured_layers(ctx)
     curved = tuple(layer for layer in layers if layer.weight in swept.curved)
-    estimates = by_products(ctx, curved, trace_directions, accuracy, most_products) if curved else {}
+    estimates = by_products(ctx, curved, directions, accuracy, most_products) if curved else {}
     result = {}
     for layer in layers:
         if layer.name in estimates:
-            found = estimates[layer.name]
-            reason = swept.curved[layer.weight]
-            result[layer.name] = Value(float(found.value), float(found.stderr), exact=found.exact, reason=reason)
+            found, reason = estimates[layer.name], swept.curved[layer.weight]
+            result[layer.name] = Value(found.value, float(found.stderr.max()), exact=found.exact, reason=reason)
         elif layer.weight in swept.layers:
-            sums = swept.layers[layer.weight].trace
-            result[layer.name] = Value(float(sums.value), data_stderr=float(sums.stderr))
+            sums = swept_sums(swept.layers[layer.weight])
+            result[layer.name] = Value(sums.value, data_stderr=sums.stderr)
         else:
-            result[layer.name] = Value(0.0, reason="its output does not reach the network's")
+            units = directions(ctx.params[layer.weight], layer).units
+            result[layer.name] = Value(torch.zeros(units), reason="its output does not reach the network's")
     return result
+
+
+def one_number_each(values: dict[str, Value]) -> dict[str, Value]:
+    """Values that are tensors of one entry as numbers."""
+    return {
+        name: replace(
+            value,
+            value=float(value.value),
+            data_stderr=None if value.data_stderr is None else float(value.data_stderr),
+        )
+        for name, value in values.items()
+    }
+
+
+def layer_traces(ctx: Context, accuracy: float, most_products: int) -> dict[str, Value]:
+    """Trace of every layer's Hessian block."""
+    return one_number_each(
+        exact_or_products(
+            ctx, lambda sums: sums.trace, trace_directions, accuracy=accuracy, most_products=most_products
+        )
+    )
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
