@@ -215,7 +215,7 @@ def figure_7(runs: Runs) -> Analysis:
     wide = {which: curves[which].pivot_table(index=["seed", "delta"], values="share") for which in WEIGHTS}
     gaps = (wide["learned"]["share"] - wide["initial"]["share"]).abs().groupby("seed").max()
     found = {
-        "curve": intervals.mean(gaps),
+        "curve": intervals.mean(gaps, _half(curves)),
         "constant": _learned_over_initial(points, "c2_floor_pixels/max"),
     }
 
@@ -297,6 +297,16 @@ def _bins(values: Any) -> Any:
 
 def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
     return curves.groupby(["layer", "delta"], sort=False)[["share"]].mean().reset_index()
+
+
+def _half(curves: dict[str, pd.DataFrame]) -> str:
+    """Where half of the activations have flipped: how the size of pre-activations changes in training."""
+    means = {which: frame.groupby("delta")["share"].mean() for which, frame in curves.items()}
+    reached = {which: float(np.interp(0.5, curve.to_numpy(), curve.index.to_numpy())) for which, curve in means.items()}
+    return (
+        f"half of all activations flip at δ = {reached['initial']:.2g} at random initialization and at "
+        f"{reached['learned']:.2g} learned: pre-activations grow in training"
+    )
 
 
 def _panels(figure: Figure, count: int) -> Any:
