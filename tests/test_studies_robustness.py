@@ -1,0 +1,96 @@
+"""Every measure against the gap: the study runs through, and its numbers are those of populations made by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from flatscope.studies import study
+from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
+from flatscope.studies.robustness_of_measures import (
+    CLAIMS,
+    SETTINGS,
+    SIZES,
+    found_in,
+    kendalls,
+    ranked,
+    stages,
+    summary,
+)
+
+INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_trace", "l2_norm", "kappa_max")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # four networks: SciPy warns about such short samples
+def test_smoke(tmp_path: Path) -> None:
+    result = study("robustness-of-measures", "smoke", workers=0, store=tmp_path, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert len(result.table) > 40
+    assert "<svg" in result.svg
+    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_the_population_is_large_and_varied(scale: str) -> None:
+    configs = stages(scale)[0].configs
+    assert len(configs) >= 100
+    assert len({config["model"]["seed"] for config in configs}) == len(configs)
+    assert all(len(values) > 1 for values in SIZES[scale]["grid"])
+    assert len(SIZES[scale]["grid"]) == len(SETTINGS)
+
+
+def test_kendall_of_resamples_is_scipys() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(5, size=(2, 12)).astype(float)
+    chosen = generator.integers(12, size=12)
+    counts = np.stack([np.ones(12), np.bincount(chosen, minlength=12)]).astype(float)
+    found = kendalls([(x, y)], counts)[0]
+    assert found[0] == pytest.approx(stats.kendalltau(x, y).statistic)
+    assert found[1] == pytest.approx(stats.kendalltau(x[chosen], y[chosen]).statistic)
+
+
+def planted(shuffled: tuple[str, ...], sign: float = 1.0) -> pd.DataFrame:
+    """Networks in which measures go with the gap (or against it), and rescaling shuffles some of them."""
+    generator = np.random.default_rng(0)
+    n = 64
+    settings = {name: (np.arange(n) >> place) % 2 for place, name in enumerate(SETTINGS)}
+    gap = sum(settings.values()) + 0.1 * generator.normal(size=n)
+    columns: dict[str, object] = {**settings, "gap": gap, "train_loss": 0.01}
+    for name in (*INVARIANT, *OTHERS):
+        value = sign * gap + 0.3 * generator.normal(size=n)
+        columns[f"before.{name}"] = value
+        columns[f"after.{name}"] = generator.permutation(value) if name in shuffled else value
+    return pd.DataFrame(columns)
+
+
+@pytest.mark.parametrize(("shuffled", "due"), [(OTHERS, REPRODUCED), (INVARIANT, NOT_REPRODUCED)])
+def test_planted_populations_get_their_verdict(shuffled: tuple[str, ...], due: str) -> None:
+    frame = planted(shuffled)
+    table = summary(frame, 100)
+    assert set(table["measure"]) == {*INVARIANT, *OTHERS}
+    found = found_in(frame, table, 200)
+    verdicts = {claim.key: judge(claim, found[claim.key], "small").verdict for claim in CLAIMS}
+    assert verdicts.pop("wrong_way") != NOT_REPRODUCED
+    assert set(verdicts.values()) == {due}
+
+
+def test_measures_that_go_the_wrong_way_are_counted() -> None:
+    frame = planted(OTHERS, sign=-1.0)
+    found = found_in(frame, summary(frame, 100), 20)["wrong_way"]
+    assert found.value == 1
+    assert judge(CLAIMS[2], found, "small").verdict == NOT_REPRODUCED
+
+
+def test_measures_without_an_order_are_named() -> None:
+    frame = planted(OTHERS)
+    frame["before.l2_norm"] = 1.0
+    frame["after.kappa_max"] = math.nan
+    kept, left_out = ranked(frame)
+    assert set(kept) == {*INVARIANT, "hessian_trace"}
+    assert left_out["l2_norm"] == "the same on all networks"
+    assert left_out["kappa_max"] == "no value on these networks"

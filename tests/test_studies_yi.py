@@ -1,0 +1,166 @@
+"""Studies of Yi et al. (2019): they run through at smoke size, and their analyses give the verdict that is due."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flatscope.studies import find_study, study
+from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
+from flatscope.studies.yi2019 import compared, median_rise, stages
+from flatscope.studies.yi2019_bounds import SIGMAS, balance_found, pac_found
+from flatscope.studies.yi2019_invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
+from flatscope.training.models import build
+
+NAMES = ["fig3", "invariance", "balance", "pac-bayes"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name: str, store: Path) -> None:
+    result = study(f"yi2019-{name}", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert len(result.table)
+    assert "<svg" in result.svg
+    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+
+
+def verdict(name: str, key: str, estimate: Estimate) -> str:
+    claim = next(claim for claim in find_study(f"yi2019-{name}").claims if claim.key == key)
+    return judge(claim, estimate, "small").verdict
+
+
+def test_the_paper_scale_has_every_variant() -> None:
+    configs = stages("paper")[0].configs
+    seen = {(c["model"]["options"]["batchnorm"], c["train"]["augmentation"], c["train"]["batch_size"]) for c in configs}
+    assert len(seen) == 8
+    assert len(configs) == 24
+    assert all(c["init"]["skeleton"] == 1.0 for c in configs)
+
+
+def grid(loss: list[float], draw: int = 0) -> pd.DataFrame:
+    t1, t2 = np.meshgrid([-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0], indexing="ij")
+    pole = [math.isnan(value) for value in loss]
+    return pd.DataFrame({"draw": draw, "t1": t1.ravel(), "t2": t2.ravel(), "loss": loss, "pole": pole})
+
+
+def test_the_rise_is_a_median_in_which_poles_are_infinite() -> None:
+    rises = [1, 2, 3, 4, 0, 5, 6, 7, 1e9]
+    assert median_rise(grid([1 + rise for rise in rises])) == 4
+    assert median_rise(grid([math.nan] * 4 + [1.0] + [math.nan] * 4)) == math.inf
+    both = pd.concat([grid([1 + rise for rise in rises]), grid([5 + rise for rise in rises], draw=1)])
+    assert median_rise(both) == 4  # each draw against its own centre
+    assert math.isnan(median_rise(grid([0.0] * 9).iloc[:0]))
+
+
+def batch(rise: float, accuracy: float) -> pd.DataFrame:
+    seeds = np.arange(5)
+    wobble = 1 + 0.05 * seeds
+    values = {"rise_psi": rise * wobble, "rise_weights": rise * wobble, "test_accuracy": accuracy + 0.1 * seeds}
+    return pd.DataFrame({"seed": seeds, **values})
+
+
+@pytest.mark.parametrize(("small", "large", "due"), [(1.0, 3.0, REPRODUCED), (3.0, 1.0, NOT_REPRODUCED)])
+def test_the_flatter_batch_is_seen(small: float, large: float, due: str) -> None:
+    found = compared(batch(small, 90 - small), batch(large, 90 - large))
+    assert verdict("fig3", "flatter", found["flatter"]) == due
+    assert verdict("fig3", "generalizes", found["generalizes"]) == due
+    opposite = NOT_REPRODUCED if due == REPRODUCED else REPRODUCED  # the claim: weights fail to show it
+    assert verdict("fig3", "weight_space", found["weight_space"]) == opposite
+
+
+def ways(moves: dict[str, float]) -> pd.DataFrame:
+    """A network, two rescaled copies and a shrunk one, whose measures move by these factors; traces like α⁻²."""
+    names = [*OF_WEIGHTS, *OF_PATHS]
+    rows: list[dict[str, Any]] = [{"way": "as trained", **dict.fromkeys(names, 2.0)}]
+    for way in ("rescaled 0", "rescaled 1", "shrunk fc1", "shrunk fc2"):
+        rows.append({"way": way, **{name: 2.0 * moves.get(name, 1.0) for name in names}})
+    rows += [{"way": f"alpha {a:g}", "hessian_trace": a**-2.0} for a in ALPHAS]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("moved", "key", "due"),
+    [
+        ({}, "paths_stay", REPRODUCED),
+        ({"psi_expected": 1.5}, "paths_stay", NOT_REPRODUCED),
+        ({"psi_trace": 1.001}, "paths_stay", PARTLY),
+        ({}, "weights_move", NOT_REPRODUCED),
+        (dict.fromkeys(OF_WEIGHTS, 4.0), "weights_move", REPRODUCED),
+        ({"epsilon_flatness": 4.0}, "weights_move", NOT_REPRODUCED),  # one of three is not enough
+        ({"expected_flatness": 4.0}, "expected_shrunk", REPRODUCED),
+        ({"expected_flatness": 0.5}, "expected_shrunk", NOT_REPRODUCED),
+        ({"epsilon_flatness": 1.0}, "shrunk_layer", REPRODUCED),
+        ({"epsilon_flatness": 0.1}, "shrunk_layer", NOT_REPRODUCED),
+    ],
+)
+def test_planted_movements_get_their_verdict(moved: dict[str, float], key: str, due: str) -> None:
+    parts = [ways(moved), ways(moved)]
+    table = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
+    movements = pd.concat([changes(part).assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
+    frame = pd.DataFrame({"zeroed_rise": [2.0, 2.0]})
+    found = judged(frame, table, movements, [slope(part) for part in parts])
+    assert verdict("invariance", key, found[key]) == due
+    assert found["trace_grows"].value == pytest.approx(-2)
+
+
+def test_a_network_without_a_layer_knows_nothing() -> None:
+    model = build("mlp", widths=(4, 3, 5), bias=False).double()
+    x, y = torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 5
+    before = [value.clone() for value in model.parameters()]
+    assert zeroed_loss(model, "fc1", x, y) == pytest.approx(math.log(5))
+    assert all(bool((old == new).all()) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def path_table(slope: float, bound: float) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    balance = np.exp(generator.normal(size=30))
+    flatness = balance**slope * np.exp(0.2 * generator.normal(size=30))
+    family = pd.DataFrame(
+        {"shape": "family", "balance": balance, "log10_psi": np.log(balance), "psi_epsilon": flatness}
+    )
+    sizes = {"narrow": 1.0, "wide": 10.0, "shallow": 5.0, "deep": 0.5}
+    shapes = [pd.DataFrame({"shape": n, "psi_epsilon": v * np.array([1.0, 1.1, 1.2])}) for n, v in sizes.items()]
+    table = pd.concat([family, *shapes], ignore_index=True)
+    return table.assign(rise=1.0, printed=bound, corrected=2.0, states_certified=True)
+
+
+def test_balance_gets_its_verdict() -> None:
+    with_it, against = balance_found(path_table(1.0, 2.0)), balance_found(path_table(-1.0, 0.5))
+    for key in ("balanced", "psi", "printed_bound"):
+        assert verdict("balance", key, with_it[key]) == REPRODUCED
+        assert verdict("balance", key, against[key]) == NOT_REPRODUCED
+    assert verdict("balance", "corrected_bound", against["corrected_bound"]) == REPRODUCED
+    assert verdict("balance", "width", with_it["width"]) == REPRODUCED
+    assert verdict("balance", "depth", with_it["depth"]) == NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(("power", "due"), [(-1.0, REPRODUCED), (-0.5, PARTLY), (0.5, NOT_REPRODUCED)])
+def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
+    parts = [
+        pd.DataFrame(
+            {
+                "network": i,
+                "sigma": SIGMAS,
+                "right": [(1 + 0.001 * i) * sigma ** (power * (1 + 0.001 * i)) for sigma in SIGMAS],
+                "flatness": [0.1 * i + sigma for sigma in SIGMAS],
+                "left": 0.1 + 0.2 * (power > 0),
+                "gap": 0.1,
+            }
+        )
+        for i in range(3)
+    ]
+    found = pac_found(pd.concat(parts))
+    assert verdict("pac-bayes", "vacuous", found["vacuous"]) == due
+    assert verdict("pac-bayes", "trade_off", found["trade_off"]) == REPRODUCED
+    assert verdict("pac-bayes", "close", found["close"]) == (NOT_REPRODUCED if power > 0 else REPRODUCED)
