@@ -12,13 +12,18 @@ from flatscope.studies import (  # noqa: F401  declare studies
     yi2019,
     yi2019_bounds,
     yi2019_invariance,
+    zhang2017_architectures,
     zhang2017_counts,
     zhang2017_dynamics,
     zhang2017_landscape,
+    zhang2017_langevin,
     zhang2017_margins,
     zhang2017_noise,
+    zhang2017_parameters,
     zhang2017_perturbed,
+    zhang2017_polynomial,
     zhang2017_radius,
+    zhang2017_training,
 )
 from flatscope.studies.running import study
 from flatscope.studies.study import declared_studies as studies

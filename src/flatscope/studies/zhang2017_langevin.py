@@ -1,0 +1,113 @@
+"""Figure 6 of Zhang et al. (2017): gradient descent with added Gaussian noise of constant power beside plain SGD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.studies import intervals
+from flatscope.studies.claims import NEGATIVE, Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.studies.zhang2017_networks import OPEN, SIZES, config
+from flatscope.studies.zhang2017_training import full_curves
+
+TEMPERATURE = 1e-5
+LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
+KINDS = {"SGD": "#0072b2", "SGDL": "#d55e00"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": {"n": 228, "lr": 0.05, "batch_size": 100, "epochs": 3},
+    "small": {"n": 2_000, "lr": 0.05, "batch_size": 50, "epochs": 40},
+    "paper": {"n": 50_000, "lr": 0.05, "batch_size": 100, "epochs": 60},
+}
+NOISE = (
+    "neither network nor noise are stated: here the network of Figure 1 without momentum at a constant rate of 0.05, "
+    "and noise of temperature 1e-5 (standard deviation 1e-3 in every step)"
+)
+CLAIMS = (
+    Claim(
+        "same_training",
+        "section 5.1, Figure 6",
+        "SGDL trains much as SGD does",
+        f"training error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "similar",
+        holds=(-0.03, 0.03),
+        partly=(-0.06, 0.06),
+    ),
+    Claim(
+        "same_validation",
+        "section 5.1, Figure 6",
+        "SGDL validates much as SGD does",
+        f"test error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "similar",
+        holds=(-0.03, 0.03),
+        partly=(-0.06, 0.06),
+    ),
+    Claim(
+        "better_validation",
+        "Figure 6",
+        "SGDL has a slightly better validation error than SGD",
+        f"test error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "slightly better",
+        holds=NEGATIVE,
+    ),
+)
+
+
+def _stages(scale: str) -> list[Stage]:
+    settings = {key: value for key, value in SETTINGS[scale].items() if key != "n"}
+    made = []
+    for temperature in (0.0, TEMPERATURE):
+        for seed in range(SIZES[scale]["seeds"]):
+            one = config(scale, SIZES[scale]["base"], SETTINGS[scale]["n"], seed)
+            one["train"] = {**settings, "seed": seed, "noise_temperature": temperature}
+            made.append(one)
+    return [Stage([made])]
+
+
+def found(curves: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
+    late = curves.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
+    means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()
+    training = intervals.paired_difference(means.loc["SGDL", "train_error"], means.loc["SGD", "train_error"])
+    validation = intervals.paired_difference(means.loc["SGDL", "test_error"], means.loc["SGD", "test_error"])
+    return {"same_training": training, "same_validation": validation, "better_validation": validation}
+
+
+@study(
+    "zhang2017-fig6",
+    figure="Figure 6",
+    title="SGD with and without added Gaussian noise",
+    claims=CLAIMS,
+    stages=_stages,
+    deviations={
+        "small": (NOISE, OPEN, "2,000 images of CIFAR-10 averaged to 16×16, fewer channels, 40 epochs, three seeds"),
+        "paper": (NOISE, OPEN, "all 50,000 images, 60 epochs, five seeds: not stated either"),
+    },
+    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack: not timed on a GPU; minutes.",
+)
+def figure_6(runs: Runs) -> Analysis:
+    """The same starting weights and the same batches, once with and once without noise of constant power."""
+    parts = []
+    for stored in runs.stored():
+        settings = stored.config["train"]
+        kind = "SGDL" if settings["noise_temperature"] else "SGD"
+        history = stored.frame("history")[["epoch", "train_error", "test_error"]]
+        parts.append(history.assign(kind=kind, seed=settings["seed"]))
+    curves = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
+    return Analysis(curves, found(curves), lambda figure: _draw(figure, curves))
+
+
+def _draw(figure: Figure, curves: pd.DataFrame) -> None:
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, name, title in zip(panels, ("train_error", "test_error"), ("training", "validation"), strict=True):
+        for kind, colour in KINDS.items():
+            lines = full_curves(curves[curves["kind"] == kind], name)
+            style = "-" if kind == "SGD" else "--"
+            axes.plot(lines.index, lines.mean(axis=1), style, color=colour, label=kind)
+            axes.fill_between(lines.index, lines.min(axis=1), lines.max(axis=1), color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel="epoch", title=f"{title} error")
+    panels[0].set_ylabel("error (share of samples)")
+    panels[1].legend()

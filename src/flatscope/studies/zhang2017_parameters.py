@@ -1,0 +1,269 @@
+"""Figures 3, 4 and 15 of Zhang et al. (2017): errors and their gap against the number of parameters.
+
+The claims of Figure 3 are also those of its polynomial version, Figure 24.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.studies import intervals
+from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, per_seed, stage
+from flatscope.studies.zhang2017_training import NEARLY_ZERO, ZERO, draw_errors
+
+EPOCHS_15 = 30
+NOT_WORSE = (-1.0, 0.02)  # of a test error or a gap: two points more are no overfitting
+HARDLY_WORSE = (-1.0, 0.05)
+
+
+def width_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says as W passes N."""
+    return (
+        Claim(
+            "zero_error",
+            where,
+            "the training error is zero as soon as W = N and beyond",
+            "training error of the networks with W ≥ N, mean over networks, then over seeds",
+            "zero",
+            holds=ZERO,
+            partly=NEARLY_ZERO,
+        ),
+        Claim(
+            "not_before",
+            where,
+            "with W < N the training error is not zero",
+            "training error of the networks with W < N, mean over networks, then over seeds",
+            "more than zero",
+            holds=POSITIVE,
+        ),
+        Claim(
+            "no_overfitting",
+            where,
+            "more parameters than samples give no overfitting",
+            "test error of the largest network minus that of the first with W ≥ N, per seed",
+            "no overfitting",
+            holds=NOT_WORSE,
+            partly=HARDLY_WORSE,
+        ),
+        Claim(
+            "best_at_boundary",
+            "section 5",
+            "the test error is best around W = N",
+            "log10 of W/N of the network with the lowest test error, mean over seeds",
+            "around the boundary",
+            holds=(-0.5, 0.5),
+        ),
+    )
+
+
+def width_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `width_claims`; one row per network in `points`, all of one N."""
+    over, under = points[points["W"] >= points["n"]], points[points["W"] < points["n"]]
+    best = points.loc[points.groupby("seed")["test_error"].idxmin()]
+    return {
+        "zero_error": intervals.mean(per_seed(over, "train_error"), _at_boundary(over)),
+        "not_before": intervals.mean(per_seed(under, "train_error")),
+        "no_overfitting": _beyond(over, "test_error"),
+        "best_at_boundary": intervals.mean(np.log10(best["W"] / best["n"])),
+    }
+
+
+def _beyond(over: pd.DataFrame, column: str) -> Estimate:
+    """The largest network minus the first with as many parameters as samples, per seed."""
+    first, last = (over[over["W"] == width] for width in (over["W"].min(), over["W"].max()))
+    return intervals.paired_difference(per_seed(last, column), per_seed(first, column))
+
+
+def _at_boundary(over: pd.DataFrame) -> str:
+    first = over[over["W"] == over["W"].min()]
+    return f"{first['train_error'].mean():.3f} at W = {first['W'].iloc[0]:,}" if len(first) else ""
+
+
+def _by_width(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]])]
+
+
+@study(
+    "zhang2017-fig3",
+    figure="Figure 3",
+    title="Errors against the number of parameters",
+    claims=width_claims("section 3, Figure 3"),
+    stages=_by_width,
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_3(runs: Runs) -> Analysis:
+    """All-convolutional networks with more and more channels on one training set of N samples."""
+    points = ends(runs)
+    n = float(points["n"].iloc[0])
+    found = width_found(points)
+    return Analysis(points, found, lambda figure: draw_errors(figure, points, "W", "number of parameters W", n))
+
+
+CLAIMS_4 = (
+    Claim(
+        "no_overfitting",
+        "section 3, Figure 4",
+        "more parameters than samples give no overfitting",
+        "test error of the largest network minus that of the first with W ≥ N, per seed",
+        "no overfitting",
+        holds=NOT_WORSE,
+        partly=HARDLY_WORSE,
+    ),
+    Claim(
+        "unaffected",
+        "section 6.2, Figure 4",
+        "more parameters than samples do not affect the test error",
+        "test error of the largest network minus that of the first with W ≥ N, per seed",
+        "not affected",
+        holds=(-0.02, 0.02),
+        partly=(-0.05, 0.05),
+    ),
+)
+
+
+@study(
+    "zhang2017-fig4",
+    figure="Figure 4",
+    title="Errors against the number of parameters, on a linear axis",
+    claims=CLAIMS_4,
+    stages=_by_width,
+    deviations=DEVIATIONS,
+    paper_cost="The networks of zhang2017-fig3.",
+)
+def figure_4(runs: Runs) -> Analysis:
+    """The networks of Figure 3 with W on a linear axis, where those with W > N take most of the room."""
+    points = ends(runs)
+    n = float(points["n"].iloc[0])
+    beyond = _beyond(points[points["W"] >= n], "test_error")
+    found = {"no_overfitting": beyond, "unaffected": beyond}
+
+    def draw(figure: Figure) -> None:
+        draw_errors(figure, points, "W", "number of parameters W", n, scale="linear")
+
+    return Analysis(points, found, draw)
+
+
+CLAIMS_15 = (
+    Claim(
+        "anywhere",
+        "Figure 15",
+        "more parameters do not hurt generalization",
+        "test minus training error, largest network minus smallest, mean over N, per seed",
+        "does not hurt",
+        holds=NOT_WORSE,
+        partly=HARDLY_WORSE,
+    ),
+    Claim(
+        "beyond_samples",
+        "Figure 15",
+        "parameters beyond the number of samples do not hurt generalization",
+        "test minus training error, largest network minus the first with W ≥ N, mean over N, per seed",
+        "does not hurt",
+        holds=NOT_WORSE,
+        partly=HARDLY_WORSE,
+    ),
+    Claim(
+        "expected_error",
+        "section 6, Figure 15",
+        "parameters beyond the number of samples do not affect the expected error",
+        "test error, largest network minus the first with W ≥ N, mean over N, per seed",
+        "not affected",
+        holds=NOT_WORSE,
+        partly=HARDLY_WORSE,
+    ),
+    Claim(
+        "more_data",
+        "section 6, Figure 15",
+        "the expected error decreases with increasing training set size",
+        "test error of the largest network, largest N minus smallest N, per seed",
+        "decreases",
+        holds=NEGATIVE,
+    ),
+)
+
+
+def _grid(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(c, n) for n in size["gap_sizes"] for c in size["gap_channels"]])]
+
+
+def gap_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of the claims of Figure 15; a difference is taken for each N and seed, then averaged over N."""
+    largest = points[points["W"] == points["W"].max()]
+    n_least, n_most = points["n"].min(), points["n"].max()
+    over = points[points["W"] >= points["n"]]
+    return {
+        "anywhere": _widest(points, "gap"),
+        "beyond_samples": _widest(over, "gap"),
+        "expected_error": _widest(over, "test_error"),
+        "more_data": intervals.paired_difference(
+            per_seed(largest[largest["n"] == n_most], "test_error"),
+            per_seed(largest[largest["n"] == n_least], "test_error"),
+        ),
+    }
+
+
+def _widest(points: pd.DataFrame, column: str) -> Estimate:
+    """Largest minus smallest network for each N; only sizes that have both are counted."""
+    rows, used = [], []
+    for n, group in points.groupby("n"):
+        if group["W"].nunique() > 1:
+            ends_of = [group[group["W"] == width] for width in (group["W"].max(), group["W"].min())]
+            rows.append(per_seed(ends_of[0], column) - per_seed(ends_of[1], column))
+            used.append(f"{n:,}")
+    if not rows:
+        return Estimate(float("nan"), runs=0, note="no training size with two such networks")
+    return intervals.mean(np.mean(rows, axis=0), f"N = {', '.join(used)}")
+
+
+@study(
+    "zhang2017-fig15",
+    figure="Figure 15",
+    title="Generalization gap against the number of parameters, one curve per training size",
+    claims=CLAIMS_15,
+    stages=_grid,
+    deviations={
+        "small": (*DEVIATIONS["small"], "networks at the end of their training, not after 30 epochs"),
+        "paper": (*DEVIATIONS["paper"], "read after 30 of the 60 epochs, as the paper stopped there"),
+    },
+    paper_cost="150 networks, 50 of them those of zhang2017-fig3: about two hours by arithmetic; not timed on a GPU.",
+)
+def figure_15(runs: Runs) -> Analysis:
+    """Test minus training error of networks of different widths on training sets of different sizes.
+
+    The caption has training minus validation error; the gap is drawn with the other sign, so that it is positive.
+    """
+    last = EPOCHS_15 if runs.scale == "paper" else None
+    points = at_epoch(histories(runs), last)
+    return Analysis(points, gap_found(points), lambda figure: _draw_gap(figure, points))
+
+
+def at_epoch(curves: pd.DataFrame, epoch: int | None) -> pd.DataFrame:
+    """Each network as it was after that epoch, or at its end if that came before (or if no epoch is given)."""
+    seen = curves if epoch is None else curves[curves["epoch"] <= epoch]
+    ordered = seen.sort_values("epoch").groupby(["channels", "n", "seed"], as_index=False).last()
+    return ordered.drop(columns="polynomial")
+
+
+def _draw_gap(figure: Figure, points: pd.DataFrame) -> None:
+    axes: Any = figure.subplots()
+    sizes = sorted(points["n"].unique())
+    for place, n in enumerate(sizes):
+        own = points[points["n"] == n].groupby("W")["gap"]
+        shade = mpl.colormaps["viridis"](0.9 * place / max(1, len(sizes) - 1))
+        mean, low, high = own.mean(), own.min(), own.max()
+        axes.errorbar(
+            mean.index, mean, yerr=[mean - low, high - mean], color=shade, marker="o", capsize=2, label=f"{n:,}"
+        )
+        axes.axvline(n, color=shade, linestyle=":", linewidth=1)
+    axes.set(xscale="log", xlabel="number of parameters W", ylabel="test − training error")
+    axes.legend(title="training samples N (dotted: W = N)")

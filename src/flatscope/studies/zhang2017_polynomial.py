@@ -1,0 +1,186 @@
+"""Figures 21 to 24 of Zhang et al. (2017): the same networks with a polynomial of degree 10 in place of every ReLU.
+
+Beyond the interval of its fit a polynomial of degree 10 explodes, and networks that use it there diverge or stay at
+chance. So it is constant beyond [−5, 5]; the paper does not say how it trained its polynomial networks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from flatscope.dynamics.polynomial import PolynomialActivation, polynomial_twin
+from flatscope.studies import intervals
+from flatscope.studies.claims import Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, stage
+from flatscope.studies.zhang2017_parameters import width_claims, width_found
+from flatscope.studies.zhang2017_training import (
+    TEST,
+    TRAIN,
+    against_size,
+    draw_errors,
+    full_curves,
+    natural_claims,
+    random_claims,
+)
+from flatscope.training.models import build
+
+RADIUS, DEGREE = 5.0, 10
+CLIPPED = f"the interval of the fit is not stated: here [−{RADIUS:g}, {RADIUS:g}], and constant beyond"
+POLYNOMIAL_DEVIATIONS = {scale: (*words, CLIPPED) for scale, words in DEVIATIONS.items()}
+SIMILAR, RATHER_SIMILAR = (-0.03, 0.03), (-0.06, 0.06)
+CLAIMS_21 = (
+    Claim(
+        "training",
+        "section 9.8, Figure 21",
+        "polynomial and ReLU network have very similar training errors",
+        "training error at the end, polynomial minus ReLU, per seed",
+        "very similar",
+        holds=SIMILAR,
+        partly=RATHER_SIMILAR,
+    ),
+    Claim(
+        "testing",
+        "section 9.8, Figure 21",
+        "polynomial and ReLU network have very similar test errors",
+        "test error at the end, polynomial minus ReLU, per seed",
+        "very similar",
+        holds=SIMILAR,
+        partly=RATHER_SIMILAR,
+    ),
+    Claim(
+        "degree",
+        "section 9.8, eq. 62",
+        "a network of l layers of degree 10 is a polynomial of degree 10·l",
+        "degree of the network with l = 4 hidden layers",
+        "10·l = 40",
+        holds=(40.0, 40.0),
+    ),
+)
+
+
+def _one_size(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    networks = [(size["base"], size["train_sizes"][-1])]
+    both = [unit for polynomial in (False, True) for unit in stage(scale, networks, polynomial=polynomial).units]
+    return [Stage(both, gpus=0.25)]
+
+
+def degree() -> int:
+    """Degree of the network with polynomials in place of its ReLUs and no clip: a product, not a sum."""
+    twin = polynomial_twin(build("all_conv", channels=2), torch.zeros(2, 3, 32, 32), degree=DEGREE, radius=RADIUS)
+    assert twin.degree is not None  # nothing but polynomials is left
+    return twin.degree
+
+
+def similar_found(curves: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of the claims of Figure 21 from curves with columns polynomial, seed, epoch and the errors."""
+    last = curves.sort_values("epoch").groupby(["polynomial", "seed"]).last()
+    differences = {
+        key: intervals.paired_difference(last.loc[True, name], last.loc[False, name])
+        for key, name in (("training", "train_error"), ("testing", "test_error"))
+    }
+    note = "degrees multiply when polynomials are composed: 10^l, so the printed 10·l is a slip"
+    return {**differences, "degree": Estimate.exact(float(degree()), note)}
+
+
+@study(
+    "zhang2017-fig21",
+    figure="Figure 21",
+    title="A network with polynomials of degree 10 in place of its ReLUs",
+    claims=CLAIMS_21,
+    stages=_one_size,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost="Ten networks of 9,370 parameters, those of zhang2017-fig1 and zhang2017-fig22: not timed on a GPU.",
+)
+def figure_21(runs: Runs) -> Analysis:
+    """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
+    curves = histories(runs)
+    return Analysis(curves, similar_found(curves), lambda figure: _draw_21(figure, curves))
+
+
+def _draw_21(figure: Figure, curves: pd.DataFrame) -> None:
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2)
+    x = torch.linspace(-7, 7, 400, dtype=torch.float64)
+    for outside, style, words in (("clip", "-", "degree 10, as trained"), ("polynomial", ":", "degree 10, unclipped")):
+        fitted = PolynomialActivation(-RADIUS, RADIUS, DEGREE, outside, dtype=torch.float64)
+        panels[0].plot(x, fitted(x), style, color=TEST, label=words)
+    panels[0].plot(x, x.clamp_min(0), "--", color="black", linewidth=1, label="ReLU")
+    panels[0].set(ylim=(-0.5, 7), xlabel="pre-activation", ylabel="activation")
+    panels[0].legend()
+    for polynomial, style in ((False, "--"), (True, "-")):
+        for name, colour, words in (("train_error", TRAIN, "training"), ("test_error", TEST, "test")):
+            lines = full_curves(curves[curves["polynomial"] == polynomial], name)
+            kind = "polynomial" if polynomial else "ReLU"
+            panels[1].plot(lines.index, lines.mean(axis=1), style, color=colour, label=f"{kind}, {words}")
+            low, high = lines.min(axis=1), lines.max(axis=1)
+            panels[1].fill_between(lines.index, low, high, color=colour, alpha=0.12, linewidth=0)
+    panels[1].set(xlabel="epoch", ylabel="error (share of samples)")
+    panels[1].legend()
+
+
+def _natural(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(size["base"], n) for n in size["polynomial_sizes"]], polynomial=True)]
+
+
+def _random(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    networks = [(size["base"], n) for n in size["polynomial_random_sizes"]]
+    return [stage(scale, networks, random=True, polynomial=True)]
+
+
+def _by_width(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(c, size["fixed_size"]) for c in size["polynomial_channels"]], polynomial=True)]
+
+
+@study(
+    "zhang2017-fig22",
+    figure="Figure 22",
+    title="Errors of a polynomial network against the number of training samples, natural labels",
+    claims=natural_claims("section 9.8, Figure 22"),
+    stages=_natural,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_22(runs: Runs) -> Analysis:
+    """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
+    return against_size(runs, random=False)
+
+
+@study(
+    "zhang2017-fig23",
+    figure="Figure 23",
+    title="Errors of a polynomial network against the number of training samples, random labels",
+    claims=random_claims("section 9.8, Figure 23"),
+    stages=_random,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_23(runs: Runs) -> Analysis:
+    """Figure 2 with polynomials of degree 10 in place of the ReLUs."""
+    return against_size(runs, random=True)
+
+
+@study(
+    "zhang2017-fig24",
+    figure="Figure 24",
+    title="Errors of polynomial networks against the number of parameters",
+    claims=width_claims("section 9.8, Figure 24")[:-1],  # where the test error is best is said of Figure 3 only
+    stages=_by_width,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_24(runs: Runs) -> Analysis:
+    """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
+    points = ends(runs)
+    n = float(points["n"].iloc[0])
+    found = width_found(points)
+    del found["best_at_boundary"]
+    return Analysis(points, found, lambda figure: draw_errors(figure, points, "W", "number of parameters W", n))

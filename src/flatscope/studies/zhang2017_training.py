@@ -1,0 +1,293 @@
+"""Figures 1, 2, 13 and 14 of Zhang et al. (2017): errors against the number of training samples, and along training.
+
+The claims of Figures 1 and 2 are also those of their polynomial versions, Figures 22 and 23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope.studies import intervals
+from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope.studies.study import Analysis, Runs, Stage, study
+from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, parameters, per_seed, stage
+
+CHANCE = 0.9
+ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
+NEARLY_ZERO = (-math.inf, 0.05)
+TRAIN, TEST = "#0072b2", "#d55e00"  # told apart by those who do not see red and green as well
+
+
+def natural_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of natural labels as N passes W."""
+    return (
+        Claim(
+            "fitted",
+            where,
+            "with fewer samples than parameters the training error is zero",
+            "training error of the networks with N < W, mean over sizes, then over seeds",
+            "zero",
+            holds=ZERO,
+            partly=NEARLY_ZERO,
+        ),
+        Claim(
+            "good_test_error",
+            where,
+            "with N < W the test error is good although nothing guarantees it",
+            "test error of the networks with N < W minus 0.9, chance",
+            "good",
+            holds=NEGATIVE,
+        ),
+        Claim(
+            "no_generalization",
+            where,
+            "with N < W training and test error are far apart",
+            "test minus training error of the networks with N < W",
+            "no generalization",
+            holds=(0.1, 1.0),
+            partly=POSITIVE,
+        ),
+        Claim(
+            "gap_closes",
+            where,
+            "with N > W the gap between training and test error closes",
+            "test minus training error at the largest N minus that of the networks with N < W, per seed",
+            "generalization for N > W",
+            holds=NEGATIVE,
+        ),
+    )
+
+
+def random_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of scrambled labels as N passes W."""
+    return (
+        Claim(
+            "chance",
+            where,
+            "the test error is at chance at every size",
+            "test error, mean over sizes, then over seeds",
+            "at chance, 0.9",
+            holds=(0.88, 0.92),
+            partly=(0.85, 0.95),
+        ),
+        Claim(
+            "fitted",
+            where,
+            "with fewer samples than parameters random labels are fitted without error",
+            "training error of the networks with N < W, mean over sizes, then over seeds",
+            "zero",
+            holds=ZERO,
+            partly=NEARLY_ZERO,
+        ),
+        Claim(
+            "rises",
+            where,
+            "with N > W the training error rises towards the expected error",
+            "training error at the largest N minus that of the networks with N < W, per seed",
+            "starts to increase",
+            holds=POSITIVE,
+        ),
+        Claim(
+            "reaches_chance",
+            where,
+            "with N > W the training error comes to reach the expected error",
+            "test minus training error at the largest N",
+            "reaches the expected error",
+            holds=(-0.05, 0.05),
+            partly=(-0.2, 0.2),
+        ),
+    )
+
+
+def against_size(runs: Runs, *, random: bool) -> Analysis:
+    """Errors against N for a network of fixed W; claims of natural or of random labels."""
+    points = ends(runs)
+    found = random_found(points) if random else natural_found(points)
+    width = int(points["W"].iloc[0])
+    return Analysis(
+        points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
+    )
+
+
+def natural_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `natural_claims`; one row per network in `points`, a pair of errors in each."""
+    few, most = points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
+    return {
+        "fitted": intervals.mean(per_seed(few, "train_error"), worst(few)),
+        "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE),
+        "no_generalization": intervals.mean(per_seed(few, "gap")),
+        "gap_closes": intervals.paired_difference(per_seed(most, "gap"), per_seed(few, "gap")),
+    }
+
+
+def random_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `random_claims`."""
+    few, most = points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
+    return {
+        "chance": intervals.mean(per_seed(points, "test_error")),
+        "fitted": intervals.mean(per_seed(few, "train_error"), worst(few)),
+        "rises": intervals.paired_difference(per_seed(most, "train_error"), per_seed(few, "train_error")),
+        "reaches_chance": intervals.mean(per_seed(most, "gap")),
+    }
+
+
+def worst(few: pd.DataFrame) -> str:
+    """Which training size leaves the largest training error."""
+    errors = few.groupby("n")["train_error"].mean()
+    return f"largest at N = {errors.idxmax()}: {errors.max():.3f}" if len(errors) else ""
+
+
+def draw_errors(figure: Figure, points: pd.DataFrame, column: str, label: str, line: float, scale: str = "log") -> None:
+    """Training and test error against N or W: means, seeds as dots, and a line where both are equal."""
+    axes = figure.subplots()
+    for name, colour, words, marker in (
+        ("train_error", TRAIN, "training error", "o"),
+        ("test_error", TEST, "test error", "s"),
+    ):
+        means = points.groupby(column)[name].mean()
+        axes.plot(means.index, means, color=colour, marker=marker, markersize=5, label=words)
+        axes.scatter(points[column], points[name], color=colour, marker=marker, s=8, alpha=0.4)
+    axes.axvline(line, color="grey", linestyle="--", linewidth=1, label=f"N = W = {line:,.0f}")
+    axes.set(xscale=scale, ylim=(-0.03, 1.0), xlabel=label, ylabel="error (share of samples)")
+    axes.legend()
+
+
+def draw_curves(figure: Figure, curves: pd.DataFrame) -> None:
+    """Training and test error along training, one curve per training size, mean and range over seeds."""
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    sizes = sorted(curves["n"].unique())
+    for axes, name, title in zip(panels, ("train_error", "test_error"), ("training", "test"), strict=True):
+        for place, n in enumerate(sizes):
+            lines = full_curves(curves[curves["n"] == n], name)
+            shade = mpl.colormaps["viridis"](0.9 * place / max(1, len(sizes) - 1))
+            axes.plot(lines.index, lines.mean(axis=1), color=shade, label=f"{n:,}")
+            axes.fill_between(lines.index, lines.min(axis=1), lines.max(axis=1), color=shade, alpha=0.15, linewidth=0)
+        axes.set(xscale="log", xlabel="epoch", title=f"{title} error", ylim=(-0.03, 1.0))
+    panels[0].set_ylabel("error (share of samples)")
+    panels[1].legend(title="training samples", fontsize=8)
+
+
+def full_curves(curves: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Epochs by seeds; a network that had nothing left to learn keeps its last error."""
+    wide: pd.DataFrame = curves.pivot_table(index="epoch", columns="seed", values=name)
+    return wide.ffill()
+
+
+def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Stage]]:
+    def stages(scale: str) -> list[Stage]:
+        size = SIZES[scale]
+        return [stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random)]
+
+    return stages
+
+
+@study(
+    "zhang2017-fig1",
+    figure="Figure 1",
+    title="Errors against the number of training samples, natural labels",
+    claims=natural_claims("section 3, Figure 1"),
+    stages=_by_size("base"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_1(runs: Runs) -> Analysis:
+    """One all-convolutional network of W parameters, trained on subsets of CIFAR-10 below and above W samples."""
+    return against_size(runs, random=False)
+
+
+@study(
+    "zhang2017-fig2",
+    figure="Figure 2",
+    title="Errors against the number of training samples, random labels",
+    claims=random_claims("section 3, Figure 2"),
+    stages=_by_size("base", random=True),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_2(runs: Runs) -> Analysis:
+    """The network of Figure 1 on subsets whose labels are all drawn at random."""
+    return against_size(runs, random=True)
+
+
+def curve_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of training sets of different sizes."""
+    return (
+        Claim(
+            "overfits",
+            where,
+            "the smallest training sets are overfitted more than the largest",
+            "test minus training error at the end, smallest N minus largest N, per seed",
+            "overfitting with small training sets",
+            holds=POSITIVE,
+        ),
+        Claim(
+            "little_generalization",
+            where,
+            "there is little generalization with small training sets",
+            "test minus training error at the end, smallest N",
+            "little",
+            holds=(0.3, 1.0),
+            partly=POSITIVE,
+        ),
+        Claim(
+            "more_data",
+            f"section 6, {where}",
+            "the expected error decreases with increasing training set size",
+            "test error at the end, largest N minus smallest N, per seed",
+            "decreases",
+            holds=NEGATIVE,
+        ),
+    )
+
+
+def curve_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `curve_claims` from the last epoch of each network."""
+    least, most = (points[points["n"] == n] for n in (points["n"].min(), points["n"].max()))
+    return {
+        "overfits": intervals.paired_difference(per_seed(least, "gap"), per_seed(most, "gap")),
+        "little_generalization": intervals.mean(per_seed(least, "gap")),
+        "more_data": intervals.paired_difference(per_seed(most, "test_error"), per_seed(least, "test_error")),
+    }
+
+
+def along_training(runs: Runs) -> Analysis:
+    """Errors along training, one curve per training size."""
+    curves = histories(runs)
+    return Analysis(curves, curve_found(ends(runs)), lambda figure: draw_curves(figure, curves))
+
+
+@study(
+    "zhang2017-fig13",
+    figure="Figure 13",
+    title="Training and test error along training, one curve per training size",
+    claims=curve_claims("Figure 13"),
+    stages=_by_size("base"),
+    deviations=DEVIATIONS,
+    paper_cost="The networks of zhang2017-fig1.",
+)
+def figure_13(runs: Runs) -> Analysis:
+    """The networks of Figure 1 along training; the paper does not state the network of this figure."""
+    return along_training(runs)
+
+
+@study(
+    "zhang2017-fig14",
+    figure="Figure 14",
+    title="Training and test error along training, one curve per training size, a larger network",
+    claims=curve_claims("Figure 14"),
+    stages=_by_size("large"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_14(runs: Runs) -> Analysis:
+    """As Figure 13 with more channels; the paper does not state how many."""
+    analysis = along_training(runs)
+    count = parameters(runs.scale, SIZES[runs.scale]["large"])
+    return Analysis(analysis.table, analysis.found, analysis.draw, (f"{count:,} parameters",))
