@@ -45,6 +45,10 @@ from flatscope.studies.study import Analysis, Runs, study
 
 LINES = {"true": (COLOURS[0], "o"), "random": (COLOURS[1], "s")}
 FEWER = "200 steps of gradient ascent in place of 2,000 and 60 perturbed networks per noise level in place of 1,000"
+FLATTER = (
+    "sharpness depends on the learning rate, since larger steps end in flatter minima: with 0.05 in place of 0.1 the "
+    "same network on 1,000 random labels (one seed, the same search) had 0.0075 in place of 0.0009"
+)
 
 CLAIMS_1 = (
     Claim(
@@ -231,7 +235,7 @@ CLAIMS_2 = (
     title="Sharpness and the PAC-Bayes pair with true and with random labels",
     claims=CLAIMS_2,
     stages=perturbation_stages,
-    deviations={"small": (*DEVIATIONS["small"], FEWER), "paper": DEVIATIONS["paper"]},
+    deviations={"small": (*DEVIATIONS["small"], FEWER, FLATTER), "paper": DEVIATIONS["paper"]},
     paper_cost="the networks of neyshabur2017-fig1, and for each 2,000 steps and 19,000 forward passes of 64 images: "
     "minutes each; not timed.",
 )
