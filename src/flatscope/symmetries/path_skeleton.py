@@ -92,7 +92,7 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
                 continue  # nothing leads on from here; another layer may
             value = weight.flatten()[entry]
             if value == 0:
-                raise _zero_weight(layer, number, entry, weight.shape, forward)
+                raise _zero_weight(layer, entry, weight.shape, forward)
             ahead = int(other[far[entry]])
             layer_of[number], entry_of[number], other_of[number] = index, entry, ahead
             log[number], sign[number] = log[ahead] + value.abs().log(), sign[ahead] * value.sign()
@@ -182,7 +182,7 @@ def _refuse_non_finite(layer: GraphLayer, weight: Tensor) -> None:
         raise NotApplicable("finite weights", "NaN or infinity", where=f"layer {layer.name}, unit {unit}")
 
 
-def _zero_weight(layer: GraphLayer, number: int, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
+def _zero_weight(layer: GraphLayer, entry: int, shape: torch.Size, forward: bool) -> NotApplicable:
     outputs, inputs = (int(channels[entry]) for channels in _flat_channels(layer, shape))
     end = f"unit {outputs}, weight from input {inputs}" if forward else f"weight from input {inputs} to unit {outputs}"
     return ZeroSkeletonError(

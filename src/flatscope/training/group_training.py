@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import learning_rate
 from flatscope.training.loop import COLUMNS, TrainingInterrupted, TrainResult, stop_rule, train
+from flatscope.training.pairs import Pair
 from flatscope.training.population_group import (
     Group,
     PopulationView,
@@ -26,7 +27,6 @@ from flatscope.training.population_group import (
 from flatscope.training.stack import Stack, StackSamples
 
 AfterEpoch = Callable[[int, PopulationView], None]
-Pair = tuple[Tensor, Tensor]
 
 # A new stack on a GPU means a new graph; so stopped trials run along until they are this share of the stack.
 STOPPED_SHARE = {"cuda": 1 / 8}

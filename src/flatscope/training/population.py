@@ -18,7 +18,7 @@ from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import prepare_folder
 from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
-from flatscope.training.loop import check_settings, checked_pair, checked_targets, unpack_pairs
+from flatscope.training.pairs import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.population_group import Group, PopulationView, Record, fill, tensors_of
 from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
@@ -35,7 +35,6 @@ from flatscope.training.trials import (
 
 __all__ = ["Population", "PopulationInterrupted", "PopulationView", "train_population"]
 
-Pair = tuple[Tensor, Tensor]
 PROBED_SAMPLES = 4
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from flatscope.errors import InputError
 from flatscope.problem import Problem
 from flatscope.training.loop import COLUMNS
+from flatscope.training.pairs import Pair
 from flatscope.training.population_group import Group, Record
 from flatscope.training.trials import CONFIG_KEYS, Trial
 
-Pair = tuple[Tensor, Tensor]
 SHOWN_ROWS = 20
 FINAL = ("train_loss", "train_error", "test_loss", "test_error", "gradient_norm", "distance")
 

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import epoch_order, learning_rate, stream_seed
-from flatscope.training.loop import BAR_SECONDS, CROP_PADDING, EVALUATION_BATCH, crop_and_flip
+from flatscope.training.evaluation import EVALUATION_BATCH
+from flatscope.training.loop import BAR_SECONDS, CROP_PADDING, crop_and_flip
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import Trial, TrialData
 
