@@ -26,6 +26,10 @@ Report = Callable[[float, str], None]
 WORK = "flatscope.studies.zhang2017_landscape:mix"
 RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
 FLAT = 0.9  # training accuracy
+EASY = (
+    "the paper holds that random labels are hard to fit on MNIST because images of a class are alike; 1,000 images in "
+)
+EASY += "784 dimensions are few enough to be fitted with any labels"
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 
 
@@ -84,7 +88,8 @@ def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
         drawn = axes.plot_trisurf(x, y, simplex["accuracy"], cmap="viridis", vmin=0, vmax=1, linewidth=0.1)
         axes.set_zlim(0, 1)
         axes.set_title(f"{labels} labels", fontsize=9)
-        axes.set_zlabel("training accuracy")
+        axes.set_box_aspect((4, 3.5, 3), zoom=1.2)
+        axes.view_init(elev=25, azim=-75)
         axes.set_xticks([])
         axes.set_yticks([])
         for number, (u, v) in enumerate(CORNERS, start=1):
@@ -172,7 +177,7 @@ CLAIMS_12 = (
     title="Training accuracy between three minima, MNIST, natural and random labels",
     claims=CLAIMS_12,
     stages=_stages("mnist", "cifar"),
-    deviations=DEVIATIONS,
+    deviations={**DEVIATIONS, "small": (*DEVIATIONS["small"], EASY)},
     paper_cost=COST,
 )
 def figure_12(runs: Runs) -> Analysis:
