@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +11,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import auditing
-from flatscope.cli.output import check_place, show_note
+from flatscope.cli.output import check_place, command_line, note_missing_weights, show_note
 from flatscope.cli.sources import (
+    BatchSize,
     DataName,
     DataRoot,
+    Device,
     Flatten,
+    LossName,
+    MeasureNames,
+    MeasureOptions,
     ModelName,
     ModelOptions,
     Standardize,
     TestSize,
     TrainSize,
+    Weights,
     load_problem,
     parse_model_options,
     parse_options,
@@ -38,19 +42,15 @@ _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 def audit(
     model: ModelName,
     data: DataName,
-    weights: Annotated[
-        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
-    ] = None,
-    measures: Annotated[
-        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
-    ] = None,
+    weights: Weights = None,
+    measures: MeasureNames = None,
     by: Annotated[
         list[str] | None,
         typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
     ] = None,
     trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3,
-    option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
-    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    option: MeasureOptions = None,
+    loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
     train_size: TrainSize = None,
@@ -58,8 +58,8 @@ def audit(
     standardize: Standardize = True,
     flatten: Flatten = False,
     seed: Annotated[int, typer.Option(help="Of the draws and of all random streams.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the audit as JSON, nothing else on stdout.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None,
 ) -> None:
@@ -88,14 +88,13 @@ def audit(
     )
     ways = by or [way for way in auditing.SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
     found = auditing.audit(problem, measures, ways, trials, seed, options=options)
-    command = shlex.join(["flatscope", *sys.argv[1:]])
+    command = command_line()
     found.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
     if as_json:
         typer.echo(found.to_json())
     else:
         show_audit(found)
-    if weights is None:
-        show_note("no --weights were given: these are the weights that the factory made")
+    note_missing_weights(weights)
     if out is not None:
         found.save(out)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +10,16 @@ import typer
 from rich.console import Console
 
 from flatscope import comparing
-from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.output import check_place, command_line, show_grid, show_note
 from flatscope.cli.sources import (
+    BatchSize,
     DataName,
     DataRoot,
+    Device,
     Flatten,
+    LossName,
+    MeasureNames,
+    MeasureOptions,
     ModelOptions,
     Standardize,
     TestSize,
@@ -44,11 +47,9 @@ def compare(
     ],
     data: DataName,
     name: Annotated[list[str] | None, typer.Option(help="What to call a checkpoint; repeatable, in order.")] = None,
-    measures: Annotated[
-        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
-    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    measures: MeasureNames = None,
+    option: MeasureOptions = None,
+    loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
     train_size: TrainSize = None,
@@ -59,8 +60,8 @@ def compare(
         float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
     ] = TOLERANCE,
     seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
@@ -90,7 +91,7 @@ def compare(
             network, train=loaded.train, test=loaded.test, loss=loss, device=device, batch_size=batch_size
         )
     found = comparing.compare(problems, names=measures, seed=seed, options=options, tolerance=tolerance)
-    command = shlex.join(["flatscope", *sys.argv[1:]])
+    command = command_line()
     found.meta |= {"model": ", ".join(model), "data": data, "command": command}
     if as_json:
         typer.echo(found.to_json())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +13,7 @@ from rich.console import Console
 
 from flatscope.auditing import audit
 from flatscope.cli.audit import show_audit
-from flatscope.cli.output import check_place, show_grid
+from flatscope.cli.output import check_place, command_line, show_grid
 from flatscope.context import Context
 from flatscope.errors import NumericalWarning
 from flatscope.landscape import Surface, landscape
@@ -107,7 +105,7 @@ def demo(
     audits = {first: audit(problems[first], AUDITED, by=("layer", "unit"), trials=1, seed=seed)}
     _show(tables, histories)
     show_audit(audits[first])
-    command = shlex.join(["flatscope", *sys.argv[1:]])
+    command = command_line()
     items = {name: [tables[name], certificates[name], histories[name], surfaces[name]] for name in tables}
     page = report([items, audits], out / "report.html", title="flatscope demo", command=command)
     figures = save_figures([tables, histories, surfaces], out / "figures")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
 from flatscope.cli.sources import (
+    BatchSize,
     DataName,
     DataRoot,
+    Device,
     Flatten,
+    LossName,
     ModelName,
     ModelOptions,
     Standardize,
     TestSize,
     TrainSize,
+    Weights,
     load_model,
     load_problem,
     parse_model_options,
@@ -34,9 +36,7 @@ from flatscope.table import number
 def landscape(
     model: ModelName,
     data: DataName,
-    weights: Annotated[
-        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
-    ] = None,
+    weights: Weights = None,
     space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
         "weights"
     ),
@@ -53,7 +53,7 @@ def landscape(
         bool, typer.Option("--relative", help="Length in units of the weights' norm; in psi, of each value itself.")
     ] = False,
     rule: Annotated[str, typer.Option(help="Skeleton of the paths: max_product, cyclic or diagonal.")] = "max_product",
-    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
     train_size: TrainSize = None,
@@ -61,8 +61,8 @@ def landscape(
     standardize: Standardize = True,
     flatten: Flatten = False,
     seed: Annotated[int, typer.Option(help="Of the directions.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps finished rows: the same command goes on where it stopped.")
     ] = None,
@@ -106,14 +106,13 @@ def landscape(
         rule=rule,
         checkpoint=checkpoint,
     )
-    command = shlex.join(["flatscope", *sys.argv[1:]])
+    command = command_line()
     surface.meta.update({"model": model, "weights": str(weights or ""), "data": data, "command": command})
     if as_json:
         typer.echo(_json(surface))
     else:
         show_surface(surface)
-    if weights is None:
-        show_note("no --weights were given: these are the weights that the factory made")
+    note_missing_weights(weights)
     for path in out or ():
         if path.suffix.lower() == ".html":
             report(surface, path, command=command)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +11,22 @@ import typer
 
 from flatscope import measuring
 from flatscope.catalogue import catalogue_markdown, measure_page
-from flatscope.cli.output import check_place, show_grid, show_note, show_table
+from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid, show_note, show_table
 from flatscope.cli.sources import (
+    BatchSize,
     DataName,
     DataRoot,
+    Device,
     Flatten,
+    LossName,
+    MeasureNames,
+    MeasureOptions,
     ModelName,
     ModelOptions,
     Standardize,
     TestSize,
     TrainSize,
+    Weights,
     load_problem,
     parse_dtype,
     parse_model_options,
@@ -41,16 +45,12 @@ from flatscope.training.weights import read_weights
 def measure(
     model: ModelName,
     data: DataName,
-    weights: Annotated[
-        Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")
-    ] = None,
+    weights: Weights = None,
     initial: Annotated[Path | None, typer.Option(help="Weights before training, for distances.")] = None,
-    measures: Annotated[
-        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")] = None,
+    measures: MeasureNames = None,
+    option: MeasureOptions = None,
     bounds: Annotated[bool, typer.Option(help="Evaluate the bounds as well.")] = False,
-    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
+    loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
     train_size: TrainSize = None,
@@ -59,8 +59,8 @@ def measure(
     flatten: Flatten = False,
     seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, nothing else on stdout.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html; bounds to NAME-bounds.")
@@ -100,7 +100,7 @@ def measure(
         fit = _fit(context, loaded)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
-    command = shlex.join(["flatscope", *sys.argv[1:]])
+    command = command_line()
     for table in tables.values():
         table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
     if as_json:
@@ -110,8 +110,7 @@ def measure(
         for table in tables.values():
             show_table(table)
     show_note(fit)
-    if weights is None:
-        show_note("no --weights were given: these are the weights that the factory made")
+    note_missing_weights(weights)
     if out is not None:
         tables["measures"].save(out)
         if bounds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,17 @@ def show_error(message: str) -> None:
 def show_note(message: str) -> None:
     """A remark on stderr."""
     Console(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))
+
+
+def note_missing_weights(weights: Path | None) -> None:
+    """Say where the numbers come from if no weights were given."""
+    if weights is None:
+        show_note("no --weights were given: these are the weights that the factory made")
+
+
+def command_line() -> str:
+    """The command as it was typed, for the provenance of what it writes."""
+    return shlex.join(["flatscope", *sys.argv[1:]])
 
 
 def show_warning(message: Any, *_: Any, **__: Any) -> None:

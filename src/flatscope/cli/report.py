@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, show_note
+from flatscope.cli.output import check_place, command_line, show_note
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.report.figures import save_figures
@@ -41,7 +39,7 @@ def report(
         if name not in PICTURES:
             raise InputError(f"formats of {', '.join(PICTURES)}", repr(formats), where="--format")
     found = [pair for given in items for pair in read_item(given, target, measures or ())]
-    page = write_report(found, out, title=title, command=shlex.join(["flatscope", *sys.argv[1:]]))
+    page = write_report(found, out, title=title, command=command_line())
     show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
     if figures is not None:
         saved = save_figures(found, figures, chosen)

@@ -38,6 +38,12 @@ Standardize = Annotated[
     bool, typer.Option(help="Per channel, to mean 0 and variance 1 over the training samples; else scaled to [0, 1].")
 ]
 Flatten = Annotated[bool, typer.Option("--flatten", help="One vector per sample.")]
+Weights = Annotated[Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")]
+MeasureNames = Annotated[list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')]
+MeasureOptions = Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")]
+LossName = Annotated[str, typer.Option(help="cross_entropy or mse.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")]
 
 
 def load_model(
