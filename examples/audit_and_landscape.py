@@ -1,6 +1,6 @@
 """Does the number mean anything? An audit of measures, and the landscapes that show why.
 
-python examples/audit_and_landscape.py             a network on the digits, about half a minute; writes audit.html
+python examples/audit_and_landscape.py             a network on the digits; writes audit.html
 python examples/audit_and_landscape.py --quick     a smaller one, coarser pictures
 """
 

@@ -1,6 +1,6 @@
 """How flat is it on the way? Measures recorded while a network learns, by a plain loop.
 
-python examples/during_training.py             30 epochs on the digits, about half a minute; writes during-training.html
+python examples/during_training.py             30 epochs on the digits; writes during-training.html
 python examples/during_training.py --quick     4 epochs
 
 With Lightning: Trainer(callbacks=[flatscope.live.FlatscopeCallback(subset, names, every=5)]); with Hugging Face:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -333,3 +334,39 @@ def test_the_command_ranks_checkpoints_and_recognises_the_copy(
     code, out, err = run(*files, "--model", "mlp")
     assert (code, out) == (2, "")
     assert "once, or 3 times" in err
+
+
+def test_checkpoints_of_two_architectures_have_a_model_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    factory = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {0}), "
+    factory += "nn.ReLU(), nn.Linear({0}, 10))\n"
+    words: list[str] = []
+    for width in (4, 6):
+        (tmp_path / f"net{width}.py").write_text(factory.format(width))
+        torch.manual_seed(width)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+        words += [
+            str(save_weights(model, tmp_path / f"w{width}.pt")),
+            "--model",
+            f"{tmp_path / f'net{width}.py'}:build",
+        ]
+    sizes = ["--data", "digits", "--train-size", "60", "--test-size", "0", "-m", "margin", "-m", "l1_path_norm"]
+    monkeypatch.setattr(sys, "argv", ["flatscope", "compare", *words, *sizes, "--json"])
+    with contextlib.suppress(SystemExit):
+        main()
+    found = fs.Comparison.from_json(capsys.readouterr().out)
+    assert [network.parameters for network in found.networks.values()] == [64 * 4 + 4 + 50, 64 * 6 + 6 + 70]
+    assert found.comparable == ["margin"]
+    assert "architectures differ" in found.verdict("l1_path_norm").reason
+
+
+def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:
+    from flatscope.comparing.copies import find_copies
+
+    problem = fs.Problem(build("mlp", seed=0, widths=WIDTHS).eval(), train=data)
+    broken = copy.copy(problem)
+    broken.forward = lambda *_: torch.full((100, 10), torch.nan)  # type: ignore[method-assign]
+    assert len(find_copies({"one": problem, "two": copy.copy(problem)})) == 1
+    assert find_copies({"one": problem, "two": broken}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ def _gaps(problems: Mapping[str, Problem]) -> tuple[dict[tuple[str, str], float]
                 largest[name] = max(largest[name], float(found.abs().max()))
             for pair in gaps:
                 one, other = (outputs[name] for name in pair)
-                gap = float((one - other).abs().max()) if one.shape == other.shape else float("inf")
-                gaps[pair] = max(gaps[pair], gap)
+                gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf
+                gaps[pair] = max(gaps[pair], gap if math.isfinite(gap) else math.inf)  # NaN compares with nothing
             samples += len(targets)
             if samples >= MOST_SAMPLES:
                 break
