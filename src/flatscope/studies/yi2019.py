@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from flatscope.errors import NumericalWarning
 from flatscope.landscape.making import landscape
@@ -275,7 +277,13 @@ def _accuracy(part: pd.DataFrame, scale: str) -> Estimate:
 def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
     weights = frame.groupby("batch")["rise_weights"].median()
     words = ", ".join(f"{value:.3g} at batch {batch}" for batch, value in weights.items())
-    notes = [f"median over networks of the rise in weight space: {words}"]
+    within = frame[np.isfinite(frame["rise_psi"])].groupby("batch")["rise_psi"].agg(["min", "max"])
+    spread = ", ".join(f"{row['min']:.2g} to {row['max']:.2g} at batch {batch}" for batch, row in within.iterrows())
+    notes = [
+        f"median over networks of the rise in weight space: {words}",
+        f"rises in path space over networks: {spread}; the likeliest reason for such a spread are poles "
+        "nearby, wherever training brought a skeleton path close to zero",
+    ]
     if scale == "paper":
         means = frame.groupby(["batchnorm", "augmentation", "batch"])["test_accuracy"].mean().unstack("batch")
         distance = (means[128] - 87.78).abs() + (means[2048] - 86.3).abs()
@@ -285,14 +293,20 @@ def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _draw(figure: Figure, shown: list[Shown]) -> None:
-    """Surfaces above contours, as in the paper; path space to the left, weight space to the right."""
-    figure.set_size_inches(11.0, 5.4)
+    """Surfaces above contours, as in the paper; path space to the left, weight space to the right.
+
+    Both batches have one height interval in each space. Contours are logarithmic: in path space the loss runs over so
+    many decades that on a linear scale one of two panels would be blank.
+    """
+    figure.set_size_inches(11.0, 4.8)
     for place, space in enumerate(SPACES):
         planes = [(row, _plane(grid, space)) for row, grid in shown if len(grid)]
         if not planes:
             continue
-        top = max(float(np.nanquantile(plane, 0.9)) for _, plane in planes)  # one scale; poles would take all of it
-        levels = np.linspace(0, top, 13)
+        top = max(float(np.nanquantile(plane, 0.9)) for _, plane in planes)  # poles would take all of the scale
+        low = max(1e-6, min(float(np.nanmin(plane)) for _, plane in planes))
+        levels = np.geomspace(low, max(top, 2 * low), 13)
+        flats = []
         for column, (row, plane) in enumerate(planes):
             index = 2 * place + column + 1
             axis = np.linspace(-1, 1, len(plane))
@@ -301,17 +315,22 @@ def _draw(figure: Figure, shown: list[Shown]) -> None:
             drawn = np.minimum(plane, top).T
             surface.plot_surface(*grid, drawn, cmap="viridis", vmin=0, vmax=top, lw=0, rasterized=True)
             surface.set_zlim(0, top)
+            surface.set_box_aspect(None, zoom=1.15)
             words = "path space" if space == "psi" else "weight space"
             surface.set_title(f"{words}, batch {row['batch']}; {row['test_accuracy']:.1f} %", fontsize=8)
             surface.tick_params(labelsize=6, pad=-2)
             flat = figure.add_subplot(2, 4, index + 4)
             flat.set_facecolor("0.85")  # behind a pole
-            filled = flat.contourf(axis, axis, plane.T, levels=levels, cmap="viridis", extend="max")
+            filled = flat.contourf(
+                axis, axis, plane.T, levels=levels, cmap="viridis", norm=LogNorm(levels[0], levels[-1]), extend="both"
+            )
             flat.set_aspect("equal")
-            flat.set_xlabel("$t_1$")
-            flat.set_ylabel("$t_2$")
+            flat.set_xlabel("$t_1$", fontsize=8)
+            flat.set_ylabel("$t_2$", fontsize=8, labelpad=0)
             flat.tick_params(labelsize=7)
-            figure.colorbar(filled, ax=flat, shrink=0.7, label="training loss")
+            flats.append(flat)
+        bar = figure.colorbar(filled, ax=flats, shrink=0.9, label="training loss", ticks=LogLocator())
+        bar.ax.tick_params(labelsize=7)
 
 
 def _plane(grid: pd.DataFrame, space: str) -> np.ndarray[Any, Any]:

@@ -347,7 +347,11 @@ def pac_bayes_study(runs: Runs) -> Analysis:
     gap = (frame["test_error"] - frame["train_error"]).to_numpy(float)
     table = pd.concat([part.assign(network=i, gap=gap[i]) for i, part in enumerate(parts)], ignore_index=True)
     best = table.groupby("network")["right"].min()
-    notes = (f"smallest right-hand side over σ: {best.min():.3g} to {best.max():.3g}; below 1 it would say something",)
+    at = table.loc[table.groupby("network")["right"].idxmin(), "sigma"].median()
+    notes = (
+        f"smallest right-hand side over σ: {best.min():.3g} to {best.max():.3g}, at σ = {at:.3g}; it says something "
+        "about an error only below 1",
+    )
     return Analysis(table, pac_found(table), lambda figure: _draw_pac(figure, table), notes)
 
 
@@ -379,6 +383,7 @@ def _draw_pac(figure: Figure, table: pd.DataFrame) -> None:
     axes.axhline(1.0, color="0.8", lw=0.8)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_ylim(min(-0.02, 1.1 * float(table["left"].min())), 2 * float(table["right"].max()))
     axes.set_xlabel("σ of the perturbation of path values")
     axes.set_ylabel("0/1 error")
     axes.legend(fontsize=8)
