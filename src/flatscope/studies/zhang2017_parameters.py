@@ -71,7 +71,7 @@ def width_found(points: pd.DataFrame) -> dict[str, Estimate]:
         "zero_error": intervals.mean(per_seed(over, "train_error"), _at_boundary(over)),
         "not_before": intervals.mean(per_seed(under, "train_error")),
         "no_overfitting": _beyond(over, "test_error"),
-        "best_at_boundary": intervals.mean(np.log10(best["W"] / best["n"])),
+        "best_at_boundary": intervals.mean(np.log10(best["W"] / best["n"]), _which(best)),
     }
 
 
@@ -79,6 +79,11 @@ def _beyond(over: pd.DataFrame, column: str) -> Estimate:
     """The largest network minus the first with as many parameters as samples, per seed."""
     first, last = (over[over["W"] == width] for width in (over["W"].min(), over["W"].max()))
     return intervals.paired_difference(per_seed(last, column), per_seed(first, column))
+
+
+def _which(best: pd.DataFrame) -> str:
+    widths = ", ".join(f"{width:,}" for width in best["W"])
+    return f"lowest at W = {widths} (one per seed)"
 
 
 def _at_boundary(over: pd.DataFrame) -> str:
