@@ -175,7 +175,7 @@ def figure_3(runs: Runs) -> Analysis:
             lambda rows: float(np.asarray(rows[["confused", "test_error"]].corr("spearman"))[0, 1]),
             _rise(points),
         ),
-        "sharpness": intervals.correlation(points[SHARPNESS], points["test_error"], "spearman"),
+        "sharpness": intervals.correlation(points[SHARPNESS], points["test_error"], "spearman", _factors(points)),
         "kl": intervals.correlation(points[KL], points["test_error"], "spearman"),
     }
     for name in NORMS:
@@ -198,6 +198,16 @@ def figure_3(runs: Runs) -> Analysis:
 def _rise(points: pd.DataFrame) -> str:
     means = points.groupby("confused")["test_error"].mean()
     return f"mean test error {means.iloc[0]:.3f} without, {means.iloc[-1]:.3f} with the largest confusion set"
+
+
+def _factors(points: pd.DataFrame) -> str:
+    """By how much measures change, which a rank correlation does not see."""
+    means = points.groupby("confused")[[SHARPNESS, *NORMS]].mean()
+    factors = (means.iloc[-1] / means.iloc[0]).to_numpy(float)
+    return (
+        f"from no to the largest confusion set sharpness changes by a factor of {factors[0]:.2f}, the norms by "
+        f"{factors[1:].min():.0f} to {factors[1:].max():.0f}"
+    )
 
 
 def _draw(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame) -> None:
