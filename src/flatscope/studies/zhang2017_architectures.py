@@ -54,9 +54,9 @@ UNSTATED = "how the networks were trained is not stated: SGD of momentum 0.9, ra
 UNSTATED += "Resnet), times 0.95 per epoch"
 DEVIATIONS = {
     "small": (
-        "the MLP only, on 1,000 images, batches of 50, constant rate, 40 epochs or until no training error is left, three "
-        "seeds: the paper's test accuracy, from 50,000 images, is not to be expected and not judged; the convolutional "
-        "networks cost too much on two cores, only their parameters are counted",
+        "the MLP only, on 1,000 images, batches of 50, constant rate, 40 epochs or until no training error is left, "
+        "three seeds: the paper's test accuracy, from 50,000 images, is not to be expected and not judged; the "
+        "convolutional networks cost too much on two cores, only their parameters are counted",
         UNSTATED,
     ),
     "paper": (UNSTATED, "images standardised per channel; at most 100 epochs; five seeds"),
