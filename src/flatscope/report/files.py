@@ -24,7 +24,8 @@ from flatscope.table import Table
 
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables and audits (.parquet, .json), surfaces (.npz, .parquet), interpolations (.npz), populations "
+    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces (.npz, .parquet), "
+    "interpolations (.npz), populations "
     "and training histories (.parquet, .csv), and folders of a training run with history.csv or of a study with "
     "verdicts.json"
 )
