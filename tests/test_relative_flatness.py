@@ -126,3 +126,22 @@ def test_network_values_are_sums_and_maxima_of_the_layers() -> None:
     assert table["rho_max"] == pytest.approx(max(table.layer("rho").values()), rel=1e-12)
     for layer, value in table.layer("rho_layer_sum").items():
         assert value == pytest.approx(float(table.units("rho_unit", layer).sum()), rel=1e-12)
+
+
+class _Detached(nn.Module):
+    """Its first layer is run, but nothing that it gives reaches the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.head = nn.Linear(4, 7), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.unused(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("reading", "units"), [("column", 4), ("row", 7)])
+def test_a_layer_that_does_not_reach_the_output_has_a_zero_for_each_unit(reading: str, units: int) -> None:
+    problem = fs.Problem(_Detached().double().eval(), train=(torch.ones(5, 4).double(), torch.tensor([0, 1, 2, 0, 1])))
+    table = fs.measure(problem, "rho_unit", options={"rho_unit": {"reading": reading}})
+    assert table.units("rho_unit", "unused").tolist() == [0.0] * units
