@@ -19,6 +19,7 @@ from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, 
 from flatscope.studies.zhang2017_training import NEARLY_ZERO, ZERO, draw_errors
 
 EPOCHS_15 = 30
+ERRORS = {"training": "train_error", "test": "test_error"}
 NOT_WORSE = (-1.0, 0.02)  # of a test error or a gap: two points more are no overfitting
 HARDLY_WORSE = (-1.0, 0.05)
 
@@ -249,7 +250,9 @@ def figure_15(runs: Runs) -> Analysis:
     """
     last = EPOCHS_15 if runs.scale == "paper" else None
     points = at_epoch(histories(runs), last)
-    return Analysis(points, gap_found(points), lambda figure: _draw_gap(figure, points))
+    parts = [f"{words} error {_widest(points, column).value:+.3f}" for words, column in ERRORS.items()]
+    note = f"from the smallest to the largest network, mean over N: {', '.join(parts)}; their difference is the gap's"
+    return Analysis(points, gap_found(points), lambda figure: _draw_gap(figure, points), (note,))
 
 
 def at_epoch(curves: pd.DataFrame, epoch: int | None) -> pd.DataFrame:

@@ -167,7 +167,8 @@ def draw_curves(figure: Figure, curves: pd.DataFrame) -> None:
         for place, n in enumerate(sizes):
             lines = full_curves(curves[curves["n"] == n], name)
             shade = mpl.colormaps["viridis"](0.9 * place / max(1, len(sizes) - 1))
-            axes.plot(lines.index, lines.mean(axis=1), color=shade, label=f"{n:,}")
+            end = {"marker": "o", "markersize": 4, "markevery": [-1]}  # a network may be done when first looked at
+            axes.plot(lines.index, lines.mean(axis=1), color=shade, label=f"{n:,}", **end)
             axes.fill_between(lines.index, lines.min(axis=1), lines.max(axis=1), color=shade, alpha=0.15, linewidth=0)
         axes.set(xscale="log", xlabel="epoch", title=f"{title} error", ylim=(-0.03, 1.0))
     panels[0].set_ylabel("error (share of samples)")
