@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope.errors import DataFileError
+from flatscope.files import without_nan
 from flatscope.guards import write_whole
 from flatscope.studies.claims import VERDICTS, Claim, Estimate, Finding
 
@@ -154,7 +155,7 @@ def picture(figure: Figure, extension: str) -> bytes:
 
 def _finding_to_json(finding: Finding) -> dict[str, Any]:
     entry = {"claim": asdict(finding.claim), "estimate": asdict(finding.estimate), "verdict": finding.verdict}
-    cleaned: dict[str, Any] = _without_nan(entry)
+    cleaned: dict[str, Any] = without_nan(entry)
     return cleaned
 
 
@@ -166,12 +167,3 @@ def _finding_from_json(entry: Mapping[str, Any]) -> Finding:
     for name in ("value", "low", "high"):
         estimate[name] = None if estimate[name] is None else float(estimate[name])
     return Finding(Claim(**claim), Estimate(**estimate), entry["verdict"])
-
-
-def _without_nan(value: Any) -> Any:
-    """Non-finite numbers as text, since JSON has none; float() reads them back."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -51,10 +51,6 @@ def study(
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
         device: "cpu", "cuda", ...; the GPU where there is one, by default.
         show_progress: bars on terminals.
-
-    Example:
-        >>> study("zhang2017-fig25", "small").findings[0].verdict  # doctest: +SKIP
-        'reproduced'
     """
     check_scale(scale)
     declared = find_study(name)
