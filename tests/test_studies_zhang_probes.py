@@ -22,7 +22,9 @@ from flatscope.studies.zhang2017_margins import STARTS, compared, norms
 from flatscope.studies.zhang2017_minima import LABELS, minima, network
 from flatscope.studies.zhang2017_perturbed import GAMMAS, robustness_estimates
 from flatscope.studies.zhang2017_radius import MOVED, OBJECTIVES, PRINTED, SETS, estimates
+from flatscope.sweeps.work import builder_of, trial_of
 from flatscope.training.models import build
+from flatscope.training.trials import build_model, read_trials
 
 NAMES = [
     "fig5",
@@ -65,6 +67,23 @@ def test_every_scale_is_said_to_differ_and_can_be_planned(name: str) -> None:
     assert declared.deviations["paper"]
     assert declared.paper_cost
     assert all(stage.configs for stage in declared.stages("paper"))
+
+
+@pytest.mark.parametrize("name", ["fig5", "fig11", "fig16", "table1"])
+def test_networks_of_the_paper_scale_can_be_built(name: str) -> None:
+    for unit in find_study(f"zhang2017-{name}").stages("paper")[0].units:
+        config = unit[0]  # the others differ in their seeds
+        builder = builder_of(config["model"]["name"])
+        (trial,) = read_trials([trial_of(config, "0")], builder)
+        shape = (
+            (1, 28, 28)
+            if config["data"]["name"] == "mnist"
+            else (3, 28, 28)
+            if "crop" in config["data"]
+            else (3, 32, 32)
+        )
+        model = build_model(builder, trial, torch.zeros(1, *shape), 10)
+        assert model(torch.zeros(1, *shape)).shape == (1, 10)
 
 
 def claim(name: str, key: str) -> Claim:
