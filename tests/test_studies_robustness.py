@@ -52,6 +52,10 @@ def test_kendall_of_resamples_is_scipys() -> None:
     found = kendalls([(x, y)], counts)[0]
     assert found[0] == pytest.approx(stats.kendalltau(x, y).statistic)
     assert found[1] == pytest.approx(stats.kendalltau(x[chosen], y[chosen]).statistic)
+    x[3], y[5] = math.nan, math.inf
+    known = np.isfinite(x) & np.isfinite(y)
+    without = kendalls([(x, y)], counts)[0]
+    assert without[0] == pytest.approx(stats.kendalltau(x[known], y[known]).statistic)
 
 
 def planted(shuffled: tuple[str, ...], sign: float = 1.0) -> pd.DataFrame:

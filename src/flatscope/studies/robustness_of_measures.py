@@ -192,7 +192,9 @@ def kendalls(pairs: Sequence[tuple[Floats, Floats]], counts: Floats) -> Floats:
     """Tau-b of each pair of columns in each resample, (pairs, resamples); `counts` says how often each row is in it."""
     found = []
     for x, y in pairs:
-        sx, sy = (np.sign(v[:, None] - v[None, :]) for v in (x, y))
+        known = np.isfinite(x) & np.isfinite(y)  # a network without a value takes part in no comparison
+        sx, sy = (np.sign(v[:, None] - v[None, :]) for v in (np.where(known, v, 0.0) for v in (x, y)))
+        sx, sy = (np.where(known[:, None] & known[None, :], signs, 0.0) for signs in (sx, sy))
         together, first, second = (((counts @ form) * counts).sum(-1) for form in (sx * sy, np.abs(sx), np.abs(sy)))
         size = np.sqrt(first * second)
         found.append(np.divide(together, size, out=np.zeros_like(together), where=size > 0))
@@ -203,19 +205,18 @@ def found_in(frame: pd.DataFrame, table: pd.DataFrame, resamples: int) -> dict[s
     """The numbers of the claims; intervals resample networks, all measures together."""
     fragile = table[~table["invariant"]]["measure"].tolist()
     sound = table[table["invariant"] & table["direction"].isin(SIGNS)]["measure"].tolist()
-    finite = frame.replace([np.inf, -np.inf], np.nan)
     n = len(frame)
     generator = np.random.default_rng(0)
     counts = np.vstack([np.ones(n), generator.multinomial(n, np.full(n, 1 / n), size=resamples)]).astype(float)
 
-    def ranks(name: str, when: str) -> Floats:
-        return np.asarray(finite[f"{when}.{name}"].rank(na_option="bottom"), dtype=np.float64)
+    def of(name: str, when: str) -> Floats:
+        return np.asarray(frame[f"{when}.{name}"], dtype=np.float64)
 
     def against_gap(names: Sequence[str], when: str) -> Floats:
         gap = np.asarray(frame["gap"], dtype=np.float64)
-        return kendalls([(ranks(name, when), gap) for name in names], counts)
+        return kendalls([(of(name, when), gap) for name in names], counts)
 
-    kept = kendalls([(ranks(name, "before"), ranks(name, "after")) for name in fragile], counts)
+    kept = kendalls([(of(name, "before"), of(name, "after")) for name in fragile], counts)
     loss = np.abs(against_gap(fragile, "before")).mean(0) - np.abs(against_gap(fragile, "after")).mean(0)
     signs = declarations()
     best = [
