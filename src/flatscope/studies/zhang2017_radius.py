@@ -23,8 +23,7 @@ WORDS = {"all": "all parameters", "top": "top layer"}
 DIRECTIONS = {"smoke": 2, "small": 20, "paper": 100}
 TOLERANCE = {"smoke": 0.2, "small": 0.01, "paper": 1e-4}  # relative accuracy of a radius
 BOTH = "loss and error, as the paper does not say which"
-FEW = "the more images, the harder random labels are to fit and the smaller is their radius: with 1,000 the printed "
-FEW += "contrast cannot be expected"
+FEW = "random labels are the harder to fit the more images there are; 1,000 may be too few for the printed contrast"
 PRINTED = {  # mean and deviation over minima
     ("mnist", "natural", "all"): (45.4, 2.7),
     ("mnist", "random", "all"): (6.9, 1.0),
