@@ -238,7 +238,11 @@ def figure_4(runs: Runs) -> Analysis:
         "kl_fails": (KL, 128, last),
     }
     for key, (column, first, until) in asked.items():
-        found[key] = over_seeds(points, lambda rows, c=(column, first, until): change(rows, *c))  # type: ignore[misc]
+        found[key] = over_seeds(
+            points,
+            lambda rows, c=(column, first, until): change(rows, *c),  # type: ignore[misc]
+            _where_smallest(points, column) if until > first else f"no network is wider than {first} units",
+        )
     lines = curves(runs.stored(2), points[["hidden", "seed"]])
     everything = pd.concat([points.assign(kind="network"), lines.assign(kind="noise level")], ignore_index=True)
     return Analysis(
@@ -249,6 +253,11 @@ def figure_4(runs: Runs) -> Analysis:
 def _fall(rows: pd.DataFrame, first: int, last: int) -> float:
     errors = rows.set_index("hidden")["test_error"]
     return float(errors[first] - errors[last]) if first in errors.index and first != last else math.nan
+
+
+def _where_smallest(points: pd.DataFrame, column: str) -> str:
+    means = points.groupby("hidden")[column].mean().dropna()
+    return f"smallest at {means.index[int(means.to_numpy().argmin())]} units" if len(means) else ""
 
 
 def _fits(points: pd.DataFrame) -> str:
