@@ -56,7 +56,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
         "large": 20,
         "gap_sizes": (400, 2_620, 8_000),
         "gap_channels": (2, 10, 20),
-        "polynomial_channels": (2, 10, 20),
+        "polynomial_channels": (2, 4, 10, 20),
         "seeds": 3,
         "train": {"lr": 0.02, "batch_size": 50, "steps": 1_600},
     },
