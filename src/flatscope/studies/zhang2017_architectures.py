@@ -195,15 +195,15 @@ def _draw(figure: Figure, points: pd.DataFrame, built: Mapping[str, int]) -> Non
         (0.2, "test_accuracy", "#d55e00", "test"),
     ):
         grouped = points.groupby("network")[column]
-        means = grouped.mean().reindex(ORDER)
-        spread = grouped.std().reindex(ORDER).fillna(0)
-        axes.bar(places + shift, means.fillna(0), 0.36, yerr=spread, color=colour, capsize=3, label=words)
+        means, spread = grouped.mean(), grouped.std().fillna(0)
+        at = np.array([ORDER.index(name) for name in means.index])
+        axes.bar(at + shift, means, 0.36, yerr=spread, color=colour, capsize=3, label=words)
     reported = [accuracy for _, _, accuracy in NETWORKS.values()]
     axes.scatter(places + 0.2, reported, marker="D", color="black", s=18, zorder=3, label="test, in the paper")
     for place, name in enumerate(ORDER):
         if name not in set(points["network"]):
-            axes.text(place - 0.2, 2, "not trained\nat this scale", ha="center", fontsize=8)
+            axes.text(place, 2, "not trained\nat this scale", ha="center", fontsize=8)
     labels = [f"{title}\n{built[name]:,}" for name, (title, _, _) in NETWORKS.items()]
     axes.set_xticks(places, labels)
     axes.set(ylabel="accuracy (%)", xlabel="architecture and number of parameters")
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside upper center", ncols=3)
