@@ -244,7 +244,7 @@ def _draw_balance(figure: Figure, table: pd.DataFrame) -> None:
         left.loglog(part["balance"], part["psi_epsilon"], "osD^"[place % 4], ms=4, label=f"U(±{start:g})")
     left.set_xlabel("max|v| / min|v|")
     left.set_ylabel(f"PSI-ε flatness, ε = {EPSILON}")
-    left.legend(fontsize=7, title="start", title_fontsize=7)
+    left.legend(fontsize=6, title="start", title_fontsize=6, framealpha=0.4)
     for place, name in enumerate(SHAPES):
         values = table[table["shape"] == name]["psi_epsilon"]
         middle.semilogy(np.full(len(values), place), values, "o", ms=4, color="C0", alpha=0.7)
