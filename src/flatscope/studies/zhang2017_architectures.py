@@ -167,7 +167,7 @@ def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict
     stages=_stages,
     deviations=DEVIATIONS,
     paper_cost="20 networks, of which five WRN-40-4 and five Inceptions at 100 epochs take nearly all of the time: "
-    "about a day by arithmetic; not timed on a GPU.",
+    "not timed on a GPU.",
 )
 def table_2(runs: Runs) -> Analysis:
     """Each architecture trained on CIFAR-10 cropped to 28×28 until no training error is left; accuracies at the end."""

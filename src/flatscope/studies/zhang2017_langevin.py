@@ -85,7 +85,7 @@ def found(curves: pd.DataFrame) -> dict[str, Estimate]:
         "small": (NOISE, OPEN, "2,000 images of CIFAR-10 averaged to 16×16, fewer channels, 40 epochs, three seeds"),
         "paper": (NOISE, OPEN, "all 50,000 images, 60 epochs, five seeds: not stated either"),
     },
-    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack: not timed on a GPU; minutes.",
+    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack: not timed on a GPU.",
 )
 def figure_6(runs: Runs) -> Analysis:
     """The same starting weights and the same batches, once with and once without noise of constant power."""

@@ -98,7 +98,7 @@ DEVIATIONS = {
         "epochs or until no training error is left; five seeds",
     ),
 }
-COST = "Not timed on a GPU; by arithmetic alone about an hour for each of the larger figures."
+COST = "Not timed on a GPU."
 
 Samples = tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 

@@ -241,7 +241,7 @@ def _widest(points: pd.DataFrame, column: str) -> Estimate:
         "small": (*DEVIATIONS["small"], "networks at the end of their training, not after 30 epochs"),
         "paper": (*DEVIATIONS["paper"], "read after 30 of the 60 epochs, as the paper stopped there"),
     },
-    paper_cost="150 networks, 50 of them those of zhang2017-fig3: about two hours by arithmetic; not timed on a GPU.",
+    paper_cost="150 networks, 50 of them those of zhang2017-fig3: not timed on a GPU.",
 )
 def figure_15(runs: Runs) -> Analysis:
     """Test minus training error of networks of different widths on training sets of different sizes.
