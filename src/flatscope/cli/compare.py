@@ -15,6 +15,7 @@ from flatscope.cli.sources import (
     BatchSize,
     DataName,
     DataRoot,
+    DataSeed,
     Device,
     Flatten,
     LossName,
@@ -56,6 +57,7 @@ def compare(
     test_size: TestSize = None,
     standardize: Standardize = True,
     flatten: Flatten = False,
+    data_seed: DataSeed = 0,
     tolerance: Annotated[
         float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
     ] = TOLERANCE,
@@ -80,7 +82,7 @@ def compare(
         data_root,
         train_size=train_size,
         test_size=test_size,
-        seed=seed,
+        seed=data_seed,
         standardize=standardize,
         flatten=flatten,
     )

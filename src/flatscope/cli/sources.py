@@ -38,6 +38,8 @@ Standardize = Annotated[
     bool, typer.Option(help="Per channel, to mean 0 and variance 1 over the training samples; else scaled to [0, 1].")
 ]
 Flatten = Annotated[bool, typer.Option("--flatten", help="One vector per sample.")]
+# Not the seed of training: networks of different seeds must be measured on the samples they were trained on.
+DataSeed = Annotated[int, typer.Option("--data-seed", help="Of subsets and of the split of digits.")]
 Weights = Annotated[Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")]
 MeasureNames = Annotated[list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')]
 MeasureOptions = Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")]
@@ -126,6 +128,7 @@ def load_problem(
     test_size: int | None,
     standardize: bool,
     flatten: bool,
+    data_seed: int,
     seed: int,
     **settings: Any,
 ) -> tuple[Problem, Data]:
@@ -135,7 +138,7 @@ def load_problem(
         data_root,
         train_size=train_size,
         test_size=test_size,
-        seed=seed,
+        seed=data_seed,
         standardize=standardize,
         flatten=flatten,
     )

@@ -12,6 +12,7 @@ from flatscope.cli.population import train_file
 from flatscope.cli.sources import (
     DataName,
     DataRoot,
+    DataSeed,
     Flatten,
     LossName,
     ModelName,
@@ -63,7 +64,8 @@ def train(
     test_size: TestSize = None,
     standardize: Standardize = True,
     flatten: Flatten = False,
-    seed: Annotated[int, typer.Option(help="Of weights, sample order and subset.")] = 0,
+    data_seed: DataSeed = 0,
+    seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """Train a model with SGD, or many at once; run the same command again to resume."""
@@ -98,7 +100,7 @@ def train(
         data_root,
         train_size=train_size,
         test_size=test_size,
-        seed=seed,
+        seed=data_seed,
         standardize=standardize,
         flatten=flatten,
     )
