@@ -221,3 +221,22 @@ def test_a_measure_that_breaks_does_not_lose_the_others() -> None:
     assert math.isnan(table["broken"])
     assert "division by zero" in table.reason("broken")
     assert table["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("size", [1e8, 1e12])
+def test_a_network_that_diverged_gives_no_row_without_a_number_and_a_reason(size: float) -> None:
+    """Outputs of 1e35 are finite, their squares are not."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+    with torch.no_grad():
+        for value in nn.Sequential(*layers).parameters():
+            value.mul_(size)
+    diverged = fs.Problem(nn.Sequential(*layers), (torch.randn(40, 6), torch.arange(40) % 3))
+    frame = fs.measure(diverged).to_frame()
+    without = frame[frame["value"].isna()]
+    assert (without["reason"] != "").all()
+    assert not without["exact"].any()
+    endless = frame[frame["value"].abs() == math.inf]
+    assert set(endless[endless["reason"] == ""]["measure"]) <= {"psi_balance", "local_linear_margin"}
+    overflowing = set(without[without["reason"].str.startswith("not a number")]["measure"])
+    assert ("hessian_trace" in overflowing) == (size == 1e12)

@@ -27,6 +27,11 @@ from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
 Options = Mapping[str, Mapping[str, Any]]
+NOT_A_NUMBER = (
+    "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
+    "or a network whose training did not diverge"
+)
+INFINITE = "infinite: more than a float holds, or a division by zero"
 
 
 def measure(
@@ -230,7 +235,17 @@ def _exploded(value: Value, entry: Declaration) -> Iterator[dict[str, Any]]:
     length = len(columns["value"]) if many else 1
     for index in range(length):
         place = {entry.per: index} if many else {}
-        yield base | place | {name: float(array[index % len(array)]) for name, array in columns.items()}
+        numbers = {name: float(array[index % len(array)]) for name, array in columns.items()}
+        yield _explained(base | place | numbers, entry)
+
+
+def _explained(row: dict[str, Any], entry: Declaration) -> dict[str, Any]:
+    """No row without a number and without a reason: a network that diverged overflows in the midst of a measure."""
+    if math.isnan(row["value"]):
+        return row | {"exact": False, "reason": row["reason"] or NOT_A_NUMBER}
+    if math.isinf(row["value"]) and not row["reason"] and "infinite" not in entry.conventions:
+        return row | {"reason": INFINITE}
+    return row
 
 
 def _as_array(value: float | Tensor | None) -> np.ndarray[Any, Any]:

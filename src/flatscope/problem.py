@@ -186,7 +186,12 @@ class Problem:
                 where="model",
             )
         if not torch.isfinite(outputs).all():
-            raise InputError("finite outputs", "NaN or infinity", where="model, first batch of train")
+            raise InputError(
+                "finite outputs",
+                "NaN or infinity",
+                where="model, first batch of train",
+                fix="Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow",
+            )
         scale = outputs.abs().max().clamp_min(torch.finfo(self.dtype).tiny)
         rounding = 1e3 * torch.finfo(self.dtype).eps
         if ((self.forward(inputs) - outputs).abs().max() / scale) > rounding:
@@ -244,7 +249,12 @@ class Problem:
                 where=f"{part}, loss {self.loss.name}",
             ) from problem
         if not losses.isfinite().all():
-            raise InputError("finite losses", "NaN or infinity", where=f"{part}, loss {self.loss.name}")
+            raise InputError(
+                "finite losses",
+                "NaN or infinity",
+                where=f"{part}, loss {self.loss.name}",
+                fix="Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows",
+            )
 
     def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
         try:
