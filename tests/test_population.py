@@ -185,6 +185,21 @@ def test_regression_targets_train_in_a_stack():
         same_history(expected.history, population.histories[i])
 
 
+def test_gaps_are_in_the_frame_where_there_is_something_to_compare():
+    x, y = blobs(n=30)
+    settings = {"epochs": 2, "model_options": {"widths": (6, 5, 3)}}
+    frame = train_population("mlp", [settings], (x[:20], y[:20]), test=(x[20:], y[20:])).frame()
+    assert frame["loss_gap"][0] == pytest.approx(frame["test_loss"][0] - frame["train_loss"][0])
+    assert frame["error_gap"][0] == pytest.approx(frame["test_error"][0] - frame["train_error"][0])
+    untested = train_population("mlp", [settings], (x, y)).frame()
+    assert not {"loss_gap", "error_gap"} & set(untested)
+    values = x[:, :3].sin()
+    pairs = {"data": (x[:20], values[:20]), "test": (x[20:], values[20:])}
+    regression = train_population("mlp", [{"loss": "mse", **settings}], **pairs)
+    assert "loss_gap" in regression.frame()
+    assert "error_gap" not in regression.frame()
+
+
 def test_float32_curves_stay_together():
     data = blobs(n=64, dtype=torch.float32)
     common = {"batch_size": 16, "momentum": 0.9, "model_options": {"widths": (6, 16, 3)}}

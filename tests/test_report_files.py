@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from networks import mlp
 from test_report import Page, bounds_table, figure, history, table
@@ -151,3 +152,20 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
     assert "fewer epochs" in words
     assert str(page.all("img")[0]["alt"]).startswith("Figure of the study")
     assert "some-study, smoke scale, study" in words  # provenance
+
+
+def test_a_sweep_from_its_file_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, store = Path(__file__).parents[1] / "examples" / "sweep.toml", tmp_path / "store"
+    assert run(monkeypatch, "sweep", "run", file, "--store", store, "--workers", 0) == 0
+    for ending in ("csv", "parquet"):
+        many, page = tmp_path / f"many.{ending}", tmp_path / f"{ending}.html"
+        assert run(monkeypatch, "sweep", "export", many, "--store", store) == 0
+        assert run(monkeypatch, "report", many, "--out", page) == 0
+        assert '<section id="population"' in page.read_text(encoding="utf-8")
+    frame = pd.read_csv(tmp_path / "many.csv")
+    assert frame["error_gap"].tolist() == pytest.approx((frame["test_error"] - frame["train_error"]).tolist())
+    assert frame["loss_gap"].tolist() == pytest.approx((frame["test_loss"] - frame["train_loss"]).tolist())
+    ((_, item),) = read_item(str(tmp_path / "many.csv"))
+    assert item.target == "error_gap"
+    assert set(item.measures) == {"kappa_trace_sum", "hessian_trace", "path_norm"}
+    assert set(item.parameters) == {"train.lr", "train.batch_size", "train.seed"}

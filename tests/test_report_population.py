@@ -60,6 +60,8 @@ def test_columns_find_their_parts() -> None:
     assert list(PopulationFrame(sweep).measures) == [f"metrics.{name}" for name in NETWORK_WIDE[:5]]
     assert PopulationFrame(sweep).parameters == ("metrics.batch_size", "metrics.optimizer")
     assert base_name("psi_trace[rule=cyclic]") == base_name("a.b.psi_trace/fc1") == "psi_trace"
+    assert not is_population(pd.DataFrame({"error_gap": [0.1, 0.2], "gradient_norm": [np.nan, np.nan]}))
+    assert base_name('expected_sharpness{"alpha": 0.1}') == "expected_sharpness"
     assert target_column(["x", "loss_gap", "gap"]) == "gap"
     assert network_names(PopulationFrame(population(3).assign(name=["a", "b", "c"]))) == ["a", "b", "c"]
     assert network_names(PopulationFrame(population(2)))[1] == "network 2"

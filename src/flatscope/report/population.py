@@ -102,12 +102,14 @@ def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
 
 def base_name(column: str) -> str:
     """`psi_trace[rule=cyclic]`, `kappa/fc1`, `metrics.kappa_sum` → the measure's own name."""
-    return re.split(r"[\[/:@ ]", column, maxsplit=1)[0].rpartition(".")[2]
+    return re.split(r"[\[{/:@ ]", column, maxsplit=1)[0].rpartition(".")[2]
 
 
 def is_population(frame: pd.DataFrame) -> bool:
     """Whether a bare frame says by its column names that it is a population."""
-    return bool(target_column(map(str, frame.columns))) and bool(measure_columns(frame))
+    # A frame of `train_population` has an empty `gradient_norm`, unless training was to stop by it.
+    measured = any(frame[name].notna().any() for name in measure_columns(frame))
+    return bool(target_column(map(str, frame.columns))) and measured
 
 
 class MeasureStatistics(NamedTuple):

@@ -43,15 +43,16 @@ Config = Mapping[str, Any]
 
 PARTS = ("data", "labels", "model", "init", "train", "measures", "bounds", "measure_options", "measure_seed", "device")
 FINAL = ("train_loss", "train_error", "test_loss", "test_error", "distance")
+GAPS = ("loss_gap", "error_gap")  # test less training; the second only of classes, neither without test data
 TRAINING_SHARE = 0.7  # of the progress bar, where there is something to measure afterwards
 
 
 def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
     """Train the unit's networks, those on the same data together, then measure and store them one by one.
 
-    Stored of each: the metrics of its last epoch, `epochs`, `stopped_by`, `diverged`, every network-wide value under
-    its measure's name and those of layers as "measure/layer"; the frames "history" and "table"; the trained weights.
-    A diverged network is stored without measurements.
+    Stored of each: the metrics of its last epoch, `loss_gap` and `error_gap`, `epochs`, `stopped_by`, `diverged`, every
+    network-wide value under its measure's name and those of layers as "measure/layer"; the frames "history" and
+    "table"; the trained weights. A diverged network is stored without measurements.
     """
     for config in configs:
         _check(config)
@@ -105,8 +106,10 @@ def _part_of(report: Report, start: float, share: float) -> Report:
 def _measure_and_store(population: Population, i: int, config: Config, store: Store) -> None:
     history = population.histories[i]
     last = history.iloc[-1]
-    stopped_by = str(population.frame()["stopped_by"].iloc[i])
+    row = population.frame().iloc[i]
+    stopped_by = str(row["stopped_by"])
     metrics: dict[str, Any] = {name: float(last[name]) for name in FINAL}
+    metrics |= {name: float(row[name]) for name in GAPS if name in row}
     diverged = stopped_by == "diverged"
     metrics |= {"epochs": int(last["epoch"]), "stopped_by": stopped_by, "diverged": diverged}
     tables = [] if diverged else tables_of(population.problem(i), config)

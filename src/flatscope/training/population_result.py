@@ -72,7 +72,8 @@ class Population(Sequence[nn.Module]):
         Settings are the fields of `TrainConfig` (`epochs` as `max_epochs`), `model_seed`, `init`, `train_size`,
         `noise_temperature`, the options of model and labels as `model.…` and `labels.…`, and the user's own keys.
         Results are those of the last evaluated epoch, `epochs` finished, `stopped_by`, `diverged`, `seconds` until
-        the trial stopped (of its whole group, since its trials run together), and `group`.
+        the trial stopped (of its whole group, since its trials run together), and `group`. With test data also
+        `loss_gap`, test less training loss, and for classes `error_gap`.
         """
         return pd.DataFrame([self._line(trial) for trial in self._trials])
 
@@ -163,6 +164,9 @@ class Population(Sequence[nn.Module]):
         line |= {key: value for key, value in trial.given.items() if key not in line and _is_plain(value)}
         last: Mapping[str, float] = record.rows[-1] if record.rows else {}
         line |= {name: last.get(name, math.nan) for name in FINAL}
+        if self._test is not None:  # left out otherwise: an empty column would pass for the gap of a population
+            kinds = ("loss",) if group.data[0].targets.is_floating_point() else ("loss", "error")
+            line |= {f"{kind}_gap": line[f"test_{kind}"] - line[f"train_{kind}"] for kind in kinds}
         stopped_by = record.stopped_by or "interrupted"
         line |= {"epochs": record.epochs, "stopped_by": stopped_by, "diverged": stopped_by == "diverged"}
         return line | {"seconds": record.seconds, "group": group.number}
