@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -254,3 +255,39 @@ def test_frozen_layers_and_layerless_networks_have_no_value() -> None:
     tiny.model[0].weight.requires_grad_(False)
     frame = fs.measure(tiny.problem(), "psi_trace").to_frame()
     assert frame["reason"].str.contains("trainable").all()
+
+
+PSI = ("psi_trace", "psi_balance", "psi_epsilon", "psi_expected")
+
+
+@pytest.mark.parametrize("between", [[nn.GELU()], [nn.LayerNorm(8), nn.ReLU()]], ids=["gelu", "layer_norm"])
+def test_where_no_unit_can_be_rescaled_path_space_is_weight_space_and_says_so(between: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), *between, nn.Linear(8, 3)).double()
+    problem = fs.Problem(model, (normals(40, 6), torch.arange(40) % 3))
+    same_ball = {"epsilon": 0.1, "relative": False}
+    same_law = {"sigma": 0.1 / (sum(v.numel() for v in model.parameters()) + 2) ** 0.5, "law": "ball"}
+    weights = {"epsilon_flatness": same_ball, "expected_flatness": same_law, "hessian_trace": {}}
+    table = fs.measure(problem, [*PSI, *weights], options=weights)
+    wall = "gelu (1)" if len(between) == 1 else "layer_norm (1)"
+    for name in PSI:
+        assert f"no unit can be rescaled; scales stop at {wall}; equals" in table.reason(name)
+    assert table["psi_trace"] == pytest.approx(table["hessian_trace"], rel=1e-9)
+    assert table["psi_epsilon"] == pytest.approx(table["epsilon_flatness"], rel=0.02)
+    error = math.hypot(table.stderr("psi_expected"), table.stderr("expected_flatness"))
+    assert table["psi_expected"] == pytest.approx(table["expected_flatness"], abs=5 * error)
+    if len(between) == 1:  # a fresh LayerNorm has biases of zero
+        sizes = torch.cat([value.detach().abs().flatten() for value in model.parameters()])
+        assert table["psi_balance"] == pytest.approx(float(sizes.max() / sizes.min()), rel=1e-9)
+
+
+def test_units_without_a_scale_are_counted_and_a_relu_network_needs_no_remark() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.GELU(), nn.Linear(5, 3)).double()
+    table = fs.measure(fs.Problem(model, (normals(40, 6), torch.arange(40) % 3)), list(PSI))
+    for name in PSI:
+        assert table.reason(name).endswith("8 of 13 hidden units can be rescaled; scales stop at gelu (3)")
+    for tiny in (mlp(), residual()):
+        table = fs.measure(tiny.problem(), list(PSI))
+        assert not any("rescaled" in table.reason(name) for name in PSI)
+        assert table.reason("psi_trace") == table.reason("psi_balance") == ""

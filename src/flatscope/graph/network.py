@@ -97,6 +97,18 @@ class Graph:
         """Why units are fixed, with the number of layers concerned."""
         return dict(Counter(wall for layer in self.layers for wall in layer.walls))
 
+    @property
+    def stopped(self) -> str:
+        """How many hidden units can be rescaled and what stops the others; empty where nothing does."""
+        hidden = [layer for layer in self.layers if layer.hidden]
+        free = sum(layer.n_free for layer in hidden)
+        by = ", ".join(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*self.unfollowed.values()]))
+        if free and not by:
+            return ""
+        if free:
+            return f"{free} of {self.n_units} hidden units can be rescaled; scales stop at {by}"
+        return "no unit can be rescaled" + (f"; scales stop at {by}" if by else "")
+
     def summary(self) -> str:
         """What can be rescaled, what cannot, and why."""
         form = "a chain" if self.chain else "with branches"

@@ -73,12 +73,13 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
     known = float(paths.join(diagonals)[~rest].sum())
     chosen = rest.nonzero().flatten()
     if not len(chosen):
-        return Value(known)
+        return Value(known, reason=_remark(paths, "hessian_trace"))
     operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
     found_rest = trace(operator, generator, accuracy=accuracy, most_products=most_products)
     reason = "" if found_rest.exact else f"{len(chosen)} of {paths.count} values by products"
     if not found_rest.converged:
         reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
+    reason = _remark(paths, "hessian_trace", reason)
     return Value(known + found_rest.value, stderr=found_rest.stderr, exact=found_rest.exact, reason=reason)
 
 
@@ -205,7 +206,7 @@ def psi_epsilon(
     reason = f"lower bound: best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
     if radius >= paths.nearest_pole and paths.n_classes:
         reason += f"; {POLE}"
-    return Value(rise, low=rise, exact=False, reason=reason)
+    return Value(rise, low=rise, exact=False, reason=_remark(paths, "epsilon_flatness at this radius", reason))
 
 
 @measure(
@@ -259,6 +260,7 @@ def psi_expected(
     drawn = _laws(ctx, paths, radius, draws // 2, law)
     shifts = (paths.shift(mirrored) for u in drawn for mirrored in (u, -u))
     rises = perturbed_losses(ctx, shifts).reshape(-1, 2).mean(1) - ctx.scores().loss  # (pairs,)
+    reason = _remark(paths, "expected_flatness at this radius and law", reason)
     return Value(abs(float(rises.mean())), stderr=float(rises.std()) / math.sqrt(len(rises)), reason=reason)
 
 
@@ -272,16 +274,18 @@ def psi_expected(
     on_folded=True,
     conventions="all basis-path values, biases included; infinite if one of them is zero",
 )
-def psi_balance(ctx: Context, *, rule: str = "max_product") -> float:
+def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     """Ratio of the largest to the smallest absolute basis-path value.
 
     Args:
         ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
-    log, _ = ctx.sweep(path_coordinates, rule=rule).log_values()
+    paths = ctx.sweep(path_coordinates, rule=rule)
+    log, _ = paths.log_values()
     spread = float(log.max() - log.min())
-    return math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
+    ratio = math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
+    return Value(ratio, reason=_remark(paths, "the same ratio of the weights"))
 
 
 @measure(
@@ -325,6 +329,12 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     if held:
         raise NotApplicable("needs all weights of the layers to be trainable, since units are rescaled", held[0])
     return paths
+
+
+def _remark(paths: PathCoordinates, counterpart: str, reason: str = "") -> str:
+    """The reason, and where units have no free scale how many; where none has, path space is weight space."""
+    equals = "" if paths.n_classes else f"equals {counterpart}"
+    return "; ".join(part for part in (reason, paths.graph.stopped, equals) if part)
 
 
 def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
