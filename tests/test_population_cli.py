@@ -84,14 +84,36 @@ def test_a_factory_and_listed_trials(run: Run, tmp_path: Path) -> None:
     assert (out / "trials" / "slow" / "weights.safetensors").exists()
 
 
+def test_the_example_runs_and_the_model_may_be_written_as_in_a_sweep(run: Run, tmp_path: Path) -> None:
+    example, out = ROOT / "examples" / "population.toml", tmp_path / "example"
+    outcome = run("train", "--population", example, "--out", out)
+    assert outcome.code == 0, outcome.err
+    frame = pd.read_csv(out / "frame.csv")
+    assert len(frame) == 8
+    assert frame["error_gap"].tolist() == pytest.approx((frame["test_error"] - frame["train_error"]).tolist())
+    path, starts = tmp_path / "many.toml", []
+    beside = FILE.format(epochs=1)
+    nested = beside.replace("widths = [64, 8, 10]", "options = { widths = [64, 8, 10] }\nseed = 1")
+    for name, text in (("beside", beside), ("nested", nested)):
+        path.write_text(text)
+        assert run("train", "--population", path, "--out", tmp_path / name).code == 0
+        starts.append([load_file(tmp_path / name / "trials" / f"{k}" / "initial.safetensors") for k in range(8)])
+    first, same = starts[0][-1], starts[1]  # seed 1 is the last of the grid, and model.seed of all
+    assert all(torch.equal(first[name], start[name]) for start in same for name in first)
+    path.write_text(nested.replace("seed = 1", "bias = false"))
+    mixed = run("train", "--population", path, "--out", tmp_path / "mixed")
+    assert mixed.code == 2
+    assert "bias beside them" in mixed.err
+
+
 def test_what_the_file_does_not_say_well_is_named(run: Run, tmp_path: Path) -> None:
     path, out = tmp_path / "many.toml", tmp_path / "out"
     good = FILE.format(epochs=1)
     cases = [
         ("[data", "TOML"),
-        (good.replace("[grid]", "[greed]"), "greed"),
+        (good.replace("[grid]", "[greed]"), "one of data, model, train, trials, grid, got 'greed'"),
         (good.replace('name = "mlp"', ""), "[model] with a name"),
-        (good.replace("train_size = 60", "train_sise = 60"), "train_sise"),
+        (good.replace("train_size = 60", "train_sise = 60"), "one of name, train_size"),
         (good.replace("batch_size", "batch_sise"), "batch_sise"),
         (good.replace("[0, 1]", "0"), "list with at least one value"),
         (good[: good.index("[grid]")], "[[trials]] or [grid]"),

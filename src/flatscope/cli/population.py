@@ -1,8 +1,9 @@
 """`flatscope train --population file.toml`: many networks, described in one file.
 
 The file has a table `[data]` (`name` and options of `flatscope.training.data.load`), a table `[model]` (`name` and its
-options), a table `[train]` with settings that all trials share, and what differs: `[[trials]]`, one table each, or
-`[grid]`, lists whose combinations are the trials (of every entry of `[[trials]]`, if there are both).
+options, beside it or, as in a sweep, as `options = {…}` with the `seed` of the weights), a table `[train]` with what
+all trials share, and what differs: `[[trials]]`, one table each, or `[grid]`, lists whose combinations are the
+trials (of every entry of `[[trials]]`, if there are both).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flatscope.training.population_result import Population
 from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, Build
 from flatscope.training.weights import save_weights
 
-TABLES = ("data", "model", "train", "grid", "trials")
+TABLES = ("data", "model", "train", "trials", "grid")
 NESTED = ("model_options", "init_options", "labels")
 SHOWN = 20
 
@@ -42,15 +43,18 @@ def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> No
     place = usable_device(device)
     content = _read(path)
     model, options = _named(content.get("model"), "model", path)
+    options, model_seed = _as_in_a_sweep(options, path)
     name, settings = _named(content.get("data"), "data", path)
     trials = expand(content, str(path))
     known = [key for key in inspect.signature(data_sets.load).parameters if key not in ("name", "root")]
     for key in settings:
         if key not in known:
-            raise UnknownNameError.among(key, known, f"key of [data] in {path}")
+            raise UnknownNameError(f"one of name, {', '.join(known)}", repr(key), where=f"{path}, [data]")
     data = data_sets.load(name, data_root, **settings)
     for trial in trials:
         trial["model_options"] = {**options, **trial.get("model_options", {})}
+        if model_seed is not None:
+            trial.setdefault("model_seed", model_seed)
 
     def from_factory(trial: Mapping[str, Any]) -> nn.Module:
         return load_model(model, None, data, trial["model_seed"], trial["model_options"])
@@ -121,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError("a TOML file", str(problem), where=f"--population {path}") from None
     for key in content:
         if key not in TABLES:
-            raise UnknownNameError.among(key, TABLES, f"table of {path}")
+            raise UnknownNameError(f"one of {', '.join(TABLES)}", repr(key), where=str(path))
     return content
 
 
@@ -130,6 +134,17 @@ def _named(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise InputError(f"a table [{kind}] with a name", "none", where=f"--population {path}")
     return table["name"], {key: value for key, value in table.items() if key != "name"}
+
+
+def _as_in_a_sweep(options: dict[str, Any], path: Path) -> tuple[dict[str, Any], Any]:
+    """Options of the model, and the seed of its weights where [model] has `options` and `seed`, as in a sweep."""
+    if "options" not in options:
+        return options, None  # a `seed` is then an option like the others, for a factory that takes one
+    beside = {key: value for key, value in options.items() if key not in ("options", "seed")}
+    if beside or not isinstance(options["options"], dict):
+        got = f"{next(iter(beside))} beside them" if beside else repr(options["options"])
+        raise InputError("all options of the model in options = {…}", got, where=f"[model] in {path}")
+    return options["options"], options.get("seed")
 
 
 def _axes(grid: Any, where: str) -> dict[str, list[Any]]:
