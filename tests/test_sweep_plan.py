@@ -75,6 +75,44 @@ def test_mistakes_in_a_plan(change: dict[str, Any], message: str) -> None:
         Sweep.from_dict({"name": "a", "grid": {"x": [1]}, **change}).units()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[base.data]", "[data]", "one of name, group_by, group_size, work, base, grid, trials"),
+        ("epochs = 5", "epochs = 5\nlrr = 1", "'lrr'. Did you mean lr"),
+        ("train.lr", "train.lrr", "'lrr'. Did you mean lr"),
+        ("[0.05, 0.1, 0.2]", "[0.05, 0.1, -0.2]", "trial 8, "),
+        ('"path_norm"', '"path_nrom"', "path_norm"),
+        ('name = "mlp"', 'name = "mpl"', "Did you mean mlp"),
+        ('name = "mlp"', 'name = "absent.py:net"', "no such file"),
+        ("widths =", "width =", "Did you mean widths"),
+        ('"digits"', '"digit"', "Did you mean digits"),
+        ("flatten = true", "flat = true", "one of name, root, train_size"),
+        ("[base.train]", "[base.trian]\n[base.train]", "one of data, labels, model"),
+        ("[base.train]", '[base.init]\nscheme = "xavierr"\n[base.train]', "xavier"),
+        ("[base.train]", "[base.labels]\nconfusion = 3\nsize = 4\n[base.train]", "true_size"),
+        ("[base.train]", "[base.measure_options.path_norm]\nq = 2\n[base.train]", "option of path_norm"),
+    ],
+)
+def test_a_slip_in_a_sweep_is_one_error_before_any_trial(
+    old: str,
+    new: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (Path(__file__).parents[1] / "examples" / "sweep.toml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "slip.toml").write_text(text.replace(old, new), encoding="utf-8")
+    code, out, err = call(monkeypatch, capsys, "run", tmp_path / "slip.toml", "--store", tmp_path / "store")
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+    assert str(tmp_path / "slip.toml") in err
+    assert err.count("Error") == 1
+    assert not (tmp_path / "store").exists()
+
+
 def test_files_that_are_no_plan(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         Sweep.from_file(tmp_path / "absent.toml")

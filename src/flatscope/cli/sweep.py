@@ -9,8 +9,9 @@ import typer
 
 from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.sweeps.checking import check_configs
 from flatscope.sweeps.engines import run as run_units
-from flatscope.sweeps.plan import Sweep
+from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
 from flatscope.sweeps.store import Store
 
 app = typer.Typer(help="Many trials, each trained and measured once; kills lose nothing.", no_args_is_help=True)
@@ -36,6 +37,8 @@ def run(
 ) -> None:
     """Run what the store does not have; run the same command again, or `resume`, after a kill."""
     sweep = Sweep.from_file(file)
+    if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs
+        check_configs(sweep.configs(), str(file))
     kept = Store(store)
     _note_changes(sweep, kept)
     kept.remember(sweep.name, sweep.to_dict())

@@ -27,7 +27,7 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.sweeps.configuration import flat, key_of, plain, to_json
 
 TRAIN_AND_MEASURE = "flatscope.sweeps.work:train_and_measure"
-PARTS = ("name", "work", "base", "grid", "trials", "group_by", "group_size")
+PARTS = ("name", "group_by", "group_size", "work", "base", "grid", "trials")
 
 Config = dict[str, Any]
 
@@ -59,7 +59,8 @@ class Sweep:
         """The sweep that a dictionary describes; unknown keys are refused."""
         for name in values:
             if name not in PARTS:
-                raise UnknownNameError.among(str(name), PARTS, f"key of {where}")
+                fix = "What the trials share goes into [base], as [base.data] and [base.train]"
+                raise UnknownNameError(f"one of {', '.join(PARTS)}", repr(name), where=where, fix=fix)
         given = {name: plain(value, f"{where}, {name}") for name, value in values.items()}
         if not isinstance(given.get("name"), str) or not given["name"]:
             raise InputError("a name", repr(given.get("name")), where=f"{where}, name")

@@ -55,7 +55,7 @@ def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Repor
     "table"; the trained weights. A diverged network is stored without measurements.
     """
     for config in configs:
-        _check(config)
+        check_parts(config)
     alike: dict[str, list[dict[str, Any]]] = {}
     for config in configs:
         shared = {"data": config["data"], "model": config["model"]["name"], "device": config.get("device")}
@@ -188,10 +188,11 @@ def training_pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor,
     return confusion_set(data, labels["confusion"], **settings).train
 
 
-def _check(config: Config) -> None:
+def check_parts(config: Config) -> None:
+    """Refuse a configuration with parts that are not known, or without those that are needed."""
     for name in config:
         if name not in PARTS and name != "name":
-            raise UnknownNameError.among(name, (*PARTS, "name"), "part of a configuration")
+            raise UnknownNameError(f"one of {', '.join(PARTS)}", repr(name), where="configuration")
     for name in ("data", "model", "train"):
         if not isinstance(config.get(name), Mapping):
             raise InputError(f"a dictionary {name!r}", repr(config.get(name)), where="configuration")
