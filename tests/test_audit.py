@@ -158,6 +158,9 @@ def test_walls_are_named_and_nothing_fails(build, wall: str) -> None:  # type: i
     assert found.verdict("margin", "batchnorm_scaling") == "not tested"
     assert found.disagrees.empty
     assert "not tested" in found.summary()
+    below = repr(found).splitlines()[1 + len(found.measures) :]  # what print shows names the wall
+    assert any(line.startswith("unit scaling not tested: ") and wall in line for line in below)
+    assert sum("permutation not tested (l1_path_norm" in line for line in below) == 1
     assert frame["stderr"].notna().all()
 
 

@@ -141,6 +141,16 @@ class Audit:
             names.append(str(row.measure))
         return found
 
+    def gaps(self) -> list[str]:
+        """Why cells say "not tested": a sentence per symmetry and reason, with the measures where it is not all."""
+        found = []
+        for symmetry, rows in self._frame.groupby("symmetry", sort=False):
+            words = str(symmetry).replace("_", " ")
+            for reason, left in rows[rows["verdict"] == "not tested"].groupby("reason", sort=False):
+                names = "" if len(left) == len(rows) else f" ({', '.join(left['measure'])})"
+                found.append(f"{words} not tested{names}: {str(reason)}")
+        return found
+
     def to_html(self) -> str:
         """The matrix as an HTML table; red where a verdict contradicts the declaration."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in ("measure", *self.symmetries))
@@ -160,7 +170,9 @@ class Audit:
 
     def __repr__(self) -> str:
         rows = [[text + (" !" if bad else "") for text, bad in line] for line in self.lines()]
-        return pd.DataFrame(rows, columns=["measure", *self.symmetries]).to_string(index=False)
+        return "\n".join(
+            [pd.DataFrame(rows, columns=["measure", *self.symmetries]).to_string(index=False), *self.gaps()]
+        )
 
     def to_markdown(self) -> str:
         """The matrix as a Markdown table; bold where a verdict contradicts the declaration."""
