@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+import typer
+from rich.text import Text
 from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
@@ -24,6 +27,7 @@ import flatscope.cli.demo as demo
 from flatscope import Table, __version__
 from flatscope.catalogue import catalogue_markdown
 from flatscope.cli import main
+from flatscope.cli.app import app
 from flatscope.factories import find_factory
 from flatscope.registry import declarations, select
 from flatscope.training.checkpoint import TrainConfig
@@ -355,3 +359,19 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "Traceback" not in err
     assert out == ""
     assert load_file(saved)["model.1.weight"].shape == (10, 64)
+
+
+def _commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def test_no_help_is_eaten_as_markup() -> None:
+    found = dict(_commands(typer.main.get_command(app)))
+    assert {"train", "sweep run"} <= set(found)
+    for name, command in found.items():
+        for words in [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]:
+            assert words is None or Text.from_markup(words).plain == words, name

@@ -43,7 +43,7 @@ def train(
     data: DataName = "",
     population: Annotated[
         Path | None,
-        typer.Option(help="TOML file with [data], [model], [train] and [grid] or [[trials]]: many networks at once."),
+        typer.Option(help="TOML file that describes many networks, trained at once; see examples/population.toml."),
     ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = TrainConfig.lr,
     momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = TrainConfig.momentum,
