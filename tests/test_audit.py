@@ -271,8 +271,8 @@ def test_points_share_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(ctx, **options)
 
     counted.__module__, counted.__qualname__ = plain.__module__, plain.__qualname__
-    for module in ("weight_flatness", "relative_flatness"):
-        monkeypatch.setattr(f"flatscope.measures.{module}.exact_sweep", counted)
+    for module in ("measures.weight_flatness", "curvature.layer_blocks"):
+        monkeypatch.setattr(f"flatscope.{module}.exact_sweep", counted)
     problem = mlp().problem()
     monkeypatch.setattr(fs.Problem, "_check_outputs", None)
     fs.audit(problem, ["hessian_trace", "rho_sum", "kappa_trace", "layer_trace"], trials=2)

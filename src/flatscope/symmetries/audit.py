@@ -148,7 +148,7 @@ class Audit:
             words = str(symmetry).replace("_", " ")
             for reason, left in rows[rows["verdict"] == "not tested"].groupby("reason", sort=False):
                 names = "" if len(left) == len(rows) else f" ({', '.join(left['measure'])})"
-                found.append(f"{words} not tested{names}: {str(reason)}")
+                found.append(f"{words} not tested{names}: {reason!s}")
         return found
 
     def to_html(self) -> str:
