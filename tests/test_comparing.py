@@ -70,6 +70,7 @@ def test_a_rescaled_copy_is_recognised_and_what_differs_is_named(found: fs.Compa
     assert {"margin", "l1_path_norm", "rho_sum"} <= set(found.comparable)
     assert found.verdict("parameter_count").word == "no direction"
     text = found.summary()
+    assert "without ± none was computed" in text
     assert "twin is the same function as one written with other weights" in text
     assert "mean nothing for the ranking" in text
 
@@ -141,7 +142,10 @@ def test_losses_far_apart_are_said_and_curvature_does_not_rank(pair: dict[str, n
     found = fs.compare({**pair, "early": early}, data, ["rho_sum", "l1_path_norm"])
     assert found.verdict("rho_sum").word == "not comparable"
     assert found.verdict("l1_path_norm").word == "comparable"
-    (warning,) = found.warnings()
+    warning, undertrained = found.warnings()
+    assert undertrained.startswith("early fits the training set far less well than")
+    assert f"training error {found.networks['early'].error:.3g} against 0)" in undertrained
+    assert undertrained in found.summary()
     assert "vanishes with the loss" in warning
     assert all(f"{name} " in warning for name in found.names)
     losses = [network.loss for network in found.networks.values()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -115,7 +114,7 @@ def show_comparison(found: Comparison) -> None:
 
 
 def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
-    """What to call the checkpoints: as told, or by the shortest end of the path that tells them apart."""
+    """What to call the checkpoints: as told, or by the file, or by the part of the path that tells them apart."""
     if len(checkpoints) < 2:
         fix = "Measure one with flatscope measure"
         raise InputError("at least two checkpoints", str(len(checkpoints)), where="flatscope compare", fix=fix)
@@ -123,9 +122,25 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
         raise InputError(f"{len(checkpoints)} different names", ", ".join(given), where="--name")
     if given is not None:
         return given
-    short = [path.stem if path.suffix else path.name for path in checkpoints]
-    if max(Counter(short).values()) > 1:
-        short = [str(path) for path in checkpoints]
+    short = [path.with_suffix("").name if _has_ending(path) else path.name for path in checkpoints]
+    if len(set(short)) != len(short):
+        short = _differing(checkpoints)
     if len(set(short)) != len(short):
         raise InputError("different checkpoints", "one of them twice", where="flatscope compare", fix="Use --name")
     return short
+
+
+def _differing(checkpoints: list[Path]) -> list[str]:
+    """What is left of the paths without the folders and the file name that all of them share."""
+    parts = [list((path.with_suffix("") if _has_ending(path) else path).parts) for path in checkpoints]
+    for end in (0, -1):
+        while all(parts) and len({part[end] for part in parts}) == 1:
+            for part in parts:
+                part.pop(end)
+    left = ["/".join(part) for part in parts]
+    return left if all(left) and len(set(left)) == len(left) else [str(path) for path in checkpoints]
+
+
+def _has_ending(path: Path) -> bool:
+    """Whether the name ends as a file's does: in `run.1` the last part is a number."""
+    return path.suffix[1:].isalpha()

@@ -14,12 +14,25 @@ import pandas as pd
 
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.quantities import Quantity, quantities
-from flatscope.comparing.rankings import agreement, consensus, order_text, ranked
-from flatscope.comparing.verdicts import LOSS_FACTOR, Standing, Verdict, differs, far_apart, judge, loss_factor
+from flatscope.comparing.rankings import agreement, consensus, order_text, places, ranked, tie_text
+from flatscope.comparing.verdicts import (
+    LOSS_FACTOR,
+    Standing,
+    Verdict,
+    differs,
+    far_apart,
+    judge,
+    loss_factor,
+    undertrained,
+)
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.guards import write_whole
 from flatscope.table import Table, number
 
+ERRORS = (
+    "± is a standard error: of the random draws where a value is estimated, and of the training samples being a draw "
+    "where that is known. For values without ± none was computed."
+)
 _COPIES_DIFFER = "differ between copies of one function"
 
 
@@ -183,6 +196,7 @@ class Comparison:
                 f"{LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature are "
                 "left out of the ranking. Compare checkpoints at about the same loss."
             )
+        found += undertrained(self.networks)
         if len({network.architecture for network in self.networks.values()}) > 1:
             found.append("The architectures differ: only measures of the function itself are comparable.")
         return found
@@ -193,11 +207,13 @@ class Comparison:
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:
-            for row in self.ranking().itertuples(index=False):
+            ranking = self.ranking()
+            for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
                 lines.append(
-                    f"{row.rank:g}. {row.name}: mean rank {row.mean_rank:.2f} over {row.families} families of "
+                    f"{place} {row.name}: mean rank {row.mean_rank:.2f} over {row.families} families of "
                     f"measures, first in {row.families_first}; rank {row.rank_low:g} to {row.rank_high:g}."
                 )
+            lines += [tie] if (tie := tie_text(ranking)) else []
             for order, labels in self.orders().items():
                 lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
         else:
@@ -205,6 +221,7 @@ class Comparison:
         for reason, labels in self.not_comparable().items():
             if reason != _COPIES_DIFFER:  # a warning names these
                 lines.append(f"Not comparable, {reason}: {', '.join(labels)}.")
+        lines.append(ERRORS)
         return "\n".join(lines)
 
     def not_comparable(self) -> dict[str, list[str]]:

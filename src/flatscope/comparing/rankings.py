@@ -78,6 +78,28 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
     return frame.sort_values("rank", kind="stable", ignore_index=True)
 
 
+def places(ranking: pd.DataFrame) -> list[str]:
+    """The place of each row of `consensus` in words: "1.", "tied first:", "tied for 2 to 3:"."""
+    shared = ranking["rank"].map(ranking["rank"].value_counts())
+    words = []
+    for rank, networks in zip(ranking["rank"], shared, strict=True):
+        best, worst = rank - (networks - 1) / 2, rank + (networks - 1) / 2
+        tied = "tied first:" if best == 1 else f"tied for {best:g} to {worst:g}:"
+        words.append(f"{rank:g}." if networks == 1 else tied)
+    return words
+
+
+def tie_text(ranking: pd.DataFrame) -> str:
+    """That the first place is shared, in a sentence; empty where it is not."""
+    first = ranking[ranking["rank"] == ranking["rank"].min()]
+    if len(first) < 2:
+        return ""
+    names = f"{', '.join(first['name'][:-1])} and {first['name'].iloc[-1]}"
+    if first["families_first"].nunique() == 1:
+        return f"The families of measures split evenly between {names}: together they prefer none."
+    return f"The mean ranks of {names} are equal: together the measures prefer none."
+
+
 def agreement(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
     from flatscope.stats.correlation import correlate

@@ -16,6 +16,8 @@ from flatscope.registry import Declaration
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
 LOSS_FACTOR = 3.0
+# A training error that much above the lowest is that of a network which was not trained to the end.
+ERROR_APART = 0.05
 # These depend on the outputs as a function of the inputs, whatever the network that computes them looks like.
 FUNCTION_ONLY = frozenset({"margin", "perturbation_robustness"})
 # Families whose values are derivatives or rises of the training loss.
@@ -130,3 +132,21 @@ def loss_factor(networks: Mapping[str, Standing]) -> float:
     """Largest training loss over the smallest."""
     losses = [network.loss for network in networks.values()]
     return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
+
+
+def undertrained(networks: Mapping[str, Standing]) -> list[str]:
+    """Networks that fit the training set far less well than the best of them, a sentence each.
+
+    By the training error; by the loss where there are no classes.
+    """
+    classes = not any(math.isnan(network.error) for network in networks.values())
+    what = "error" if classes else "loss"
+    score: dict[str, float] = {name: getattr(network, what) for name, network in networks.items()}
+    best = min(score, key=lambda name: score[name])
+    limit = score[best] + ERROR_APART if classes else score[best] * LOSS_FACTOR
+    return [
+        f"{name} fits the training set far less well than {best} (training {what} {value:.3g} against "
+        f"{score[best]:.3g}): its place says how far it was trained as well as how flat it is."
+        for name, value in score.items()
+        if value > limit
+    ]
