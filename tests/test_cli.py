@@ -289,6 +289,26 @@ def test_train_resume_measure(run: Run, tmp_path: Path) -> None:
         assert f"loss {last['train_loss']:.4g}, error {100 * last['train_error']:.2f} %" in measured.err
 
 
+def test_a_run_folder_brings_its_weights_before_training(run: Run, tmp_path: Path) -> None:
+    folder, name = tmp_path / "run", "distance_from_initialization"
+    assert run("train", *SMALL, "--epochs", "1", "--out", folder).code == 0
+    alone = run("measure", *SMALL, "--weights", folder / "weights.safetensors", "-m", name)
+    assert "on the command line --initial" in " ".join(alone.out.split())
+    given = ["--initial", folder / "initial.safetensors"]
+    named = run("measure", *SMALL, "--weights", folder / "weights.safetensors", *given, "-m", name, "--json")
+    found = run("measure", *SMALL, "--weights", folder, "-m", name, "--json")
+    assert found.code == named.code == 0
+    assert Table.from_json(found.out)[name] == Table.from_json(named.out)[name] > 0
+    assert f"before training are those in {folder / 'initial.safetensors'}" in found.err
+    assert "before training are" not in named.err
+    start = run("measure", *SMALL, "--weights", folder, "--initial", folder, "-m", name, "--json")
+    assert Table.from_json(start.out)[name] == 0  # what is named comes before what is found
+    for words in (["--weights", folder], ["--weights", folder / "weights.safetensors", *given]):
+        audited = run("audit", *SMALL, *words, "-m", name, "--by", "layer", "--trials", "1")
+        assert audited.code == 0, audited.err
+        assert "moved" in audited.out
+
+
 def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar: dict[str, bytes]) -> None:
     put(tmp_path / "cifar-10", tiny_cifar)
     listed = run("data", "list", "--data-root", tmp_path)

@@ -185,7 +185,7 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
     if "test" in entry.needs and problem.test is None:
         raise NotApplicable("needs test data; pass test=(x, y)")
     if "initial" in entry.needs and problem.initial is None:
-        raise NotApplicable("needs the weights before training; pass initial=")
+        raise NotApplicable("needs the weights before training; pass initial= (on the command line --initial)")
     if "classes" in entry.needs and not problem.classification:
         raise NotApplicable("needs class labels and at least two outputs")
     if "chain" in entry.needs and not ctx.network.chain:

@@ -88,7 +88,8 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
     initial = ctx.problem.initial
     if radius == 0:
         if initial is None:
-            raise NotApplicable("needs the weights before training, or a radius; pass initial= or the option radius")
+            way = "pass initial= (on the command line --initial) or the option radius"
+            raise NotApplicable(f"needs the weights before training, or a radius; {way}")
         squares = ((v.double() - initial[name].double()).square().sum() for name, v in ctx.trainable.items())
         radius = math.sqrt(math.fsum(float(value) for value in squares))
     if not 0 < epsilon < radius:

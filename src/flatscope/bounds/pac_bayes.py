@@ -164,7 +164,8 @@ def _shift(ctx: Context, prior_mean: str) -> Params:
     if prior_mean == "zero":
         return ctx.trainable
     if initial is None or not set(ctx.trainable) <= set(initial):
-        raise NotApplicable("needs the weights before training, and no BatchNorm; pass initial=")
+        way = "pass initial= (on the command line --initial)"
+        raise NotApplicable(f"needs the weights before training, and no BatchNorm; {way}")
     return {name: value.double() - initial[name].double() for name, value in ctx.trainable.items()}
 
 

@@ -280,7 +280,8 @@ def pac_bayes_psi(
     distance = sign * log.exp()
     if prior_mean == "initial":
         if initial is None or set(initial) != set(ctx.params):
-            raise NotApplicable("needs the weights before training, and no BatchNorm; pass initial=")
+            way = "pass initial= (on the command line --initial)"
+            raise NotApplicable(f"needs the weights before training, and no BatchNorm; {way}")
         distance = distance - paths.values_of({name: value.double() for name, value in initial.items()})
     divergence = float(distance.square().sum()) / (2 * sigma**2) + sign_penalty * paths.n_classes * math.log(2)
     generator, changes = ctx.generator("pac_bayes_psi"), []

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import auditing
-from flatscope.cli.output import check_place, command_line, note_missing_weights, show_note
+from flatscope.cli.output import check_place, command_line, note_found_initial, note_missing_weights, show_note
 from flatscope.cli.sources import (
     BatchSize,
     DataName,
@@ -19,6 +19,7 @@ from flatscope.cli.sources import (
     DataSeed,
     Device,
     Flatten,
+    Initial,
     LossName,
     MeasureNames,
     MeasureOptions,
@@ -28,6 +29,7 @@ from flatscope.cli.sources import (
     TestSize,
     TrainSize,
     Weights,
+    find_initial,
     load_problem,
     parse_model_options,
     parse_options,
@@ -36,6 +38,7 @@ from flatscope.errors import UnknownNameError
 from flatscope.registry import select
 from flatscope.symmetries.audit import Audit
 from flatscope.symmetries.folding import has_batchnorm
+from flatscope.training.weights import read_weights
 
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 
@@ -44,6 +47,7 @@ def audit(
     model: ModelName,
     data: DataName,
     weights: Weights = None,
+    initial: Initial = None,
     measures: MeasureNames = None,
     by: Annotated[
         list[str] | None,
@@ -68,6 +72,7 @@ def audit(
     """Rewrite a network's weights without changing its function, and see which measures move."""
     select(measures)
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    begun = find_initial(initial, weights)
     for way in by or ():
         if way not in auditing.SYMMETRY_OF:
             raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
@@ -86,6 +91,7 @@ def audit(
         data_seed=data_seed,
         seed=seed,
         loss=loss,
+        initial=None if begun is None else read_weights(begun),
         device=device,
         batch_size=batch_size,
     )
@@ -98,6 +104,7 @@ def audit(
     else:
         show_audit(found)
     note_missing_weights(weights)
+    note_found_initial(initial, begun)
     if out is not None:
         found.save(out)
 

@@ -11,7 +11,15 @@ import typer
 
 from flatscope import measuring
 from flatscope.catalogue import catalogue_markdown, measure_page
-from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid, show_note, show_table
+from flatscope.cli.output import (
+    check_place,
+    command_line,
+    note_found_initial,
+    note_missing_weights,
+    show_grid,
+    show_note,
+    show_table,
+)
 from flatscope.cli.sources import (
     BatchSize,
     DataName,
@@ -19,6 +27,7 @@ from flatscope.cli.sources import (
     DataSeed,
     Device,
     Flatten,
+    Initial,
     LossName,
     MeasureNames,
     MeasureOptions,
@@ -28,6 +37,7 @@ from flatscope.cli.sources import (
     TestSize,
     TrainSize,
     Weights,
+    find_initial,
     load_problem,
     parse_dtype,
     parse_model_options,
@@ -47,7 +57,7 @@ def measure(
     model: ModelName,
     data: DataName,
     weights: Weights = None,
-    initial: Annotated[Path | None, typer.Option(help="Weights before training, for distances.")] = None,
+    initial: Initial = None,
     measures: MeasureNames = None,
     option: MeasureOptions = None,
     bounds: Annotated[bool, typer.Option(help="Evaluate the bounds as well.")] = False,
@@ -73,7 +83,7 @@ def measure(
     # Everything that can be wrong with the command is refused before any data is read.
     select(measures, "measure")
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
-    precision = parse_dtype(dtype)
+    precision, begun = parse_dtype(dtype), find_initial(initial, weights)
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
@@ -91,7 +101,7 @@ def measure(
             data_seed=data_seed,
             seed=seed,
             loss=loss,
-            initial=None if initial is None else read_weights(initial),
+            initial=None if begun is None else read_weights(begun),
             device=own_device,
             dtype=precision,
             batch_size=batch_size,
@@ -114,6 +124,7 @@ def measure(
             show_table(table)
     show_note(fit)
     note_missing_weights(weights)
+    note_found_initial(initial, begun)
     if out is not None:
         tables["measures"].save(out)
         if bounds:

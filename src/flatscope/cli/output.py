@@ -35,6 +35,12 @@ def note_missing_weights(weights: Path | None) -> None:
         show_note("no --weights were given: these are the weights that the factory made")
 
 
+def note_found_initial(given: Path | None, used: Path | None) -> None:
+    """Say where the weights before training come from if nobody named them."""
+    if given is None and used is not None:
+        show_note(f"weights before training are those in {used}")
+
+
 def command_line() -> str:
     """The command as it was typed, for the provenance of what it writes."""
     return shlex.join(["flatscope", *sys.argv[1:]])

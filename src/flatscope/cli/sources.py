@@ -20,6 +20,7 @@ from flatscope.training.data import Data, load
 from flatscope.training.initialization import private_randomness
 from flatscope.training.weights import load_weights
 
+INITIAL_FILE = "initial.safetensors"  # what `flatscope train` writes beside the trained weights
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # Options that several commands have, with one wording.
@@ -41,6 +42,12 @@ Flatten = Annotated[bool, typer.Option("--flatten", help="One vector per sample.
 # Not the seed of training: networks of different seeds must be measured on the samples they were trained on.
 DataSeed = Annotated[int, typer.Option("--data-seed", help="Of subsets and of the split of digits.")]
 Weights = Annotated[Path | None, typer.Option(help="safetensors, a state dict, or the folder of a checkpoint.")]
+Initial = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"Weights before training, for distances; else {INITIAL_FILE} where --weights is a folder with it."
+    ),
+]
 MeasureNames = Annotated[list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')]
 MeasureOptions = Annotated[list[str] | None, typer.Option(help="measure.option=value; repeatable.")]
 LossName = Annotated[str, typer.Option(help="cross_entropy or mse.")]
@@ -144,6 +151,12 @@ def load_problem(
     )
     network = load_model(model, weights, loaded, seed, model_options)
     return Problem(network, train=loaded.train, test=loaded.test, **settings), loaded
+
+
+def find_initial(initial: Path | None, weights: Path | None) -> Path | None:
+    """Where the weights before training are: as given, else in the folder of the trained ones, if it has them."""
+    beside = None if weights is None else weights / INITIAL_FILE
+    return beside if initial is None and beside is not None and beside.is_file() else initial
 
 
 def parse_options(entries: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ import typer
 from flatscope.cli.output import show_grid, show_note
 from flatscope.cli.population import train_file
 from flatscope.cli.sources import (
+    INITIAL_FILE,
     DataName,
     DataRoot,
     DataSeed,
@@ -109,7 +110,7 @@ def train(
         initialize(network, init, seed)
     checkpoint = out / "checkpoint"
     if not (checkpoint / WEIGHTS_FILE).exists():  # a run that is taken up, or refused, keeps the weights it began with
-        save_weights(network, out / "initial.safetensors")
+        save_weights(network, out / INITIAL_FILE)
     result = train_model(network.to(place), loaded, config, checkpoint=checkpoint)
     if result.resumed_from:
         show_note(f"resumed after epoch {result.resumed_from}")
@@ -118,7 +119,7 @@ def train(
     last = result.history.iloc[-1]
     shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
     show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
-    show_note(f"weights in {out / 'weights.safetensors'}, before training in {out / 'initial.safetensors'}")
+    show_note(f"weights in {out / 'weights.safetensors'}, before training in {out / INITIAL_FILE}")
     if result.diverged:
         raise typer.Exit(code=1)
 
