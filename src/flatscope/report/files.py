@@ -18,7 +18,7 @@ from flatscope.files import from_npz_bytes
 from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
 from flatscope.report.items import is_history
-from flatscope.report.population import PopulationFrame, is_population
+from flatscope.report.population import PopulationFrame, is_population, target_column
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 
@@ -140,6 +140,9 @@ def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]
         return frame
     if target or measures or is_population(frame):
         return PopulationFrame(frame, target, tuple(measures), meta={"file": str(path)})
+    if target_column(map(str, frame.columns)):
+        fix = "Add a column named after each measure; a sweep (flatscope sweep run, then export) has them"
+        raise InputError("a population with measures", "a gap, but no column of a measure", where=str(path), fix=fix)
     fix = "Name the column of the generalization gap with --target, and the measures with --measure. " + ACCEPTED
     raise InputError("a training history or a population", _columns_words(frame), where=str(path), fix=fix)
 
