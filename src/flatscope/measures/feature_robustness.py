@@ -23,6 +23,7 @@ from flatscope.registry import Value, measure
 
 KINDS = ("worst", "random")
 TOLERANCE = 1e-6
+LONGEST, SETTLING = 1e6, 20
 NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are rounding, and their directions chance
 
 
@@ -152,7 +153,10 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         drawn = torch.randn(restarts - 2, *gradient.shape, generator=generator, dtype=torch.float64)
         directions.append(drawn.to(gradient))
     starts = climb({name: acting.pulled(torch.cat(directions))})
-    losses, _ = ascend(evaluate, starts, climb, project, shrinking(steps))
+    _, found = ascend(evaluate, starts, climb, project, shrinking(steps))
+    # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
+    # stretch of the loss each goes up, and they settle to more digits than short steps do.
+    losses, _ = ascend(evaluate, found, climb, project, (LONGEST,) * SETTLING)
     value = max(0.0, float(losses.max()) - ctx.scores().loss)  # A = 0 is allowed
     slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
     curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ
