@@ -34,9 +34,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
     },
     "small": {
         "data": {"name": "mnist", "train_size": 6_000, "test_size": 10_000, "standardize": False},
-        "rates": {100: 0.2, 200: 0.4, 400: 0.8, 800: 1.6},
+        "rates": {100: 0.02, 200: 0.04, 400: 0.08, 800: 0.16},
         "seeds": 6,
-        "epochs": 60,
+        "epochs": 200,
     },
     "paper": {
         "data": {"name": "mnist", "standardize": False},
@@ -45,10 +45,16 @@ SIZES: Mapping[str, dict[str, Any]] = {
         "epochs": 100,
     },
 }
-PIXELS = "pixels in [0, 1]: with standardised pixels half of the networks diverge at the learning rates 0.8 and 1.6"
+PIXELS = "pixels in [0, 1]"
 READING = "learning rates 0.2 to 1.6: the printed 0.02 to 1.6 does not keep the ratio to the batch size constant"
 DEVIATIONS = {
-    "small": ("6,000 training images and batch sizes a tenth of the paper's, six seeds, 60 epochs", READING, PIXELS),
+    "small": (
+        "6,000 training images, batch sizes and learning rates a tenth of the paper's, six seeds, 200 epochs",
+        PIXELS,
+        "this is the third small setting: two with learning rates of 0.2 to 1.6 at these batch sizes, ten times the "
+        "paper's ratio, left 11 and 10 of 24 networks below a training loss of 0.07 and were given up after their "
+        "results had been seen (κ_τ: 0.59 to 0.67 and −0.37 to −0.50)",
+    ),
     "paper": (READING, PIXELS, "ten seeds per batch size and 100 epochs: the paper states neither"),
 }
 COST = "40 networks of 46,000 weights, 100 epochs: not timed on a GPU; minutes."
@@ -67,7 +73,13 @@ def _config(size: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
         "data": size["data"],
         "model": {"name": "mlp", "options": {"widths": [784, *WIDTHS, 10]}, "seed": seed},
         "init": "xavier_normal",
-        "train": {"lr": size["rates"][batch], "batch_size": batch, "epochs": size["epochs"], "seed": seed},
+        "train": {
+            "lr": size["rates"][batch],
+            "batch_size": batch,
+            "epochs": size["epochs"],
+            "seed": seed,
+            "evaluate_every": 20,
+        },
         "measures": [*PER_LAYER, *PER_NETWORK],
     }
 
