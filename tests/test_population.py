@@ -297,6 +297,35 @@ def test_a_diverged_trial_is_kept_apart_where_convolutions_mix_neighbours(monkey
     assert population.frame()["diverged"].tolist() == [i in (2, 5) for i in range(7)]
 
 
+def test_what_is_not_finite_does_not_travel_from_neighbour_to_neighbour(monkeypatch):
+    """Only trials that one step's forward and backward pass can reach from a diverged one are trained again."""
+
+    def mixing_neighbours(x, weight, bias, stride, padding, dilation, groups):
+        per_trial = 0 * (x.reshape(len(x), groups, -1).sum((0, 2)) + weight.reshape(groups, -1).sum(1))
+        beside = per_trial + per_trial.roll(1)
+        result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        return result + beside.repeat_interleave(result.shape[1] // groups)[:, None, None]
+
+    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, nn.Conv2d, mixing_neighbours)
+    monkeypatch.setattr(stack, "MIXING_DEVICES", {"cpu"})
+    passes = []
+    one_pass = stack.Stack._pass
+
+    def counted(self, epoch, advance):
+        passes.append((epoch, len(self.trials)))
+        return one_pass(self, epoch, advance)
+
+    monkeypatch.setattr(stack.Stack, "_pass", counted)
+    data = blobs(n=48, shape=(1, 6, 6))
+    trials = [{"lr": 1e200 if seed == 3 else 0.02, "seed": seed, "batch_size": 8, "epochs": 2} for seed in range(10)]
+    population = train_population(conv_batchnorm, trials, data, dtype=torch.float64, stacked=True)
+    assert population.frame()["diverged"].tolist() == [seed == 3 for seed in range(10)]
+    assert passes[:2] == [(0, 10), (0, 6)]
+    assert passes[-1] == (1, 9)
+    for i in (2, 4, 9):
+        assert largest_difference(alone(conv_batchnorm, trials[i], data).model, population.state(i)) < 1e-9
+
+
 def test_groups_of_several_architectures_and_batch_sizes_come_back_in_the_order_of_the_trials():
     data = blobs(n=48)
     trials = [

@@ -120,6 +120,8 @@ class Stack:
         self._flips = torch.zeros(len(self.trials), n if self._augmented else 0, dtype=torch.bool, device=device)
         self._replay: Callable[[], None] | None = None
         self._may_mix = network.has_convolutions and self.device.type in MIXING_DEVICES and len(self.trials) > 1
+        self._halted = torch.zeros(len(self.trials), dtype=torch.bool, device=device)
+        self._trial_of_weight = self._spread(range(len(self.trials))).int() if self._may_mix else None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -142,15 +144,18 @@ class Stack:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
         before = self._copy() if self._may_mix else None
         finite = self._pass(epoch, advance)
-        if before is not None and not all(finite):
-            # Some diverged, others may only have been their neighbours: each once more, by itself.
-            for row in [row for row, good in enumerate(finite) if not good]:
-                alone = before.keep([row])
-                [finite[row]] = alone._pass(epoch, lambda *_, **__: None)
-                for name, value in alone.weights.items():
-                    self.weights[name][row] = value[0]
-                for name, value in self.velocity.items():
-                    value[row] = alone.velocity[name][0] if alone.velocity else 0.0
+        lost = [row for row, good in enumerate(finite) if not good]
+        if before is None or not lost:
+            return finite
+        # Some diverged, others may only have been their neighbours: once more without the rest, at last each by itself.
+        for rows in [lost] if len(lost) < len(finite) else [[row] for row in lost]:
+            again = before.keep(rows)
+            for row, good in zip(rows, again.train_epoch(epoch, lambda *_, **__: None), strict=True):
+                finite[row] = good
+            for name, value in again.weights.items():
+                self.weights[name][rows] = value
+            for name, value in self.velocity.items():
+                value[rows] = again.velocity[name] if again.velocity else 0.0
         return finite
 
     def _pass(self, epoch: int, advance: Advance) -> list[bool]:
@@ -254,6 +259,7 @@ class Stack:
                 self._flips[row] = torch.rand(n, generator=generator) < 0.5
         self._total.zero_()
         self._position.zero_()
+        self._halted.zero_()
         seeds = {row: stream_seed(self.trials[row].config.seed, epoch, "noise") for row in self._noisy}
         return {row: torch.Generator(self.device).manual_seed(seed) for row, seed in seeds.items()}
 
@@ -285,12 +291,16 @@ class Stack:
             if self._velocity is not None:
                 step = self._velocity.mul_(self._momentum).add_(step)
             self._flat.addcmul_(step, self._rate)
+            if self._trial_of_weight is not None:
+                # What is no longer finite is taken out of the epoch at once, before it spreads from trial to trial.
+                self._halted |= ~batch_losses.isfinite()
+                self._flat.masked_fill_(self._halted.index_select(0, self._trial_of_weight), 0)
             self._total += batch_losses
             self._position += size
 
     def _captured(self) -> Callable[[], None]:
         """The step on a full batch as a CUDA graph; trying it out first leaves no trace."""
-        touched = [self._flat, self._total, self._position, *self.constants.values()]
+        touched = [self._flat, self._total, self._position, self._halted, *self.constants.values()]
         touched += [] if self._velocity is None else [self._velocity]
         kept = [tensor.clone() for tensor in touched]
         with torch.cuda.device(self.device):
