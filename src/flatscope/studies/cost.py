@@ -1,0 +1,142 @@
+"""What a study costs: seconds by kind of work, from timed epochs and measurements, kept beside its results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatscope.errors import DataFileError
+from flatscope.guards import write_whole
+
+TRAINING, MEASURING = "training", "measuring"
+NAMED_ROWS = 3  # of the largest, in one sentence
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """Work of one kind.
+
+    Attributes:
+        part: "training" or "measuring".
+        what: what is done once, in words.
+        number: how often: stacks of networks, or measurements.
+        each: seconds of the largest of them: of an epoch, or of a measurement.
+        total: seconds of all; None where nothing could be timed.
+        epochs: up to how many epochs; 0 for a measurement.
+        images: training images of the largest.
+        timed_on: training images of the epochs that were timed; for a measurement, the share of its repetitions.
+        problem: why nothing was timed.
+    """
+
+    part: str
+    what: str
+    number: int
+    each: float | None = None
+    total: float | None = None
+    epochs: int = 0
+    images: int = 0
+    timed_on: float = 0.0
+    problem: str = ""
+
+    def text(self) -> str:
+        """The row in one phrase."""
+        times = f"{self.number:,} × {self.what}"
+        if self.each is None:
+            return f"{times}: not timed ({self.problem})"
+        if self.part == MEASURING:
+            timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of the repetitions"
+            return f"{times}, {duration(self.each)} each{timed}"
+        timed = "" if self.timed_on >= self.images else f", timed on {self.timed_on:,.0f}"
+        return f"{times}, up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a study costs on one device, unit after unit, without set-up, analysis and figure.
+
+    Attributes:
+        name: of the study.
+        scale: of the study.
+        rows: one per kind of work.
+        additional: seconds that are left where the studies in `shared` have been run before.
+        shared: studies with which it shares networks or measurements, of those costed before it.
+        provenance: version, command, device, torch, date.
+    """
+
+    name: str
+    scale: str
+    rows: tuple[CostRow, ...]
+    additional: float
+    shared: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of everything that was timed."""
+        return sum(row.total or 0.0 for row in self.rows)
+
+    @property
+    def untimed(self) -> tuple[CostRow, ...]:
+        """Rows without a time."""
+        return tuple(row for row in self.rows if row.total is None)
+
+    def part(self, name: str) -> float:
+        """Seconds of "training" or of "measuring"."""
+        return sum(row.total or 0.0 for row in self.rows if row.part == name)
+
+    def text(self) -> str:
+        """One sentence: the time in all, what takes it, and what is shared with other studies."""
+        if len(self.untimed) == len(self.rows):
+            reasons = dict.fromkeys(row.problem for row in self.rows)
+            return f"not timed: {'; '.join(reasons) or 'nothing to run'}"
+        # Stop rules may end training early, so that its time is an upper end.
+        bound = "more than" if self.untimed else "at most" if self.part(TRAINING) else "about"
+        rows = sorted(self.rows, key=lambda row: -(row.total or 0.0) if row.total is not None else -float("inf"))
+        told = [row.text() for row in rows[: max(NAMED_ROWS, len(self.untimed))]]
+        if len(rows) > len(told):
+            told.append(f"{len(rows) - len(told)} kinds of work that take less")
+        words = f"{bound} {duration(self.seconds)} on one {self.provenance.get('device', 'device')}: {'; '.join(told)}"
+        if self.shared:
+            left = f"{duration(self.additional)} more" if self.additional else "nothing more"
+            words += f"; {left} once {', '.join(self.shared)} {'has' if len(self.shared) == 1 else 'have'} run"
+        return words
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `folder/<study>/<scale>-cost.json`, whole; the path of the file."""
+        target = Path(folder) / self.name / cost_file(self.scale)
+        write_whole(target, (json.dumps(asdict(self), indent=1, allow_nan=False) + "\n").encode())
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cost:
+        """The cost that `save` wrote."""
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+            rows = tuple(CostRow(**row) for row in saved.pop("rows"))
+            return cls(rows=rows, shared=tuple(saved.pop("shared")), **saved)
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            got = f"{type(problem).__name__}: {problem}"
+            fix = "Time it again: flatscope study cost NAME"
+            raise DataFileError("the cost of a study", got, where=str(path), fix=fix) from problem
+
+
+def load_costs(folder: str | Path, scale: str = "paper") -> dict[str, Cost]:
+    """Saved costs by study, from `folder/<study>/<scale>-cost.json`."""
+    found = [Cost.load(path) for path in sorted(Path(folder).glob(f"*/{cost_file(scale)}"))]
+    return {cost.name: cost for cost in found}
+
+
+def cost_file(scale: str) -> str:
+    """Name of the file with the cost at that scale."""
+    return f"{scale}-cost.json"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever says it in few digits."""
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
