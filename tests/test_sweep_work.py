@@ -130,3 +130,54 @@ def test_models_of_ones_own_and_mistakes(tmp_path: Path) -> None:
         run([[wrong, good]], "flatscope.sweeps.work:train_and_measure", store, workers=0)
     assert good in store
     assert isinstance(store.read(good).frame("table"), pd.DataFrame)
+
+
+class BrokenOff(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def broken_off_after(epoch: int) -> Any:
+    def report(fraction: float, note: str) -> None:
+        if note == f"epoch {epoch}":
+            raise BrokenOff
+
+    return report
+
+
+def test_a_unit_that_is_broken_off_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
+    trials = [
+        {"data": DATA, "model": BASE["model"], "train": {**TRAIN, "epochs": 8, "momentum": 0.9, "seed": seed}}
+        for seed in (0, 1)
+    ]
+    plain, store = Store(tmp_path / "plain"), Store(tmp_path / "store")
+    train_and_measure(trials, plain, lambda fraction, note: None)
+    assert not any((tmp_path / "plain" / ".unfinished").iterdir())
+    with pytest.raises(BrokenOff):  # too short for a checkpoint
+        train_and_measure(trials, store, broken_off_after(5))
+    monkeypatch.setattr("flatscope.sweeps.work.CHECKPOINT_SECONDS", 0.0)
+    with pytest.raises(BrokenOff):
+        train_and_measure(trials, store, broken_off_after(5))
+    assert not any(trial in store for trial in trials)
+    said: list[str] = []
+    train_and_measure(trials, store, lambda fraction, note: said.append(note))
+    assert said[0] == "epoch 5"  # the fifth was not saved when the report broke it off
+    assert not any((tmp_path / "store" / ".unfinished").iterdir())
+    for trial in trials:
+        ours, theirs = store.read(trial), plain.read(trial)
+        assert ours.frame("history")["epoch"].tolist() == list(range(1, 9))
+        assert ours.metrics["train_loss"] == theirs.metrics["train_loss"]
+        for name, value in theirs.weights().items():
+            assert torch.equal(ours.weights()[name], value)
+
+
+def test_other_units_do_not_find_the_checkpoint_and_a_store_elsewhere_has_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first, second = config(), config(labels={"random": 0.5})
+    with store.unfinished([first, second]) as folder, store.unfinished([first]) as other:
+        assert folder is not None
+        assert folder != other
+        folder.mkdir(parents=True)
+    assert not folder.exists()
+    assert store.frame().empty
+    with Store("memory://nowhere").unfinished([first]) as nothing:
+        assert nothing is None

@@ -15,14 +15,18 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatscope.guards import write_whole
 from flatscope.studies.tail_curvature import tail_curvature
+from flatscope.sweeps.configuration import from_json, to_json
 from flatscope.sweeps.store import Store
+from flatscope.sweeps.work import CHECKPOINT_SECONDS
 from flatscope.symmetries.scaling import random_layer_pair
 from flatscope.training.data import Data, load
 from flatscope.training.loop import evaluate
-from flatscope.training.population import PopulationView, train_population
+from flatscope.training.population import Population, PopulationView, train_population
 
 Report = Callable[[float, str], None]
+SEEN_FILE = "followed.json"  # beside the checkpoint: what was seen until then
 
 
 def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
@@ -39,16 +43,33 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
     held_out = (test_x.to(device), test_y.to(device))
     followers = [_Follower(config, x, y, held_out) for config in configs]
     epochs = max(config["train"]["epochs"] for config in configs)
-
-    def after_epoch(epoch: int, view: PopulationView) -> None:
-        for trial in view.active:
-            followers[trial].look(epoch, view, trial)
-        report(epoch / epochs, f"epoch {epoch}")
-
     trials = [{**config["train"], "init": config["init"], "model_seed": config["train"]["seed"]} for config in configs]
-    population = train_population(
-        first["model"]["name"], trials, data, device=device, after_epoch=after_epoch, show_progress=False
-    )
+    with store.unfinished(configs) as folder:
+        seen = None if folder is None else folder / SEEN_FILE
+        if seen is not None and seen.exists():  # work that was broken off goes on
+            for follower, rows in zip(followers, from_json(seen.read_bytes()), strict=True):
+                follower.rows = rows
+
+        def after_epoch(epoch: int, view: PopulationView) -> None:
+            looked = [followers[trial].look(epoch, view, trial) for trial in view.active]
+            if seen is not None and any(looked):
+                write_whole(seen, to_json([follower.rows for follower in followers]).encode())
+            report(epoch / epochs, f"epoch {epoch}")
+
+        population = train_population(
+            first["model"]["name"],
+            trials,
+            data,
+            device=device,
+            checkpoint=folder,
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+            after_epoch=after_epoch,
+            show_progress=False,
+        )
+        _write(configs, population, followers, store)
+
+
+def _write(configs: list[dict[str, Any]], population: Population, followers: list[_Follower], store: Store) -> None:
     for number, config in enumerate(configs):
         history = population.histories[number]
         last = history.iloc[-1]
@@ -63,25 +84,31 @@ class _Follower:
 
     def __init__(self, config: Mapping[str, Any], x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor]) -> None:
         self._epochs = set(config["follow"]["epochs"])
-        self._levels = sorted(config["follow"]["losses"], reverse=True)
+        self._losses = sorted(config["follow"]["losses"], reverse=True)
         self._last = config["train"]["epochs"]
         self._factor = config["reparameterize"]
         self._x, self._y, self._held_out = x, y, held_out
         self.rows: list[dict[str, Any]] = []
 
-    def look(self, epoch: int, view: PopulationView, trial: int) -> None:
-        """Measure the network now if a rule says so; rules that hold at the same epoch share one measurement."""
+    def look(self, epoch: int, view: PopulationView, trial: int) -> bool:
+        """Measure the network now if a rule says so; rules that hold at the same epoch share one measurement.
+
+        Returns:
+            Whether something was added.
+        """
+        # What a run that was broken off had seen of this and later epochs comes again.
+        self.rows = [row for row in self.rows if row["epoch"] < epoch]
         row = view.row(trial)
         loss = row.get("train_loss", math.nan)
         if math.isnan(loss):
-            return
+            return False
         rules = [f"epoch {epoch}"] if epoch in self._epochs else []
-        while self._levels and loss < self._levels[0]:
-            rules.append(f"loss {self._levels.pop(0):g}")
+        passed = {row["rule"] for row in self.rows}
+        rules += [f"loss {level:g}" for level in self._losses if loss < level and f"loss {level:g}" not in passed]
         if epoch == self._last or view.stopped_by(trial):
             rules.append("end")
         if not rules:
-            return
+            return False
         model = view.model(trial).to(self._x.device)
         assert isinstance(model, nn.Sequential)
         before = tail_curvature(model, self._x)
@@ -101,6 +128,7 @@ class _Follower:
             **{f"after/{name}": value for name, value in after.items()},
         }
         self.rows += [{"rule": rule, **seen} for rule in rules]
+        return True
 
 
 def _test(data: Data) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
     <key>/config.json  metrics.json  weights.safetensors  <frame>.parquet
     .claims/ .failed/ .partial/ .plans/          who works on what, what went wrong, half-written trials, sweeps
+    .unfinished/                                 checkpoints of work that is going on or was broken off
 
 A trial whose files are not those that were written counts as absent: it is done again, and never read as a result.
 """
@@ -9,9 +10,11 @@ A trial whose files are not those that were written counts as absent: it is done
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +31,12 @@ from flatscope.sweeps.claims import Claims
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope.sweeps.trial_files import DamagedTrial, TrialFiles
 from flatscope.training.weights import WEIGHTS_FILE, plain_tensors
+from flatscope.version import __version__
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
 
 CONFIG_FILE = "config.json"
-CLAIMS, FAILED, PLANS = ".claims", ".failed", ".plans"
+CLAIMS, FAILED, PLANS, UNFINISHED = ".claims", ".failed", ".plans", ".unfinished"
 LEASE_SECONDS = 60.0
 PLAIN_NAME = re.compile(r"\w[\w.-]*")
 TAKEN_NAMES = {"config", "metrics", "weights"}
@@ -199,6 +203,21 @@ class Store:
         with self._claims.hold(key, lease) as mine:
             # Asked while the claim is held: whoever held it before has written by now, or never will.
             yield mine and not self._trials.holds(key)
+
+    @contextlib.contextmanager
+    def unfinished(self, configs: Iterable[Mapping[str, Any]]) -> Iterator[Path | None]:
+        """A folder for checkpoints of work on these trials: `with store.unfinished(configs) as folder:`.
+
+        Removed when the block ends well. Where it does not, the same trials find the folder again, with what is in it.
+        It may not exist yet. None if the store is not a folder of this machine.
+        """
+        if not self._trials.renames:
+            yield None
+            return
+        names = [__version__, *map(key_of, configs)]
+        folder = Path(self._path) / UNFINISHED / hashlib.blake2b(" ".join(names).encode(), digest_size=16).hexdigest()
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
 
     def running(self) -> set[str]:
         """Keys that somebody is working on now."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -44,6 +45,7 @@ Config = Mapping[str, Any]
 PARTS = ("data", "labels", "model", "init", "train", "measures", "bounds", "measure_options", "measure_seed", "device")
 FINAL = ("train_loss", "train_error", "test_loss", "test_error", "distance")
 GAPS = ("loss_gap", "error_gap")  # test less training; the second only of classes, neither without test data
+CHECKPOINT_SECONDS = 60.0  # a unit that is broken off loses about that much of its training
 TRAINING_SHARE = 0.7  # of the progress bar, where there is something to measure afterwards
 
 
@@ -63,7 +65,8 @@ def train_and_measure(configs: list[dict[str, Any]], store: Store, report: Repor
     before, problems = 0.0, []
     for group in alike.values():
         share = len(group) / len(configs)
-        problems += _run_group(group, store, _part_of(report, before, share))
+        with store.unfinished(group) as folder:
+            problems += _run_group(group, store, folder, _part_of(report, before, share))
         before += share
     if problems:
         raise problems[0]
@@ -85,10 +88,10 @@ def table_metrics(table: Table) -> dict[str, float]:
     return found
 
 
-def _run_group(group: Sequence[Config], store: Store, report: Report) -> list[Exception]:
+def _run_group(group: Sequence[Config], store: Store, folder: Path | None, report: Report) -> list[Exception]:
     """Train networks together, store each; what went wrong with single ones."""
     share = TRAINING_SHARE if any(config.get("measures") or config.get("bounds") for config in group) else 1.0
-    population = _train(group, _part_of(report, 0.0, share))
+    population = _train(group, folder, _part_of(report, 0.0, share))
     problems: list[Exception] = []
     for i, config in enumerate(group):
         try:
@@ -134,7 +137,7 @@ def tables_of(problem: Problem, config: Config) -> list[Table]:
     return tables
 
 
-def _train(group: Sequence[Config], report: Report) -> Population:
+def _train(group: Sequence[Config], folder: Path | None, report: Report) -> Population:
     device = usable_device(group[0].get("device") or "cpu")
     data = load(**group[0]["data"])
     trials = [trial_of(config, str(i)) for i, config in enumerate(group)]
@@ -152,6 +155,8 @@ def _train(group: Sequence[Config], report: Report) -> Population:
         data,
         pairs=lambda trial: training_pair(data, group[int(trial["name"])].get("labels")),
         device=device,
+        checkpoint=folder,
+        checkpoint_seconds=CHECKPOINT_SECONDS,
         after_epoch=after_epoch,
         show_progress=False,
     )

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +124,24 @@ class TrainConfig:
             if name not in known:
                 raise UnknownNameError.among(str(name), known, "training setting")
         return cls(**values)
+
+
+class CheckpointPace:
+    """When to write: after every so many epochs and at the end, but not within `seconds` of the time before."""
+
+    def __init__(self, every: int, seconds: float = 0.0) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InputError("a whole number of at least 1", repr(every), where="checkpoint_every")
+        if not seconds >= 0:
+            raise InputError("a number of at least 0", repr(seconds), where="checkpoint_seconds")
+        self._every, self._seconds, self._last = every, seconds, time.monotonic()
+
+    def is_due(self, epoch: int, *, over: bool) -> bool:
+        """Whether to write now, after `epoch` epochs; the caller then does."""
+        if not (over or epoch % self._every == 0) or time.monotonic() - self._last < self._seconds:
+            return False
+        self._last = time.monotonic()
+        return True
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import learning_rate
+from flatscope.training.checkpoint import CheckpointPace, learning_rate
 from flatscope.training.loop import COLUMNS, TrainingInterrupted, TrainResult, stop_rule, train
 from flatscope.training.pairs import Pair
 from flatscope.training.population_group import (
@@ -36,11 +36,14 @@ def train_stacked(
     group: Group,
     test: Pair | None,
     folder: Path | None,
-    checkpoint_every: int,
+    pace: tuple[int, float],
     after_epoch: AfterEpoch | None,
     advance: Advance,
 ) -> None:
     """Train a group as one stack until every trial of it has stopped, from its checkpoint if there is one.
+
+    Checkpoints are written at the given pace (epochs, seconds), each after `after_epoch` has seen its epoch: what that
+    function keeps on disk is never behind a checkpoint.
 
     On Ctrl-C the group holds the last finished epoch, and the KeyboardInterrupt goes on.
     """
@@ -62,7 +65,7 @@ def train_stacked(
         {name: group.initial[name][rows] for name in group.trained},
         velocity,
     )
-    kept = _copies(stack)
+    kept, writing = _copies(stack), CheckpointPace(*pace)
     begun = time.perf_counter() - group.seconds
     try:
         while not all(record.stopped_by for record in group.records):
@@ -92,13 +95,13 @@ def train_stacked(
                 live,
                 _copies(stack),
             )
-            if folder is not None and (all(r.stopped_by for r in records) or group.epoch % checkpoint_every == 0):
-                write_group(folder, group, stack)
             for row, record in zip(active, ended, strict=True):
                 if record.stopped_by is not None:
                     advance(group.trials[row].config.epochs - record.epochs)
             if after_epoch is not None:
                 after_epoch(group.epoch, PopulationView(group, active, weights, places))
+            if folder is not None and writing.is_due(group.epoch, over=all(r.stopped_by for r in records)):
+                write_group(folder, group, stack)
     except KeyboardInterrupt:
         going_on = [place for place, row in enumerate(group.live) if group.records[row].stopped_by is None]
         group.take(kept, [group.live[place] for place in going_on], going_on)
@@ -109,7 +112,7 @@ def train_alone(
     group: Group,
     test: Pair | None,
     folder: Path | None,
-    checkpoint_every: int,
+    pace: tuple[int, float],
     after_epoch: AfterEpoch | None,
     advance: Advance,
 ) -> None:
@@ -142,7 +145,8 @@ def train_alone(
             trial.config,
             test=test,
             checkpoint=place,
-            checkpoint_every=checkpoint_every,
+            checkpoint_every=pace[0],
+            checkpoint_seconds=pace[1],
             after_epoch=finished,
             show_progress=False,
         )

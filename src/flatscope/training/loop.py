@@ -19,6 +19,7 @@ from torch.nn import functional
 from flatscope.errors import InputError
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
+    CheckpointPace,
     TrainConfig,
     TrainingState,
     epoch_order,
@@ -98,6 +99,7 @@ def train(
     test: Pair | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
+    checkpoint_seconds: float = 0.0,
     after_epoch: AfterEpoch | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
@@ -116,6 +118,7 @@ def train(
             checkpoint of the same settings and data, the run goes on from there, or returns at once if it had
             ended.
         checkpoint_every: epochs between checkpoints.
+        checkpoint_seconds: a checkpoint within that time of the one before, or of the start, is left out.
         after_epoch: called as after_epoch(finished epochs, model in eval mode) once the epoch is saved.
         show_progress: a bar on terminals, for runs of more than two seconds.
 
@@ -144,7 +147,7 @@ def train(
     )
     state, initial = TrainingState(), {name: p.detach().clone() for name, p in trained.items()}
     folder = None if checkpoint is None else Path(checkpoint)
-    digest = ""
+    digest, writing = "", CheckpointPace(checkpoint_every, checkpoint_seconds)
     if folder is not None:
         prepare_folder(folder)
         digest = fingerprint(x, y)
@@ -179,7 +182,7 @@ def train(
                 if done == config.epochs:
                     stopped_by = stopped_by or "epochs"
                 after = TrainingState(done, rows, time.perf_counter() - begun, stopped_by)
-                if folder is not None and (stopped_by or done % checkpoint_every == 0):
+                if folder is not None and writing.is_due(done, over=stopped_by is not None):
                     write_checkpoint(folder, model, optimizer, initial, after, config.to_dict(), digest)
                 kept, state = _snapshot(model), after
                 if after_epoch is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
-from flatscope.training.checkpoint import prepare_folder
+from flatscope.training.checkpoint import CheckpointPace, prepare_folder
 from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
 from flatscope.training.pairs import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.population_group import Group, PopulationView, Record, fill, tensors_of
@@ -57,6 +57,7 @@ def train_population(
     dtype: torch.dtype | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
+    checkpoint_seconds: float = 0.0,
     after_epoch: AfterEpoch | None = None,
     stacked: bool | str = "auto",
     show_progress: bool = True,
@@ -88,8 +89,10 @@ def train_population(
         checkpoint: folder for the state of each group after every `checkpoint_every`-th epoch and at its end. The same
             call with a folder that holds such states goes on from there.
         checkpoint_every: epochs between checkpoints.
+        checkpoint_seconds: a checkpoint within that time of the one before, or of the start, is left out.
         after_epoch: called as after_epoch(finished epochs, view of the group) after every epoch of every group; the
-            view gives weights, models and history rows.
+            view gives weights, models and history rows. Of stacks it is called before the epoch's checkpoint: a run
+            that goes on calls it again for every epoch that its checkpoint lacks.
         stacked: "auto": networks that cannot be stacked are trained one by one, with a warning that says why;
             True: they are refused; False: all are trained one by one.
         show_progress: a bar on terminals, for runs of more than two seconds.
@@ -109,8 +112,7 @@ def train_population(
     """
     if stacked not in ("auto", True, False):
         raise InputError('"auto", True or False', repr(stacked), where="train_population, stacked")
-    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1:
-        raise InputError("a whole number of at least 1", repr(checkpoint_every), where="checkpoint_every")
+    CheckpointPace(checkpoint_every, checkpoint_seconds)  # refuses what cannot be meant
     read = read_trials(trials, build)
     pair, held_out = unpack_pairs(data, test)
     place = pair[0].device if device is None else usable_device(device)
@@ -136,7 +138,7 @@ def train_population(
         with bar as advance:
             for group, own_test in zip(groups, tested, strict=True):
                 run = train_alone if group.network is None else train_stacked
-                run(group, own_test, folder, checkpoint_every, after_epoch, advance)
+                run(group, own_test, folder, (checkpoint_every, checkpoint_seconds), after_epoch, advance)
     except KeyboardInterrupt:
         raise PopulationInterrupted(_advice(population, folder), population) from None
     return population

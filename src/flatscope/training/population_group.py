@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,18 @@ class Group:
     epoch: int = 0
     seconds: float = 0.0
     live: list[int] = field(default_factory=list)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """One fingerprint of the data of all trials, which stay the same once training has begun."""
+        digest = hashlib.blake2b(digest_size=16)
+        known: dict[int, str] = {}
+        for part in self.data:
+            if id(part.images) not in known:
+                known[id(part.images)] = fingerprint(part.images, part.images.new_zeros(0))
+            chosen = part.targets if part.index is None else torch.stack([part.index.double(), part.targets.double()])
+            digest.update((known[id(part.images)] + fingerprint(chosen, part.targets)).encode())
+        return digest.hexdigest()
 
     def state(self, row: int, *, initial: bool = False) -> dict[str, Tensor]:
         """Copies of the weights and buffers of one trial, on the CPU."""
@@ -161,7 +174,7 @@ def write_group(folder: Path, group: Group, stack: Stack) -> None:
     }
     saved = {
         "trials": [trial.description() for trial in group.trials],
-        "data": _digest(group),
+        "data": group.digest,
         "records": [dataclasses.asdict(record) for record in group.records],
         "epoch": group.epoch,
         "seconds": group.seconds,
@@ -218,20 +231,8 @@ def _refuse_others(group: Group, saved: Mapping[str, Any], path: Path) -> None:
             pairs = [f"{key} {theirs.get(key)!r} there, {mine.get(key)!r} here" for key in keys]
             where = f"resume from {path}, trial {mine['name']}"
             raise InputError("the settings of the checkpoint", "; ".join(pairs), where=where, fix=fix)
-    if saved["data"] != _digest(group):
+    if saved["data"] != group.digest:
         raise InputError("the training data of the checkpoint", "others", where=f"resume from {path}", fix=fix)
-
-
-def _digest(group: Group) -> str:
-    """One fingerprint of the data of all trials."""
-    digest = hashlib.blake2b(digest_size=16)
-    known: dict[int, str] = {}
-    for part in group.data:
-        if id(part.images) not in known:
-            known[id(part.images)] = fingerprint(part.images, part.images.new_zeros(0))
-        chosen = part.targets if part.index is None else torch.stack([part.index.double(), part.targets.double()])
-        digest.update((known[id(part.images)] + fingerprint(chosen, part.targets)).encode())
-    return digest.hexdigest()
 
 
 def _path(folder: Path, group: Group) -> Path:
