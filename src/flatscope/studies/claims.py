@@ -61,6 +61,8 @@ class Estimate:
         high: upper end.
         runs: how many networks, chains or draws it rests on.
         note: what a reader must know beside it.
+        seen: what the claim is about one by one ("networks"), where `low` and `high` are the smallest and largest
+            value seen among them and not a 95 % interval.
     """
 
     value: float
@@ -68,6 +70,7 @@ class Estimate:
     high: float | None = None
     runs: int = 1
     note: str = ""
+    seen: str = ""
 
     @classmethod
     def exact(cls, value: float, note: str = "") -> Estimate:

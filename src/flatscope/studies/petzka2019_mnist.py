@@ -131,7 +131,7 @@ def _layer_analysis(runs: Runs, measure: str, *, with_spread: bool) -> Analysis:
         for column in columns
     }
     if with_spread:
-        found["spread"] = intervals.of_correlations(points, list(columns), "gap", lambda r: float(r.max() - r.min()))
+        found["spread"] = intervals.spread_of_correlations(points, list(columns), "gap")
     return Analysis(points, found, lambda figure: _scatter(figure, points, columns))
 
 
@@ -223,6 +223,6 @@ def figure_6(runs: Runs) -> Analysis:
     found = {}
     for name in PER_NETWORK:
         family = "kappa_trace" if name.startswith("kappa") else ("rho_layer_sum" if name == "rho_sum" else "rho")
-        columns = [name, *(f"{family}/{layer}" for layer in LAYERS)]
-        found[name] = intervals.of_correlations(points, columns, "gap", lambda r: float(r[0] - r[1:].max()))
+        layers = [f"{family}/{layer}" for layer in LAYERS]
+        found[name] = intervals.lead_of_correlations(points, name, layers, "gap")
     return Analysis(points, found, lambda figure: _scatter(figure, points, PER_NETWORK))

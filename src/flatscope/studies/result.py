@@ -139,10 +139,23 @@ def estimate_text(estimate: Estimate) -> str:
     if math.isnan(estimate.value):
         return "—"
     if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.4g} (one run, no interval)"
+        return f"{estimate.value:.4g} ({'one run' if estimate.runs == 1 else f'{estimate.runs} runs'}, no interval)"
+    if estimate.seen:
+        return _seen_text(estimate)
     if estimate.low == estimate.value == estimate.high:
         return f"{estimate.value:.6g} (exact)"
     return f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
+
+
+def _seen_text(estimate: Estimate) -> str:
+    """An extreme among the networks looked at."""
+    value, low, high, all_of = estimate.value, estimate.low, estimate.high, f"{estimate.runs} {estimate.seen}"
+    if low == high:
+        return f"{value:.4g} (all {all_of})"
+    side, other = (f"largest of {all_of}", f"smallest {low:.4g}")
+    if value == low:
+        side, other = (f"smallest of {all_of}", f"largest {high:.4g}")
+    return f"{value:.4g} ({side}, {other})"
 
 
 def picture(figure: Figure, extension: str) -> bytes:
