@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 from flatscope.studies import petzka2019_population
-from flatscope.studies.petzka2019_population import train_and_follow
+from flatscope.studies.petzka2019_population import has_settled, train_and_follow
 from flatscope.sweeps.store import Store
 
 
@@ -23,7 +24,7 @@ def config(seed: int) -> dict[str, Any]:
         "model": {"name": "lenet5"},
         "init": "xavier_normal",
         "train": {"lr": 0.05, "momentum": 0.9, "batch_size": 10, "epochs": 8, "stop_loss": 0.5, "seed": seed},
-        "follow": {"epochs": [2, 4], "losses": [2.0, 1.5, 0.01]},
+        "follow": {"epochs": [2, 4], "losses": [2.0, 1.5, 0.01], "patience": 4},
         "reparameterize": {"low": 5.0, "high": 25.0, "seed": seed},
     }
 
@@ -52,3 +53,10 @@ def test_a_population_that_is_broken_off_is_seen_as_one_that_is_not(
         assert {"loss 2", "loss 1.5", "epoch 2", "end"} <= set(seen["rule"])
         assert "loss 0.01" not in set(seen["rule"])
         assert not seen["rule"].duplicated().any()
+
+
+def test_training_has_settled_once_the_loss_finds_no_new_low() -> None:
+    losses = [2.0, 1.5, 1.2, 1.3, 1.25, 1.2]
+    assert [has_settled(losses[:end], 3) for end in range(7)] == [False] * 6 + [True]
+    assert not has_settled([3.0, 2.0, 1.0, 0.5, 0.4], 3)
+    assert not has_settled(losses, math.inf)

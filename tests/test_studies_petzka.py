@@ -14,7 +14,8 @@ import torch
 import flatscope as fs
 from flatscope.studies import intervals, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
-from flatscope.studies.petzka2019_lenet import CLAIMS_1, RULE, at_rule, correlations, stages
+from flatscope.studies.petzka2019_correlations import CLAIMS_1
+from flatscope.studies.petzka2019_lenet import RULE, at_rule, correlations, stages
 from flatscope.studies.petzka2019_theory import minimum, remarks
 from flatscope.studies.tail_curvature import tail_curvature
 from flatscope.training.data import load
@@ -68,7 +69,7 @@ def planted(slope: float, noise: float, n: int = 400) -> pd.DataFrame:
     gap = slope * kappa + noise * generator.normal(size=n)
     rows: list[dict[str, Any]] = []
     for i in range(n):
-        base = {"network": i, "variant": "momentum", "gap": gap[i], "before/kappa_trace/fc3": kappa[i]}
+        base = {"network": i, "variant": "momentum", "learned": True, "gap": gap[i], "before/kappa_trace/fc3": kappa[i]}
         if i % 2:
             rows.append({**base, "rule": RULE})
         rows.append({**base, "rule": "end"} | ({"gap": 1e9} if i % 2 else {}))
@@ -102,10 +103,10 @@ def test_the_stronger_of_two_correlations_is_seen() -> None:
     gap = generator.normal(size=100)
     clear, blurred = gap + 0.1 * generator.normal(size=100), gap + 2 * generator.normal(size=100)
     frame = pd.DataFrame({"clear": clear, "blurred": blurred, "gap": gap})
-    better = intervals.of_correlations(frame, ["clear", "blurred"], "gap", lambda r: float(r[0] - r[1]))
+    better = intervals.lead_of_correlations(frame, "clear", ["blurred"], "gap")
     assert better.low is not None
     assert better.low > 0
-    worse = intervals.of_correlations(frame, ["blurred", "clear"], "gap", lambda r: float(r[0] - r[1]))
+    worse = intervals.lead_of_correlations(frame, "blurred", ["clear"], "gap")
     assert worse.value == pytest.approx(-better.value)
 
 

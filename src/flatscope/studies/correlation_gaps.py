@@ -101,7 +101,7 @@ def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: i
     off[off < SAME] = 0.0  # one measure twice: nothing to be wrong about
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample without spread counts as infinitely far off
         ratio = np.where(off == 0.0, 0.0, off / their_errors)
-    factor = float(np.quantile(ratio.max(axis=1), LEVEL))
+    factor = float(np.quantile(ratio.max(axis=1), LEVEL, method="higher"))  # between infinities nothing can be taken
     return gaps, np.where(errors > 0, factor * errors, 0.0)
 
 

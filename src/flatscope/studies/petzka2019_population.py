@@ -7,14 +7,16 @@ read at any stop rule, while the rule that is judged was fixed before (see `petz
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatscope.errors import FlatscopeError
 from flatscope.guards import write_whole
 from flatscope.studies.tail_curvature import tail_curvature
 from flatscope.sweeps.configuration import from_json, to_json
@@ -32,8 +34,8 @@ SEEN_FILE = "followed.json"  # beside the checkpoint: what was seen until then
 def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
     """Train the configurations of a unit together; write what was seen of each network along the way.
 
-    A configuration has `data` (for `load`), `model`, `init`, `train` (settings of a trial), `follow` with `epochs`
-    and `losses`, and `reparameterize` with `low`, `high` and `seed`.
+    A configuration has `data` (for `load`), `model`, `init`, `train` (settings of a trial), `follow` with `epochs`,
+    `losses` and perhaps `patience` (see `has_settled`), and `reparameterize` with `low`, `high` and `seed`.
     """
     first = configs[0]
     data = load(**first["data"])
@@ -85,6 +87,7 @@ class _Follower:
     def __init__(self, config: Mapping[str, Any], x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor]) -> None:
         self._epochs = set(config["follow"]["epochs"])
         self._losses = sorted(config["follow"]["losses"], reverse=True)
+        self._patience = config["follow"].get("patience", math.inf)
         self._last = config["train"]["epochs"]
         self._factor = config["reparameterize"]
         self._x, self._y, self._held_out = x, y, held_out
@@ -105,6 +108,8 @@ class _Follower:
         rules = [f"epoch {epoch}"] if epoch in self._epochs else []
         passed = {row["rule"] for row in self.rows}
         rules += [f"loss {level:g}" for level in self._losses if loss < level and f"loss {level:g}" not in passed]
+        if "settled" not in passed and has_settled([one["train_loss"] for one in view.rows(trial)], self._patience):
+            rules.append("settled")
         if epoch == self._last or view.stopped_by(trial):
             rules.append("end")
         if not rules:
@@ -114,9 +119,10 @@ class _Follower:
         before = tail_curvature(model, self._x)
         after = dict.fromkeys(before, math.nan)
         if all(math.isfinite(value) for value in before.values()):  # else it is about to diverge
-            twin = random_layer_pair(model, self._x[:2], **self._factor)
-            assert isinstance(twin, nn.Sequential)
-            after = tail_curvature(twin, self._x)
+            with contextlib.suppress(FlatscopeError):  # outputs so large that rounding changes them
+                twin = random_layer_pair(model, self._x[:2], **self._factor)
+                assert isinstance(twin, nn.Sequential)
+                after = tail_curvature(twin, self._x)
         test_loss, test_error = evaluate(model, *self._held_out)
         seen = {
             "epoch": epoch,
@@ -129,6 +135,11 @@ class _Follower:
         }
         self.rows += [{"rule": rule, **seen} for rule in rules]
         return True
+
+
+def has_settled(losses: Sequence[float], patience: float) -> bool:
+    """Whether the last `patience` epochs brought no new lowest training loss."""
+    return len(losses) > patience and min(losses[: -int(patience)]) <= min(losses[-int(patience) :])
 
 
 def _test(data: Data) -> tuple[Tensor, Tensor]:

@@ -141,6 +141,10 @@ class PopulationView:
         rows = self._group.records[self._row(trial)].rows
         return dict(rows[-1]) if rows else {}
 
+    def rows(self, trial: int) -> list[dict[str, float]]:
+        """The history so far, epoch after epoch; empty where `row` is."""
+        return [dict(row) for row in self._group.records[self._row(trial)].rows]
+
     def stopped_by(self, trial: int) -> str | None:
         """The rule that ended the trial; None while it goes on."""
         return self._group.records[self._row(trial)].stopped_by
