@@ -17,17 +17,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import typer
 from rich.text import Text
 from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
-import flatscope.cli.demo as demo
+import flatscope.cli.demonstration as demonstration
 from flatscope import Table, __version__
 from flatscope.catalogue import catalogue_markdown
 from flatscope.cli import main
-from flatscope.cli.app import app
+from flatscope.cli.commands import COMMANDS, load_command
 from flatscope.factories import find_factory
 from flatscope.registry import declarations, select
 from flatscope.training.checkpoint import TrainConfig
@@ -245,7 +244,7 @@ def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
 
 def test_places_are_checked_before_the_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flatscope.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
-    monkeypatch.setattr(demo, "load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("data were read first"))
     (tmp_path / "file").touch()
     for words in (
         ["measure", *SMALL, "--out", tmp_path / "file" / "t.json"],
@@ -332,9 +331,9 @@ def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar:
 
 
 def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
+    monkeypatch.setattr(demonstration, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
     runs = {f"batch {size}": TrainConfig(batch_size=size, epochs=1) for size in (16, 60)}
-    monkeypatch.setattr(demo, "RUNS", runs)
+    monkeypatch.setattr(demonstration, "RUNS", runs)
     outcome = run("demo", "--out", tmp_path)
     assert outcome.code == 0
     shown = [entry.name for entry in select(None) if entry.per == "network" and not entry.name.endswith("_capacity")]
@@ -381,16 +380,16 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> No
     assert load_file(saved)["model.1.weight"].shape == (10, 64)
 
 
-def _commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
+def _commands(group: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.items():
         if hasattr(command, "commands"):
-            yield from _commands(command, f"{path}{name} ")
+            yield from _commands(command.commands, f"{path}{name} ")
         else:
             yield f"{path}{name}", command
 
 
 def test_no_help_is_eaten_as_markup() -> None:
-    found = dict(_commands(typer.main.get_command(app)))
+    found = dict(_commands({name: load_command(name) for name in COMMANDS}))
     assert {"train", "sweep run"} <= set(found)
     for name, command in found.items():
         for words in [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]:

@@ -13,7 +13,7 @@ from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
 from flatscope.auditing import audit
-from flatscope.cli.app import app, main
+from flatscope.cli.app import main
 from flatscope.errors import InputError
 from flatscope.report.files import read_item
 from flatscope.report.page import page_text
@@ -126,10 +126,6 @@ def test_wrong_usage_is_refused_first(saved: Path, monkeypatch: pytest.MonkeyPat
     assert run(monkeypatch, "report", saved / "small.parquet", "--out", saved / "r.html", "--format", "gif") == 2
     assert run(monkeypatch, "report", saved.parent, "--out", saved / "r.html") == 2
     assert not (saved / "r.html").exists()
-
-
-def test_the_command_is_there() -> None:
-    assert "report" in {command.name for command in app.registered_commands}
 
 
 def test_a_study_has_its_claims(tmp_path: Path) -> None:

@@ -1,28 +1,30 @@
 """How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flatscope.auditing import audit
-from flatscope.comparing import Comparison, compare
-from flatscope.context import Context
-from flatscope.dynamics.langevin import SGLD
-from flatscope.errors import FlatscopeError, InputError, NumericalWarning
-from flatscope.interpolation import Simplex, interpolate
-from flatscope.landscape import Surface, landscape
-from flatscope.measuring import bounds, measure
-from flatscope.problem import Problem
-from flatscope.report.page import report
-from flatscope.report.population import PopulationFrame
-from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
-from flatscope.symmetries.audit import Audit
-from flatscope.table import Table
-from flatscope.training.population import Population, train_population
 from flatscope.version import __version__
 
 if TYPE_CHECKING:
     from flatscope import stats
-    from flatscope.studies import study
+    from flatscope.auditing import audit
+    from flatscope.comparing import Comparison, compare
+    from flatscope.context import Context
+    from flatscope.dynamics.langevin import SGLD
+    from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+    from flatscope.interpolation import Simplex, interpolate
+    from flatscope.landscape import Surface, landscape
+    from flatscope.measuring import bounds, measure
+    from flatscope.problem import Problem
+    from flatscope.report.page import report
+    from flatscope.report.population import PopulationFrame
+    from flatscope.studies.running import study
+    from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
+    from flatscope.symmetries.audit import Audit
+    from flatscope.table import Table
+    from flatscope.training.population import Population, train_population
 
 __all__ = [
     "SGLD",
@@ -54,11 +56,61 @@ __all__ = [
     "train_population",
 ]
 
+# Where each public name lives. It is loaded when first asked for: torch, pandas and scipy take seconds, which the help
+# of a command or a misspelt word should not cost.
+_HOMES = {
+    "SGLD": "dynamics.langevin",
+    "Audit": "symmetries.audit",
+    "BasisPaths": "symmetries",
+    "Comparison": "comparing",
+    "Context": "context",
+    "FlatscopeError": "errors",
+    "InputError": "errors",
+    "NumericalWarning": "errors",
+    "Population": "training.population",
+    "PopulationFrame": "report.population",
+    "Problem": "problem",
+    "Simplex": "interpolation",
+    "Surface": "landscape",
+    "Table": "table",
+    "audit": "auditing",
+    "bounds": "measuring",
+    "compare": "comparing",
+    "fold_batchnorm": "symmetries",
+    "interpolate": "interpolation",
+    "landscape": "landscape",
+    "measure": "measuring",
+    "report": "report.page",
+    "rescale": "symmetries",
+    "study": "studies",
+    "train_population": "training.population",
+}
+
+
+class _Package(ModuleType):
+    """This package as a module whose functions keep their names.
+
+    Python makes every imported submodule an attribute of its package. Three of ours have the name of a public function
+    (`bounds`, `landscape`, `report`), which must stay the function whatever is imported first.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
 
 def __getattr__(name: str) -> Any:
-    """Statistics and studies are loaded when first asked for: they take as long as torch itself."""
     if name == "stats":
         return importlib.import_module("flatscope.stats")
-    if name == "study":
-        return importlib.import_module("flatscope.studies").study
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
+    globals()[name] = found  # asked once only
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

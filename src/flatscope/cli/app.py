@@ -11,39 +11,19 @@ import warnings
 
 import typer
 
-import flatscope.cli.audit as audit
-import flatscope.cli.compare as compare
-import flatscope.cli.data as data
-import flatscope.cli.demo as demo
-import flatscope.cli.landscape as landscape
-import flatscope.cli.measures as measures
-import flatscope.cli.report as report
-import flatscope.cli.study as study
-import flatscope.cli.sweep as sweep
-import flatscope.cli.train as train
+from flatscope.cli.commands import Commands
 from flatscope.cli.output import show_error, show_warning
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.version import __version__
 
 app = typer.Typer(
     name="flatscope",
+    cls=Commands,
     help="How flat is the minimum of a trained network, does that number mean anything, and what does it say?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("measure")(measures.measure)
-app.command("compare")(compare.compare)
-app.command("audit")(audit.audit)
-app.command("landscape")(landscape.landscape)
-app.command("train")(train.train)
-app.command("report")(report.report)
-app.command("measures")(measures.measures)
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(data.app, name="data")
-app.add_typer(study.app, name="study")
 
 
 def _version(asked: bool) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope import auditing
-from flatscope.cli.output import check_place, command_line, note_found_initial, note_missing_weights, show_note
-from flatscope.cli.sources import (
+from flatscope.cli.options import (
     BatchSize,
     DataName,
     DataRoot,
@@ -29,16 +27,14 @@ from flatscope.cli.sources import (
     TestSize,
     TrainSize,
     Weights,
-    find_initial,
-    load_problem,
-    parse_model_options,
-    parse_options,
 )
+from flatscope.cli.output import check_place, command_line, note_found_initial, note_missing_weights, show_note
 from flatscope.errors import UnknownNameError
-from flatscope.registry import select
-from flatscope.symmetries.audit import Audit
-from flatscope.symmetries.folding import has_batchnorm
-from flatscope.training.weights import read_weights
+
+if TYPE_CHECKING:
+    from flatscope.symmetries.audit import Audit
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 
@@ -70,6 +66,13 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None,
 ) -> None:
     """Rewrite a network's weights without changing its function, and see which measures move."""
+    from flatscope import auditing
+    from flatscope.cli.sources import find_initial, load_problem, parse_model_options, parse_options
+    from flatscope.registry import select
+    from flatscope.symmetries.audit import Audit
+    from flatscope.symmetries.folding import has_batchnorm
+    from flatscope.training.weights import read_weights
+
     select(measures)
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
     begun = find_initial(initial, weights)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from flatscope import comparing
-from flatscope.cli.output import check_place, command_line, show_grid, show_note
-from flatscope.cli.sources import (
+from flatscope.cli.options import (
     BatchSize,
     DataName,
     DataRoot,
@@ -24,17 +22,15 @@ from flatscope.cli.sources import (
     Standardize,
     TestSize,
     TrainSize,
-    load_model,
-    parse_model_options,
-    parse_options,
 )
-from flatscope.comparing import Comparison
-from flatscope.comparing.copies import TOLERANCE
+from flatscope.cli.output import check_place, command_line, show_grid, show_note
 from flatscope.errors import InputError
-from flatscope.problem import Problem
-from flatscope.registry import select
-from flatscope.report.page import report as write_report
-from flatscope.training.data import load
+
+if TYPE_CHECKING:
+    from flatscope.comparing import Comparison
+    from flatscope.problem import Problem
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 
 def compare(
@@ -59,7 +55,7 @@ def compare(
     data_seed: DataSeed = 0,
     tolerance: Annotated[
         float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
-    ] = TOLERANCE,
+    ] = 1e-5,
     seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
     device: Device = None,
     batch_size: BatchSize = None,
@@ -68,6 +64,14 @@ def compare(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
+    from flatscope import comparing
+    from flatscope.cli.sources import load_model, parse_model_options, parse_options
+    from flatscope.comparing import Comparison
+    from flatscope.problem import Problem
+    from flatscope.registry import select
+    from flatscope.report.page import report as write_report
+    from flatscope.training.data import load
+
     select(measures)
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
     for path, endings in ((out, Comparison.ENDINGS), (report, (".html",))):

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from flatscope.cli.output import show_grid, show_note
-from flatscope.training.data import available
-from flatscope.training.data import data_root as folder_of_data
-from flatscope.training.data import fetch as fetch_files
-from flatscope.training.data import verify as verify_files
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 app = typer.Typer(help="The data sets: what is here, get them, check them.", no_args_is_help=True)
 
@@ -22,6 +20,9 @@ Root = Annotated[Path | None, typer.Option("--data-root", help="Folder of the da
 @app.command("list")
 def list_sets(data_root: Root = None) -> None:
     """Which data sets are here, and where."""
+    from flatscope.training.data import available
+    from flatscope.training.data import data_root as folder_of_data
+
     rows = []
     for entry in available(data_root):
         n_files = f"{len(entry.missing)} files" if entry.status == "absent" else ", ".join(entry.missing)
@@ -35,6 +36,8 @@ def list_sets(data_root: Root = None) -> None:
 @app.command("fetch")
 def fetch(name: Name, data_root: Root = None) -> None:
     """Download a data set; every file is verified before it takes its name."""
+    from flatscope.training.data import fetch as fetch_files
+
     paths = fetch_files(name, data_root)
     for path in paths:
         typer.echo(str(path))
@@ -45,6 +48,8 @@ def fetch(name: Name, data_root: Root = None) -> None:
 @app.command("verify")
 def verify(name: Name, data_root: Root = None) -> None:
     """Compare the files with the published ones, byte for byte; exit code 1 if one differs."""
+    from flatscope.training.data import verify as verify_files
+
     checks = verify_files(name, data_root)
     if not checks:
         show_note(f"{name} is embedded: there is no file to verify")

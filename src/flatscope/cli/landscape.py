@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
-from flatscope.cli.sources import (
+from flatscope.cli.options import (
     BatchSize,
     DataName,
     DataRoot,
@@ -23,15 +22,14 @@ from flatscope.cli.sources import (
     TestSize,
     TrainSize,
     Weights,
-    load_model,
-    load_problem,
-    parse_model_options,
 )
+from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
 from flatscope.errors import InputError
-from flatscope.landscape import Surface
-from flatscope.landscape.making import landscape as draw_landscape
-from flatscope.report.page import report
-from flatscope.table import number
+
+if TYPE_CHECKING:
+    from flatscope.landscape import Surface
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 
 def landscape(
@@ -74,6 +72,11 @@ def landscape(
     ] = None,
 ) -> None:
     """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
+    from flatscope.cli.sources import load_model, load_problem, parse_model_options
+    from flatscope.landscape import Surface
+    from flatscope.landscape.making import landscape as draw_landscape
+    from flatscope.report.page import report
+
     for path in out or ():
         check_place(path, (*Surface.ENDINGS, ".html"))
     if to is not None and directions != "gaussian":
@@ -125,6 +128,8 @@ def landscape(
 
 def show_surface(surface: Surface) -> None:
     """What there is to say about a landscape without drawing it."""
+    from flatscope.table import number
+
     low, high = surface.heights
     size = "×".join(str(len(axis)) for axis in surface.axes)
     rows = [

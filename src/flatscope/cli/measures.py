@@ -5,22 +5,11 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope import measuring
-from flatscope.catalogue import catalogue_markdown, measure_page
-from flatscope.cli.output import (
-    check_place,
-    command_line,
-    note_found_initial,
-    note_missing_weights,
-    show_grid,
-    show_note,
-    show_table,
-)
-from flatscope.cli.sources import (
+from flatscope.cli.options import (
     BatchSize,
     DataName,
     DataRoot,
@@ -37,20 +26,23 @@ from flatscope.cli.sources import (
     TestSize,
     TrainSize,
     Weights,
-    find_initial,
-    load_problem,
-    parse_dtype,
-    parse_model_options,
-    parse_options,
 )
-from flatscope.context import Context
+from flatscope.cli.output import (
+    check_place,
+    command_line,
+    note_found_initial,
+    note_missing_weights,
+    show_grid,
+    show_note,
+    show_table,
+)
 from flatscope.errors import UnknownNameError
-from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, declarations, select
-from flatscope.report.page import report as write_report
-from flatscope.table import Table
-from flatscope.training.data import Data
-from flatscope.training.weights import read_weights
+
+if TYPE_CHECKING:
+    from flatscope.context import Context
+    from flatscope.training.data import Data
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 
 def measure(
@@ -80,6 +72,15 @@ def measure(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Measure a trained model and print the table."""
+    from flatscope import measuring
+    from flatscope.cli.sources import find_initial, load_problem, parse_dtype, parse_model_options, parse_options
+    from flatscope.context import Context
+    from flatscope.ranks import process_group
+    from flatscope.registry import select
+    from flatscope.report.page import report as write_report
+    from flatscope.table import Table
+    from flatscope.training.weights import read_weights
+
     # Everything that can be wrong with the command is refused before any data is read.
     select(measures, "measure")
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
@@ -147,6 +148,9 @@ def measures(
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
 ) -> None:
     """List the measures and bounds, or explain some of them."""
+    from flatscope.catalogue import catalogue_markdown, measure_page
+    from flatscope.registry import PAPERS, declarations
+
     if markdown:
         typer.echo(catalogue_markdown())
         return

@@ -7,14 +7,16 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope.errors import InputError
-from flatscope.table import Table
+
+if TYPE_CHECKING:
+    from flatscope.table import Table
 
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
 

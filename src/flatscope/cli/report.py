@@ -9,10 +9,8 @@ import typer
 
 from flatscope.cli.output import check_place, command_line, show_note
 from flatscope.errors import InputError
-from flatscope.files import PICTURES
-from flatscope.report.figures import save_figures
-from flatscope.report.files import read_item
-from flatscope.report.page import report as write_report
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 
 def report(
@@ -33,6 +31,11 @@ def report(
     formats: Annotated[str, typer.Option("--format", help="Of pdf, svg, png; several with commas.")] = "png",
 ) -> None:
     """Make one self-contained HTML page from saved results, and figures for papers."""
+    from flatscope.files import PICTURES
+    from flatscope.report.figures import save_figures
+    from flatscope.report.files import read_item
+    from flatscope.report.page import report as write_report
+
     check_place(out, (".html",))
     chosen = [name.strip().lower() for name in formats.split(",") if name.strip()]
     for name in chosen or [""]:

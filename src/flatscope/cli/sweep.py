@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.sweeps.checking import check_configs
-from flatscope.sweeps.engines import run as run_units
-from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
-from flatscope.sweeps.store import Store
+
+if TYPE_CHECKING:
+    from flatscope.sweeps.plan import Sweep
+    from flatscope.sweeps.store import Store
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 app = typer.Typer(help="Many trials, each trained and measured once; kills lose nothing.", no_args_is_help=True)
 
@@ -36,6 +38,10 @@ def run(
     gpus: Gpus = 0,
 ) -> None:
     """Run what the store does not have; run the same command again, or `resume`, after a kill."""
+    from flatscope.sweeps.checking import check_configs
+    from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
+    from flatscope.sweeps.store import Store
+
     sweep = Sweep.from_file(file)
     if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs
         check_configs(sweep.configs(), str(file))
@@ -56,6 +62,8 @@ def resume(
     gpus: Gpus = 0,
 ) -> None:
     """Go on with a sweep that the store remembers."""
+    from flatscope.sweeps.store import Store
+
     kept = Store(store)
     _run(_remembered(kept, name), kept, engine, workers, address, cpus, gpus)
 
@@ -63,6 +71,8 @@ def resume(
 @app.command("status")
 def status(store: StoreRoot) -> None:
     """How far the sweeps of a store are; exit code 1 if trials failed."""
+    from flatscope.sweeps.store import Store
+
     kept = Store(store)
     running, failures = kept.running(), kept.failures()
     rows = []
@@ -85,6 +95,8 @@ def export(
     store: StoreRoot,
 ) -> None:
     """Write all results of a store to one table: a row per trial, its settings and its metrics."""
+    from flatscope.sweeps.store import Store
+
     check_place(out, (".parquet", ".csv"))
     kept = Store(store)
     kept.export(out)
@@ -94,6 +106,8 @@ def export(
 def _run(
     sweep: Sweep, store: Store, engine: str, workers: int | None, address: str | None, cpus: float, gpus: float
 ) -> None:
+    from flatscope.sweeps.engines import run as run_units
+
     units = sweep.units()
     trials = [config for unit in units for config in unit]
     there = sum(config in store for config in trials)
@@ -106,6 +120,8 @@ def _run(
 
 def _note_changes(sweep: Sweep, store: Store) -> None:
     """A file that was changed under the same name replaces the plan; trials that are no longer in it stay stored."""
+    from flatscope.sweeps.plan import Sweep
+
     known = store.plans().get(sweep.name)
     before = {store.key(config) for config in Sweep.from_dict(known).configs()} if known else set()
     dropped = before - {store.key(config) for config in sweep.configs()}
@@ -114,6 +130,8 @@ def _note_changes(sweep: Sweep, store: Store) -> None:
 
 
 def _plans(store: Store) -> dict[str, Sweep]:
+    from flatscope.sweeps.plan import Sweep
+
     plans = {name: Sweep.from_dict(plan, f"plan {name}") for name, plan in store.plans().items()}
     if not plans:
         fix = "Run one: flatscope sweep run FILE.toml --store DIR"

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import show_grid, show_note
-from flatscope.cli.population import train_file
-from flatscope.cli.sources import (
+from flatscope.cli.options import (
     INITIAL_FILE,
     DataName,
     DataRoot,
@@ -21,18 +19,11 @@ from flatscope.cli.sources import (
     Standardize,
     TestSize,
     TrainSize,
-    load_model,
-    parse_model_options,
 )
+from flatscope.cli.output import show_grid, show_note
 from flatscope.errors import InputError
-from flatscope.guards import write_whole
-from flatscope.inspection import usable_device
-from flatscope.table import number
-from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.data import load
-from flatscope.training.initialization import initialize
-from flatscope.training.loop import train as train_model
-from flatscope.training.weights import WEIGHTS_FILE, save_weights
+
+# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
 BESIDE_POPULATION = ("population", "out", "device", "data_root")
 
@@ -46,18 +37,19 @@ def train(
         Path | None,
         typer.Option(help="TOML file that describes many networks, trained at once; see examples/population.toml."),
     ] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = TrainConfig.lr,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = TrainConfig.momentum,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = TrainConfig.weight_decay,
-    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = TrainConfig.batch_size,
-    epochs: Annotated[int, typer.Option(help="Passes over the data at most.")] = TrainConfig.epochs,
+    # From here on the defaults are those of TrainConfig, which a test holds them to.
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 64,
+    epochs: Annotated[int, typer.Option(help="Passes over the data at most.")] = 10,
     lr_step: Annotated[list[str] | None, typer.Option(help="epoch:factor; repeatable.")] = None,
-    lr_decay: Annotated[float, typer.Option(help="Factor on the rate after each epoch.")] = TrainConfig.lr_decay,
-    loss: LossName = TrainConfig.loss,
+    lr_decay: Annotated[float, typer.Option(help="Factor on the rate after each epoch.")] = 1.0,
+    loss: LossName = "cross_entropy",
     stop_loss: Annotated[float | None, typer.Option(help="Stop below this training loss.")] = None,
     stop_zero_error: Annotated[bool, typer.Option(help="Stop at zero training error.")] = False,
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None,
-    augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = TrainConfig.augmentation,
+    augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = "none",
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None,
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
@@ -70,6 +62,17 @@ def train(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """Train a model with SGD, or many at once; run the same command again to resume."""
+    from flatscope.cli.population import train_file
+    from flatscope.cli.sources import load_model, parse_model_options
+    from flatscope.guards import write_whole
+    from flatscope.inspection import usable_device
+    from flatscope.table import number
+    from flatscope.training.checkpoint import TrainConfig
+    from flatscope.training.data import load
+    from flatscope.training.initialization import initialize
+    from flatscope.training.loop import train as train_model
+    from flatscope.training.weights import WEIGHTS_FILE, save_weights
+
     if population is not None:
         _refuse_beside_population(context)
         train_file(population, out, device, data_root)

@@ -1,0 +1,127 @@
+"""Help, version, completion and slips come at once: nothing that takes seconds to import is loaded for them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import flatscope as fs
+from flatscope.cli.commands import COMMANDS, load_command
+from flatscope.cli.compare import compare
+from flatscope.cli.train import train
+from flatscope.comparing.copies import TOLERANCE
+from flatscope.training.checkpoint import TrainConfig
+
+HEAVY = {"torch", "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
+# Runs the command line and writes what it has imported below what it says.
+LOADED = """
+import atexit, sys
+atexit.register(lambda: print("loaded:", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr))
+sys.argv = ["flatscope", *sys.argv[1:]]
+from flatscope.cli import main
+main()
+"""
+
+
+def run(*words: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    command = [sys.executable, "-c", LOADED, *words]
+    environment = {**os.environ, "COLUMNS": "100", **variables}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return done, set(done.stderr.rpartition("loaded:")[2].split()) & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [
+        (["--help"], 0, "Usage: flatscope [OPTIONS] COMMAND"),
+        (["--version"], 0, fs.__version__),
+        (["measure", "--help"], 0, "Usage: flatscope measure [OPTIONS]"),
+        (["train", "-h"], 0, "Usage: flatscope train [OPTIONS]"),
+        (["sweep", "run", "-h"], 0, "Usage: flatscope sweep run [OPTIONS]"),
+        (["mesure"], 2, "Did you mean 'measure'"),
+        (["measure", "--modle", "x"], 2, "--model"),
+        (["audit", "--model", "x"], 2, "--data"),
+    ],
+)
+def test_nothing_heavy_is_loaded_for_help_and_slips(words: list[str], code: int, shown: str) -> None:
+    done, heavy = run(*words)
+    assert done.returncode == code, done.stderr
+    assert shown in done.stdout + done.stderr
+    assert heavy == set()
+
+
+def test_the_check_above_sees_what_a_command_loads() -> None:
+    done, heavy = run("data", "list")
+    assert done.returncode == 0, done.stderr
+    assert "torch" in heavy
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("flatscope mea", ["measure", "measures"]),
+        ("flatscope sweep r", ["run", "resume"]),
+        ("flatscope measure --data-", ["--data-root", "--data-seed"]),
+    ],
+)
+def test_the_shell_completes_commands_and_options(typed: str, offered: list[str]) -> None:
+    place = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done, heavy = run(_FLATSCOPE_COMPLETE="complete_bash", **place)
+    assert done.stdout.split() == offered
+    assert heavy == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    command = load_command(name)
+    assert command.name == name
+    assert command.help.splitlines()[0] == COMMANDS[name][1]
+
+
+def test_no_command_is_missing_from_the_list() -> None:
+    folder = Path(fs.__file__).parent / "cli"
+    listed = {place.split(":")[0].rpartition(".")[2] for place, _ in COMMANDS.values()}
+    groups = set()
+    for path in folder.glob("*.py"):
+        module = importlib.import_module(f"flatscope.cli.{path.stem}")
+        if isinstance(getattr(module, "app", None), typer.Typer) and path.stem != "app":
+            groups.add(path.stem)
+    assert groups <= listed
+
+
+def test_defaults_written_out_for_the_help_are_the_real_ones() -> None:
+    given = inspect.signature(train).parameters
+    shared = [name for name in TrainConfig().to_dict() if name in given]
+    assert {"lr", "momentum", "batch_size", "epochs", "augmentation"} <= set(shared)
+    assert {name: given[name].default for name in shared} == {name: getattr(TrainConfig(), name) for name in shared}
+    assert inspect.signature(compare).parameters["tolerance"].default == TOLERANCE
+
+
+def test_public_names_are_there_whatever_is_imported_first() -> None:
+    code = """
+import flatscope.report.page, flatscope.bounds, flatscope.landscape  # packages with the names of functions
+import inspect, flatscope as fs
+assert all(inspect.isfunction(f) for f in (fs.report, fs.bounds, fs.landscape, fs.measure, fs.study))
+missing = [name for name in fs.__all__ if not hasattr(fs, name)]
+assert not missing, missing
+assert fs.stats.__name__ == "flatscope.stats" and set(fs.__all__) <= set(dir(fs))
+from flatscope import *
+assert report is fs.report and Problem is fs.Problem
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'mesure'"):
+        _ = fs.mesure
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = f"import sys, flatscope; print(*({HEAVY} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
