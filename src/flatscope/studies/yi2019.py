@@ -25,11 +25,13 @@ from flatscope.studies.claims import POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.symmetries.basis_paths import BasisPaths
 
 Report = Callable[[float, str], None]
 Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
 WORK = "flatscope.studies.yi2019:surfaces"
 SPACES = ("psi", "weights")
+RULE = "cyclic"
 NOISE = 0.05
 JUDGED = {"batchnorm": True, "augmentation": "crop-flip"}  # the recipe of the code that the paper refers to
 SMALL_NET = {"name": "all_conv", "options": {"channels": 8}}
@@ -39,21 +41,21 @@ SIZES: Mapping[str, dict[str, Any]] = {
         "train": {"lr": 0.1, "epochs": 6},
         "batches": (8, 32),
         "seeds": 2,
-        "surface": {"grid": 3, "draws": 1, "samples": 60},
+        "surface": {"grid": 3, "draws": 1, "samples": 60, "noise": NOISE},
     },
     "small": {
         "data": {"name": "mnist", "train_size": 600, "test_size": 4_000},
         "train": {"lr": 0.1, "epochs": 600, "stop_loss": 1e-3, "evaluate_every": 5},
         "batches": (16, 256),
-        "seeds": 5,
-        "surface": {"grid": 11, "draws": 2, "samples": 600},
+        "seeds": 15,
+        "surface": {"grid": 11, "draws": 2, "samples": 600, "noise": NOISE},
     },
     "paper": {
         "data": {"name": "cifar10"},
         "train": {"lr": 1.0, "epochs": 160, "lr_steps": [[80, 0.1], [120, 0.1]]},
         "batches": (128, 2048),
         "seeds": 3,
-        "surface": {"grid": 41, "draws": 1, "samples": 2_000},
+        "surface": {"grid": 41, "draws": 1, "samples": 2_000, "noise": NOISE},
     },
 }
 PLAIN_RATE = 0.05  # without BatchNorm; with it the code's 1.0
@@ -96,12 +98,13 @@ def surfaces(configs: list[dict[str, Any]], store: Store, report: Report) -> Non
     for number, config in enumerate(configs):
         network, wanted = config["network"], config["surface"]
         frame = pd.DataFrame({"space": [], "draw": [], "t1": [], "t2": [], "loss": [], "pole": []})
+        metrics = {"nearest_pole": math.nan}
         if not store.read(network).metrics["diverged"]:
             whole = stored_problem(store, network, device=config.get("device"))
             samples = next(iter(whole.batches(size=wanted["samples"])))
             problem = Problem(whole.model, train=samples)
             frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
-        metrics: dict[str, float] = {}
+            metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).coordinates.nearest_pole
         for space in SPACES:
             part = frame[frame["space"] == space]
             metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
@@ -117,7 +120,7 @@ def _planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.D
             for draw in range(wanted["draws"]):
                 directions = 1_000 * draw + seed
                 plane = landscape(
-                    problem, space, "gaussian", wanted["grid"], seed=directions, noise=NOISE, rule="cyclic"
+                    problem, space, "gaussian", wanted["grid"], seed=directions, noise=wanted["noise"], rule=RULE
                 )
                 found.append(plane.to_frame().drop(columns="error").assign(space=space, draw=draw))
     return found
