@@ -28,7 +28,6 @@ from flatscope.studies.zhang2017_polynomial import CLAIMS_21, similar_found
 from flatscope.studies.zhang2017_training import (
     curve_claims,
     curve_found,
-    full_curves,
     natural_claims,
     natural_found,
     random_claims,
@@ -198,11 +197,6 @@ def test_networks_are_read_at_their_epoch() -> None:
     )
     assert at_epoch(curves, 30).set_index("n")["train_error"].to_dict() == {5: 0.2, 7: 0.0}
     assert at_epoch(curves, None).set_index("n")["train_error"].to_dict() == {5: 0.1, 7: 0.0}
-
-
-def test_a_stopped_network_keeps_its_error() -> None:
-    curves = pd.DataFrame({"epoch": [1, 2, 1], "seed": [0, 0, 1], "test_error": [0.4, 0.3, 0.2]})
-    assert list(full_curves(curves, "test_error").iloc[-1]) == [0.3, 0.2]
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import NEGATIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_networks import OPEN, SIZES, config
-from flatscope.studies.zhang2017_training import full_curves
+from flatscope.studies.zhang2017_training import two_panels
 
 TEMPERATURE = 1e-5
 LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
-KINDS = {"SGD": "#0072b2", "SGDL": "#d55e00"}
+KINDS = {"SGD": ("#0072b2", "-"), "SGDL": ("#d55e00", "--")}
 SETTINGS: dict[str, dict[str, Any]] = {
     "smoke": {"n": 228, "lr": 0.05, "batch_size": 100, "epochs": 3},
     "small": {"n": 2_000, "lr": 0.05, "batch_size": 50, "epochs": 40},
@@ -66,9 +66,9 @@ def _stages(scale: str) -> list[Stage]:
     return [Stage([made])]
 
 
-def found(curves: pd.DataFrame) -> dict[str, Estimate]:
+def found(along: pd.DataFrame) -> dict[str, Estimate]:
     """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
-    late = curves.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
+    late = along.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
     means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()
     training = intervals.paired_difference(means.loc["SGDL", "train_error"], means.loc["SGD", "train_error"])
     validation = intervals.paired_difference(means.loc["SGDL", "test_error"], means.loc["SGD", "test_error"])
@@ -95,19 +95,14 @@ def figure_6(runs: Runs) -> Analysis:
         kind = "SGDL" if settings["noise_temperature"] else "SGD"
         history = stored.frame("history")[["epoch", "train_error", "test_error"]]
         parts.append(history.assign(kind=kind, seed=settings["seed"]))
-    curves = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
-    return Analysis(curves, found(curves), lambda figure: _draw(figure, curves))
+    along = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
+    return Analysis(along, found(along), lambda figure: _draw(figure, along))
 
 
-def _draw(figure: Figure, curves: pd.DataFrame) -> None:
-    figure.set_size_inches(8.4, 3.6)
-    panels: Any = figure.subplots(1, 2, sharey=True)
-    for axes, name, title in zip(panels, ("train_error", "test_error"), ("training", "validation"), strict=True):
-        for kind, colour in KINDS.items():
-            lines = full_curves(curves[curves["kind"] == kind], name)
-            style = "-" if kind == "SGD" else "--"
-            axes.plot(lines.index, lines.mean(axis=1), style, color=colour, label=kind)
-            axes.fill_between(lines.index, lines.min(axis=1), lines.max(axis=1), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel="epoch", title=f"{title} error")
-    panels[0].set_ylabel("error (share of samples)")
+def _draw(figure: Figure, along: pd.DataFrame) -> None:
+    panels = two_panels(figure, ("training error", "validation error"))
+    for axes, name in zip(panels, curves.ERRORS, strict=True):
+        for kind, (colour, style) in KINDS.items():
+            drawn = curves.lines(along[along["kind"] == kind], "epoch", name, carry=True)
+            curves.band(axes, drawn, colour, linestyle=style, label=kind)
     panels[1].legend()

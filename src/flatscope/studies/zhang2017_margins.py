@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.inspection import usable_device
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_minima import COLOURS, LABELS
@@ -241,13 +241,9 @@ def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
     for axes, column in zip(np.ravel(panels), columns, strict=True):
         for labels, start in itertools.product(LABELS, STARTS):
             part = table[(table["labels"] == labels) & (table["start"] == start)]
-            curve = part.groupby("epoch")[column].agg(["mean", "std"])
-            style = "-" if start == 1 else "--"
-            axes.plot(
-                curve.index, curve["mean"], style, color=COLOURS[labels], label=f"{labels} labels, start ×{start}"
-            )
-            low, high = curve["mean"] - curve["std"], curve["mean"] + curve["std"]
-            axes.fill_between(curve.index, low, high, color=COLOURS[labels], alpha=0.2, lw=0)
+            how = {"linestyle": "-" if start == 1 else "--", "label": f"{labels} labels, start ×{start}"}
+            drawn = curves.lines(part, "epoch", column)
+            curves.band(axes, drawn, COLOURS[labels], deviations=True, alpha=0.2, **how)
         axes.set_yscale("log")
         axes.set_xlabel("epoch")
         axes.set_ylabel("mean fan-in ℓ1 norm")

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, per_seed, stage
 from flatscope.studies.zhang2017_training import NEARLY_ZERO, ZERO, draw_errors
 
 EPOCHS_15 = 30
-ERRORS = {"training": "train_error", "test": "test_error"}
 NOT_WORSE = (-1.0, 0.02)  # of a test error or a gap: two points more are no overfitting
 HARDLY_WORSE = (-1.0, 0.05)
 
@@ -250,28 +248,22 @@ def figure_15(runs: Runs) -> Analysis:
     """
     last = EPOCHS_15 if runs.scale == "paper" else None
     points = at_epoch(histories(runs), last)
-    parts = [f"{words} error {_widest(points, column).value:+.3f}" for words, column in ERRORS.items()]
+    parts = [f"{words} {_widest(points, name).value:+.3f}" for name, (words, _, _) in curves.ERRORS.items()]
     note = f"from the smallest to the largest network, mean over N: {', '.join(parts)}; their difference is the gap's"
     return Analysis(points, gap_found(points), lambda figure: _draw_gap(figure, points), (note,))
 
 
-def at_epoch(curves: pd.DataFrame, epoch: int | None) -> pd.DataFrame:
+def at_epoch(along: pd.DataFrame, epoch: int | None) -> pd.DataFrame:
     """Each network as it was after that epoch, or at its end if that came before (or if no epoch is given)."""
-    seen = curves if epoch is None else curves[curves["epoch"] <= epoch]
+    seen = along if epoch is None else along[along["epoch"] <= epoch]
     ordered = seen.sort_values("epoch").groupby(["channels", "n", "seed"], as_index=False).last()
     return ordered.drop(columns="polynomial")
 
 
 def _draw_gap(figure: Figure, points: pd.DataFrame) -> None:
     axes: Any = figure.subplots()
-    sizes = sorted(points["n"].unique())
-    for place, n in enumerate(sizes):
-        own = points[points["n"] == n].groupby("W")["gap"]
-        shade = mpl.colormaps["viridis"](0.9 * place / max(1, len(sizes) - 1))
-        mean, low, high = own.mean(), own.min(), own.max()
-        axes.errorbar(
-            mean.index, mean, yerr=[mean - low, high - mean], color=shade, marker="o", capsize=2, label=f"{n:,}"
-        )
+    for n, shade in curves.shades(points["n"]).items():
+        curves.bars(axes, curves.lines(points[points["n"] == n], "W", "gap"), shade, marker="o", label=f"{n:,}")
         axes.axvline(n, color=shade, linestyle=":", linewidth=1)
     axes.set(xscale="log", xlabel="number of parameters W", ylabel="test − training error")
     axes.legend(title="training samples N (dotted: W = N)")

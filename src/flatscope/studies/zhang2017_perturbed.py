@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_minima import COLOURS, COST, DEVIATIONS, LABELS, SIZES, TITLES, minima
@@ -181,19 +181,11 @@ def _draw(figure: Figure, errors: pd.DataFrame) -> None:
     figure.suptitle(f"{TITLES['cifar']}, networks on their own training images", fontsize=9)
     panels: Any = figure.subplots(1, 2)
     for axes, most in zip(panels, (max(GAMMAS), ZOOM), strict=True):
-        for labels, part in errors[errors["gamma"] <= most].groupby("labels"):
-            curve = part.groupby("gamma")["error"].agg(["mean", "std"])
-            name = str(labels)
-            axes.errorbar(
-                part["gamma"].unique(),
-                curve["mean"],
-                yerr=curve["std"],
-                fmt="o-" if name == "natural" else "s--",
-                ms=4,
-                capsize=2,
-                color=COLOURS[name],
-                label=f"{name} labels",
-            )
+        for labels, style in (("natural", "o-"), ("random", "s--")):
+            part = errors[(errors["gamma"] <= most) & (errors["labels"] == labels)]
+            how = {"fmt": style, "ms": 4, "label": f"{labels} labels"}
+            drawn = curves.lines(part, "gamma", "error", run="network")
+            curves.bars(axes, drawn, COLOURS[labels], deviations=True, **how)
         axes.set_xlabel("size of the perturbation γ")
         axes.set_ylabel("error on perturbed images")
     panels[0].legend(fontsize=8)

@@ -13,20 +13,12 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope.dynamics.polynomial import PolynomialActivation, polynomial_twin
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, stage
 from flatscope.studies.zhang2017_parameters import width_claims, width_found
-from flatscope.studies.zhang2017_training import (
-    TEST,
-    TRAIN,
-    against_size,
-    draw_errors,
-    full_curves,
-    natural_claims,
-    random_claims,
-)
+from flatscope.studies.zhang2017_training import against_size, draw_errors, natural_claims, random_claims
 from flatscope.training.models import build
 
 RADIUS, DEGREE = 5.0, 10
@@ -77,9 +69,9 @@ def degree() -> int:
     return twin.degree
 
 
-def similar_found(curves: pd.DataFrame) -> dict[str, Estimate]:
+def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
     """Estimates of the claims of Figure 21 from curves with columns polynomial, seed, epoch and the errors."""
-    last = curves.sort_values("epoch").groupby(["polynomial", "seed"]).last()
+    last = along.sort_values("epoch").groupby(["polynomial", "seed"]).last()
     differences = {
         key: intervals.paired_difference(last.loc[True, name], last.loc[False, name])
         for key, name in (("training", "train_error"), ("testing", "test_error"))
@@ -99,27 +91,25 @@ def similar_found(curves: pd.DataFrame) -> dict[str, Estimate]:
 )
 def figure_21(runs: Runs) -> Analysis:
     """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
-    curves = histories(runs)
-    return Analysis(curves, similar_found(curves), lambda figure: _draw_21(figure, curves))
+    along = histories(runs)
+    return Analysis(along, similar_found(along), lambda figure: _draw_21(figure, along))
 
 
-def _draw_21(figure: Figure, curves: pd.DataFrame) -> None:
+def _draw_21(figure: Figure, along: pd.DataFrame) -> None:
     figure.set_size_inches(8.4, 3.6)
     panels: Any = figure.subplots(1, 2)
     x = torch.linspace(-7, 7, 400, dtype=torch.float64)
     for outside, style, words in (("clip", "-", "degree 10, as trained"), ("polynomial", ":", "degree 10, unclipped")):
         fitted = PolynomialActivation(-RADIUS, RADIUS, DEGREE, outside, dtype=torch.float64)
-        panels[0].plot(x, fitted(x), style, color=TEST, label=words)
+        panels[0].plot(x, fitted(x), style, color=curves.TEST, label=words)
     panels[0].plot(x, x.clamp_min(0), "--", color="black", linewidth=1, label="ReLU")
     panels[0].set(ylim=(-0.5, 7), xlabel="pre-activation", ylabel="activation")
     panels[0].legend()
     for polynomial, style in ((False, "--"), (True, "-")):
-        for name, colour, words in (("train_error", TRAIN, "training"), ("test_error", TEST, "test")):
-            lines = full_curves(curves[curves["polynomial"] == polynomial], name)
-            kind = "polynomial" if polynomial else "ReLU"
-            panels[1].plot(lines.index, lines.mean(axis=1), style, color=colour, label=f"{kind}, {words}")
-            low, high = lines.min(axis=1), lines.max(axis=1)
-            panels[1].fill_between(lines.index, low, high, color=colour, alpha=0.12, linewidth=0)
+        kind = "polynomial" if polynomial else "ReLU"
+        for name, (words, colour, _) in curves.ERRORS.items():
+            drawn = curves.lines(along[along["polynomial"] == polynomial], "epoch", name, carry=True)
+            curves.band(panels[1], drawn, colour, alpha=0.12, linestyle=style, label=f"{kind}, {words}")
     panels[1].set(xlabel="epoch", ylabel="error (share of samples)")
     panels[1].legend()
 

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.studies import intervals
+from flatscope.studies import curves, intervals
 from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, parameters, per_seed, stage
@@ -21,7 +20,6 @@ from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, 
 CHANCE = 0.9
 ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
 NEARLY_ZERO = (-math.inf, 0.05)
-TRAIN, TEST = "#0072b2", "#d55e00"  # told apart by those who do not see red and green as well
 
 
 def natural_claims(where: str) -> tuple[Claim, ...]:
@@ -143,42 +141,36 @@ def worst(few: pd.DataFrame) -> str:
     return f"largest at N = {errors.idxmax()}: {errors.max():.3f}" if len(errors) else ""
 
 
-def draw_errors(figure: Figure, points: pd.DataFrame, column: str, label: str, line: float, scale: str = "log") -> None:
+def draw_errors(figure: Figure, points: pd.DataFrame, by: str, label: str, line: float, scale: str = "log") -> None:
     """Training and test error against N or W: means, seeds as dots, and a line where both are equal."""
     axes = figure.subplots()
-    for name, colour, words, marker in (
-        ("train_error", TRAIN, "training error", "o"),
-        ("test_error", TEST, "test error", "s"),
-    ):
-        means = points.groupby(column)[name].mean()
-        axes.plot(means.index, means, color=colour, marker=marker, markersize=5, label=words)
-        axes.scatter(points[column], points[name], color=colour, marker=marker, s=8, alpha=0.4)
+    for name, (words, colour, marker) in curves.ERRORS.items():
+        curves.dots(axes, curves.lines(points, by, name), colour, marker=marker, label=words)
     axes.axvline(line, color="grey", linestyle="--", linewidth=1, label=f"N = W = {line:,.0f}")
     axes.set(xscale=scale, ylim=(-0.03, 1.0), xlabel=label, ylabel="error (share of samples)")
     axes.legend()
 
 
-def draw_curves(figure: Figure, curves: pd.DataFrame) -> None:
+def draw_curves(figure: Figure, along: pd.DataFrame) -> None:
     """Training and test error along training, one curve per training size, mean and range over seeds."""
-    figure.set_size_inches(8.4, 3.6)
-    panels: Any = figure.subplots(1, 2, sharey=True)
-    sizes = sorted(curves["n"].unique())
-    for axes, name, title in zip(panels, ("train_error", "test_error"), ("training", "test"), strict=True):
-        for place, n in enumerate(sizes):
-            lines = full_curves(curves[curves["n"] == n], name)
-            shade = mpl.colormaps["viridis"](0.9 * place / max(1, len(sizes) - 1))
-            end = {"marker": "o", "markersize": 4, "markevery": [-1]}  # a network may be done when first looked at
-            axes.plot(lines.index, lines.mean(axis=1), color=shade, label=f"{n:,}", **end)
-            axes.fill_between(lines.index, lines.min(axis=1), lines.max(axis=1), color=shade, alpha=0.15, linewidth=0)
-        axes.set(xscale="log", xlabel="epoch", title=f"{title} error", ylim=(-0.03, 1.0))
-    panels[0].set_ylabel("error (share of samples)")
+    panels = two_panels(figure)
+    for axes, name in zip(panels, curves.ERRORS, strict=True):
+        for n, shade in curves.shades(along["n"]).items():
+            drawn = curves.lines(along[along["n"] == n], "epoch", name, carry=True)
+            # Its end as a dot: a network may be done when first looked at.
+            curves.band(axes, drawn, shade, label=f"{n:,}", marker="o", markersize=4, markevery=[-1])
+        axes.set(xscale="log", ylim=(-0.03, 1.0))
     panels[1].legend(title="training samples", fontsize=8)
 
 
-def full_curves(curves: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Epochs by seeds; a network that had nothing left to learn keeps its last error."""
-    wide: pd.DataFrame = curves.pivot_table(index="epoch", columns="seed", values=name)
-    return wide.ffill()
+def two_panels(figure: Figure, titles: tuple[str, str] = ("training error", "test error")) -> Any:
+    """Training error on the left, test error on the right, against epochs."""
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(xlabel="epoch", title=title)
+    panels[0].set_ylabel("error (share of samples)")
+    return panels
 
 
 def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Stage]]:
@@ -260,8 +252,8 @@ def curve_found(points: pd.DataFrame) -> dict[str, Estimate]:
 
 def along_training(runs: Runs) -> Analysis:
     """Errors along training, one curve per training size."""
-    curves = histories(runs)
-    return Analysis(curves, curve_found(ends(runs)), lambda figure: draw_curves(figure, curves))
+    along = histories(runs)
+    return Analysis(along, curve_found(ends(runs)), lambda figure: draw_curves(figure, along))
 
 
 @study(
