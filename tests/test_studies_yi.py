@@ -11,11 +11,16 @@ import pandas as pd
 import pytest
 import torch
 
+import flatscope as fs
+from flatscope.bounds.psi import pac_bayes_gap
 from flatscope.studies import find_study, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
 from flatscope.studies.yi2019 import compared, median_rise, stages
-from flatscope.studies.yi2019_bounds import SIGMAS, balance_found, pac_found
+from flatscope.studies.yi2019_balance import EPSILON, balance_found
+from flatscope.studies.yi2019_digit_networks import descend
 from flatscope.studies.yi2019_invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
+from flatscope.studies.yi2019_pac_bayes import DELTA, SIGMAS, divergence, pac_found
+from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.training.models import build
 
 NAMES = ["fig3", "invariance", "balance", "pac-bayes"]
@@ -122,27 +127,68 @@ def test_a_network_without_a_layer_knows_nothing() -> None:
     assert all(bool((old == new).all()) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def path_table(slope: float, bound: float) -> pd.DataFrame:
+def path_table(slope: float, bound: float, expected: float = 0.1) -> pd.DataFrame:
+    """Flatness that follows the balance with this power, and everything else about such networks."""
     generator = np.random.default_rng(0)
-    balance = np.exp(generator.normal(size=30))
-    flatness = balance**slope * np.exp(0.2 * generator.normal(size=30))
-    family = pd.DataFrame(
-        {"shape": "family", "balance": balance, "log10_psi": np.log(balance), "psi_epsilon": flatness}
-    )
+    parts = []
+    for shape in ("family", "floor"):
+        balance = np.exp(generator.normal(size=30))
+        flatness = balance**slope * np.exp(0.2 * generator.normal(size=30))
+        own = {"balance": balance, "log10_psi": np.log(balance), "psi_epsilon": flatness, "test_error": flatness}
+        parts.append(pd.DataFrame({"shape": shape, "psi_expected": expected * flatness, "psi_trace": 1.0, **own}))
     sizes = {"narrow": 1.0, "wide": 10.0, "shallow": 5.0, "deep": 0.5}
-    shapes = [pd.DataFrame({"shape": n, "psi_epsilon": v * np.array([1.0, 1.1, 1.2])}) for n, v in sizes.items()]
-    table = pd.concat([family, *shapes], ignore_index=True)
-    return table.assign(rise=1.0, printed=bound, corrected=2.0, states_certified=True)
+    parts += [pd.DataFrame({"shape": n, "psi_epsilon": v * np.array([1.0, 1.1, 1.2])}) for n, v in sizes.items()]
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(rise=1.0, printed=bound, corrected=2.0, states_certified=True, values=10, largest=1.0)
 
 
 def test_balance_gets_its_verdict() -> None:
     with_it, against = balance_found(path_table(1.0, 2.0)), balance_found(path_table(-1.0, 0.5))
-    for key in ("balanced", "psi", "printed_bound"):
+    for key in ("balanced", "balance_set", "balance_error", "psi", "printed_bound"):
         assert verdict("balance", key, with_it[key]) == REPRODUCED
         assert verdict("balance", key, against[key]) == NOT_REPRODUCED
     assert verdict("balance", "corrected_bound", against["corrected_bound"]) == REPRODUCED
     assert verdict("balance", "width", with_it["width"]) == REPRODUCED
     assert verdict("balance", "depth", with_it["depth"]) == NOT_REPRODUCED
+
+
+def test_the_order_of_the_path_measures_is_looked_at() -> None:
+    table = path_table(1.0, 2.0)
+    ordered = table["psi_trace"].notna()
+    found = balance_found(table)
+    assert found["order_trace"].runs == found["order_expected"].runs == int(ordered.sum()) == 60
+    assert verdict("balance", "order_trace", found["order_trace"]) == REPRODUCED
+    assert verdict("balance", "order_expected", found["order_expected"]) == REPRODUCED
+    other_way = balance_found(path_table(1.0, 2.0, expected=1.1))
+    assert verdict("balance", "order_expected", other_way["order_expected"]) == NOT_REPRODUCED
+    # ε² tr(H) / d one per cent above the flatness of every network
+    sharp = table.assign(psi_trace=1.01 * table["psi_epsilon"] * table["values"] / EPSILON**2)
+    assert verdict("balance", "order_trace", balance_found(sharp)["order_trace"]) == NOT_REPRODUCED
+
+
+def test_weights_stay_above_their_floor_and_keep_their_sign() -> None:
+    model = build("mlp", widths=(4, 8, 3), bias=False, seed=1)
+    x, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    before = [value.detach().clone() for value in model.parameters()]
+    settings = {"lr": 0.3, "batch_size": 10, "epochs": 40, "seed": 0, "evaluate_every": 5, "stop_loss": 0.0}
+    assert descend(model, x, y, settings, floor=0.05) == 40
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert float(new.detach().abs().min()) >= 0.05
+        assert bool(((old < 0) == (new < 0)).all())
+    assert any(float((old - new.detach()).abs().max()) > 0.3 for old, new in zip(before, model.parameters(), strict=True))
+    assert descend(model, x, y, {**settings, "stop_loss": 10.0}, floor=0.05) == 5  # at the first look
+
+
+def test_the_right_hand_side_is_that_of_the_bound() -> None:
+    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    model, start = build("mlp", widths=(4, 8, 3), bias=False, seed=1), build("mlp", widths=(4, 8, 3), bias=False)
+    initial = {name: value.detach() for name, value in start.named_parameters()}
+    problem = fs.Problem(model, train=(x, y), initial=initial)
+    kl = divergence(problem, BasisPaths(model, x, "cyclic"), 1e-3)
+    options = {"pac_bayes_psi": {"sigma": 1e-3, "draws": 2, "prior_mean": "initial"}}
+    whole = fs.bounds(problem, "pac_bayes_psi", options=options, delta=DELTA)["pac_bayes_psi"]
+    # With so little noise no sample changes sides, so that the KL term is all there is.
+    assert whole == pytest.approx(pac_bayes_gap(0.0, kl, 40, DELTA), rel=1e-6)
 
 
 @pytest.mark.parametrize(("power", "due"), [(-1.0, REPRODUCED), (-0.5, PARTLY), (0.5, NOT_REPRODUCED)])
@@ -153,7 +199,7 @@ def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
                 "network": i,
                 "sigma": SIGMAS,
                 "right": [(1 + 0.001 * i) * sigma ** (power * (1 + 0.001 * i)) for sigma in SIGMAS],
-                "flatness": [0.1 * i + sigma for sigma in SIGMAS],
+                "flatness": [(1 + 0.01 * i) * sigma for sigma in SIGMAS],
                 "left": 0.1 + 0.2 * (power > 0),
                 "gap": 0.1,
             }
@@ -164,3 +210,6 @@ def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
     assert verdict("pac-bayes", "vacuous", found["vacuous"]) == due
     assert verdict("pac-bayes", "trade_off", found["trade_off"]) == REPRODUCED
     assert verdict("pac-bayes", "close", found["close"]) == (NOT_REPRODUCED if power > 0 else REPRODUCED)
+    # A bound that only falls is best at the largest perturbation.
+    between = verdict("pac-bayes", "best_between", found["best_between"])
+    assert between == (REPRODUCED if power > 0 else NOT_REPRODUCED)
