@@ -12,16 +12,8 @@ from scipy import stats
 
 from flatscope.studies import study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
-from flatscope.studies.robustness_of_measures import (
-    CLAIMS,
-    SETTINGS,
-    SIZES,
-    found_in,
-    kendalls,
-    ranked,
-    stages,
-    summary,
-)
+from flatscope.studies.robustness_networks import SETTINGS, SIZES, stages
+from flatscope.studies.robustness_of_measures import CLAIMS, found_in, kendalls, ranked, summary
 
 INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_trace", "l2_norm", "kappa_max")
 
