@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError
+from flatscope.params import Params
 from flatscope.samples import Inputs, Samples, parts_of, shape_text
+
+# Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
+# often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
+DRAWS = 8
+SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -144,3 +151,35 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
         for handle in handles:
             handle.remove()
     return "model"
+
+
+def probability_kind(outputs: Tensor) -> str:
+    """In words which probabilities these rows of outputs look like; empty where they look like none."""
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or not ((outputs >= 0) & (outputs <= 1)).all():
+        return ""
+    if ((outputs.sum(1) - 1).abs() <= SUM_OF_ONE).all():
+        return "probabilities, as after a softmax (none is negative, each row sums to 1)"
+    return "between 0 and 1, as after a sigmoid" if (outputs > 0).any(0).all() else ""
+
+
+def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], params: Params) -> str:
+    """As `probability_kind`, where it is so at random weights too: by the last layer's kind and not by accident.
+
+    Log-probabilities are not meant: cross-entropy of them, its derivatives and the margins are those of the logits.
+
+    Args:
+        outputs: at the network's own weights.
+        forward: outputs on the same samples at given weights.
+        params: the network's own weights; those that are drawn have the same root mean square.
+    """
+    kind = probability_kind(outputs)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(DRAWS if kind else 0):
+        drawn = {
+            name: torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+            * value.square().mean().sqrt()
+            for name, value in params.items()
+        }
+        if not probability_kind(forward(drawn)):
+            return ""
+    return kind

@@ -121,6 +121,8 @@ def _run(
         "seconds": round(time.perf_counter() - begun, 4),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if problem.remarks:
+        meta["remarks"] = list(problem.remarks)
     return Table(rows, meta)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from flatscope.errors import InputError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import (
     Look,
+    always_probabilities,
     failing_module,
     first_line,
     look_through,
@@ -31,6 +33,11 @@ from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, or
 
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
+NOT_LOGITS = (
+    "the model's outputs are {kind}, but cross_entropy takes logits: it applies a softmax once more, and the loss, "
+    "curvature, sharpness and margins that come out are not those of the network as it is used. Let the model return "
+    "what goes into its last function (the logits), or pass the loss that it was trained with as a function"
+)
 
 
 class Problem:
@@ -44,8 +51,8 @@ class Problem:
         model: any `nn.Module` in eval mode whose output is a tensor (or has `.logits`).
         train: `(x, y)` tensors or arrays, a `Dataset`, a `DataLoader`, or a list of batches.
         test: the same, held out; needed only by measures that say so.
-        loss: "cross_entropy", "mse" (squared error summed over outputs), or a function of (outputs, targets)
-            that gives one value per sample. Always averaged over samples.
+        loss: "cross_entropy" (of logits; log-probabilities give the same), "mse" (squared error summed over outputs),
+            or a function of (outputs, targets) that gives one value per sample. Always averaged over samples.
         initial: a module or state dict with the weights before training.
         device: where to compute; the model's device by default.
         dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).
@@ -108,8 +115,11 @@ class Problem:
             self._check_loss("train")
             if self.test is not None:
                 self._check_loss("test")
+            self.remarks = self._remarks(outputs)
             self.ranks = self._checked_ranks(shard)
         self.initial = None if initial is None else self._checked_initial(initial)
+        for remark in self.remarks:
+            warnings.warn(remark, UserWarning, stacklevel=2)
 
     @property
     def n_train(self) -> int:
@@ -255,6 +265,14 @@ class Problem:
                 where=f"{part}, loss {self.loss.name}",
                 fix="Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows",
             )
+
+    def _remarks(self, outputs: Tensor) -> tuple[str, ...]:
+        """What is allowed and hardly meant; said once here, and kept with every table."""
+        if self.loss.name != "cross_entropy":
+            return ()
+        inputs, _ = self._probe("train")
+        kind = always_probabilities(outputs, lambda params: self.forward(inputs, params), self.params)
+        return (NOT_LOGITS.format(kind=kind),) if kind else ()
 
     def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
         try:

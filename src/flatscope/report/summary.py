@@ -31,6 +31,7 @@ class NetworkSummary(NamedTuple):
     estimates: list[tuple[str, str]]
     missing: list[tuple[str, str]]
     remarks: list[tuple[str, str]]
+    warnings: list[str]  # about the model or the data, and so about every measure
 
 
 class Comparability(NamedTuple):
@@ -66,6 +67,7 @@ def _network(name: str, table: Table, rows: list[Line], column: int) -> NetworkS
         estimates=[(label, _error_words(cell)) for label, cell in valued if not cell.exact],
         missing=[(label, cell.reason) for label, cell in cells if cell.exact is None],
         remarks=[(label, cell.reason) for label, cell in valued if cell.reason],
+        warnings=[f"{words[0].upper()}{words[1:]}" for words in meta.get("remarks", ())],
     )
 
 
