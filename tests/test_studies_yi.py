@@ -15,7 +15,7 @@ import flatscope as fs
 from flatscope.bounds.psi import pac_bayes_gap
 from flatscope.studies import find_study, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
-from flatscope.studies.yi2019 import compared, median_rise, stages
+from flatscope.studies.yi2019 import compared, median_rise, related, stages
 from flatscope.studies.yi2019_balance import EPSILON, balance_found
 from flatscope.studies.yi2019_digit_networks import descend
 from flatscope.studies.yi2019_invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
@@ -82,6 +82,16 @@ def test_the_flatter_batch_is_seen(small: float, large: float, due: str) -> None
     assert verdict("fig3", "generalizes", found["generalizes"]) == due
     opposite = NOT_REPRODUCED if due == REPRODUCED else REPRODUCED  # the claim: weights fail to show it
     assert verdict("fig3", "weight_space", found["weight_space"]) == opposite
+
+
+@pytest.mark.parametrize(("sign", "due"), [(1.0, REPRODUCED), (-1.0, NOT_REPRODUCED)])
+def test_the_rise_is_related_to_the_error_in_order_of_rank(sign: float, due: str) -> None:
+    rises = 10.0 ** np.arange(-10.0, 10.0)
+    rises[-1] = math.inf  # behind poles: the sharpest, not left out
+    errors = np.arange(20.0) + np.tile([3.0, -3.0], 10)
+    found = related(pd.DataFrame({"rise_psi": rises, "test_accuracy": 90 - sign * errors}))
+    assert found.runs == 20
+    assert verdict("fig3", "related", found) == due
 
 
 def ways(moves: dict[str, float]) -> pd.DataFrame:
