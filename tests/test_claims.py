@@ -1,9 +1,10 @@
-"""Verdicts follow one rule, fixed before the runs; results survive the disk; the page has every claim."""
+"""Verdicts follow one rule, fixed before the runs; results survive the disk."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from flatscope.studies.claims import (
     REPRODUCED,
     Claim,
     Estimate,
+    counted,
     judge,
 )
-from flatscope.studies.reproduction import latest, load_results, reproduction_markdown
+from flatscope.studies.reproduction import latest, load_results
 from flatscope.studies.result import StudyResult, estimate_text
 from flatscope.studies.running import judged
-from flatscope.studies.study import Analysis, Study, declared_studies, study
+from flatscope.studies.study import Analysis, Study, study
 
 CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1), partly=POSITIVE)
 
@@ -134,19 +136,34 @@ def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
     assert latest({"smoke": smoke}) is None
 
 
-def test_the_page_has_a_row_for_every_claim() -> None:
-    page = reproduction_markdown({})
-    for entry in declared_studies().values():
-        for claim in entry.claims:
-            assert claim.statement.replace("|", "\\|") in page
-    assert page.count("not run**") == sum(len(entry.claims) for entry in declared_studies().values())
-
-
 def test_estimates_in_words() -> None:
     assert estimate_text(Estimate(0.91234567, 0.85, 0.95)) == "0.9123 [0.85, 0.95]"
     assert estimate_text(Estimate.exact(43758)) == "43758 (exact)"
-    assert "no interval" in estimate_text(Estimate(1.5))
+    assert estimate_text(Estimate(1.5)) == "1.5 (one run, no interval)"
+    assert estimate_text(Estimate(1.5, runs=3)) == "1.5 (3 runs, no interval)"
     assert estimate_text(Estimate(math.nan)) == "—"
+
+
+def test_verdicts_are_counted_in_words() -> None:
+    assert counted([PARTLY, REPRODUCED, REPRODUCED]) == "2 reproduced, 1 partly"
+    assert counted([]) == "no claims"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"configurations": 5, "of which run now": 5}, "small scale, 1 s on a CPU, 2026-01-01"),
+        ({"configurations": 5, "of which run now": 2}, "1 s on a CPU, 2026-01-01; 3 of 5 trials were there already"),
+        ({"configurations": 5, "of which run now": 0}, "analysed again on 2026-01-01 from 5 stored trials"),
+        ({"configurations": 5, "of which run now": 0, "stored on": "2025-01-01"}, "5 stored trials of 2025-01-01"),
+        ({}, "small scale, 1 s on a CPU, 2026-01-01"),
+    ],
+)
+def test_seconds_of_reading_the_store_are_not_told_as_a_cost(facts: dict[str, Any], words: str) -> None:
+    found = result(Estimate(2.0))
+    told = replace(found, provenance={**found.provenance, **facts}).how
+    assert words in told
+    assert ("1 s" in told) == (facts.get("of which run now", 1) > 0)
 
 
 def test_declaring_a_study_twice_the_same_claim_is_refused() -> None:

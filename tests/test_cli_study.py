@@ -50,7 +50,7 @@ def test_export(results: Path, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     claims = sum(len(entry.claims) for entry in studies().values())
     assert len(pd.read_csv(tmp_path / "claims.csv")) == len(pd.read_parquet(tmp_path / "claims.parquet")) == claims
-    assert "**reproduced**" in (tmp_path / "page.md").read_text()
+    assert "✓&nbsp;reproduced" in (tmp_path / "page.md").read_text()
     assert "ridge penalty" in (tmp_path / "page.html").read_text()
 
 

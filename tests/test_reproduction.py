@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import pytest
 
 from flatscope.studies import studies
 from flatscope.studies.claims import judge
-from flatscope.studies.reproduction import load_results, reproduction_markdown
+from flatscope.studies.cost import load_costs
+from flatscope.studies.reproduction import load_results
+from flatscope.studies.reproduction_page import reproduction_markdown
 from flatscope.studies.result import StudyResult
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +22,16 @@ by_result = pytest.mark.parametrize("result", SAVED, ids=lambda result: f"{resul
 
 
 def test_the_page_is_that_of_the_saved_results() -> None:
-    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == reproduction_markdown(RESULTS)
+    page = reproduction_markdown(RESULTS, load_costs(ROOT / "results"))
+    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == page
+
+
+def test_every_figure_on_the_page_is_there() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    figures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
+    assert len(figures) == len(RESULTS)
+    for figure in figures:
+        assert (ROOT / "docs" / figure).is_file()
 
 
 @by_result
@@ -38,3 +51,15 @@ def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -
 def test_files_are_small(result: StudyResult) -> None:
     for path in (ROOT / "results" / result.name / result.scale).iterdir():
         assert path.stat().st_size < 1_000_000, path
+
+
+@by_result
+def test_intervals_contain_their_value_and_say_what_they_are(result: StudyResult) -> None:
+    for finding in result.findings:
+        estimate = finding.estimate
+        if estimate.low is None or estimate.high is None or math.isnan(estimate.value):
+            continue
+        assert estimate.low <= estimate.value <= estimate.high, finding.claim.key
+        if estimate.low == estimate.high and estimate.runs > 1:
+            # Alike runs are not exact: either the claim is about each of them, or there is no interval.
+            assert estimate.seen, finding.claim.key

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,15 +33,17 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 def list_studies(results: Results = Path("results")) -> None:
     """All studies, and the verdicts of those that have been run."""
     from flatscope.studies import studies
-    from flatscope.studies.reproduction import latest, load_results
+    from flatscope.studies.claims import NOT_RUN, counted
+    from flatscope.studies.reproduction import claim_rows, latest, load_results
 
     saved = load_results(results)
     rows = []
     for name, entry in studies().items():
         result = latest(saved.get(name, {}))
-        verdicts = ", ".join(finding.verdict for finding in result.findings) if result else "not run"
-        rows.append([name, f"{PAPERS[entry.paper]}, {entry.figure}", entry.title, verdicts])
-    show_grid(["study", "source", "what", "verdicts"], rows)
+        counts, scale = (result.counts, result.scale) if result else (NOT_RUN, "")
+        rows.append([name, entry.figure, entry.title, str(len(entry.claims)), scale, counts])
+    show_grid(["study", "source", "what", "claims", "scale", "verdicts"], rows)
+    show_note(f"all claims: {counted(row['verdict'] for row in claim_rows(saved))}")
 
 
 @app.command("run")
@@ -55,9 +59,16 @@ def run(
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope.studies import study
+    from flatscope.studies.result import VERDICTS_FILE
+    from flatscope.studies.study import check_scale
 
+    check_scale(scale)
     failed = []
-    for name in _matching(names):
+    chosen = _matching(names)
+    for name in chosen:
+        check_place(out / name / scale / VERDICTS_FILE, (".json",))
+    _warn_without_gpu(chosen, scale, device, out)
+    for name in chosen:
         try:
             result = study(name, scale, engine=engine, workers=workers, address=address, store=store, device=device)
         except FlatscopeError as problem:
@@ -78,21 +89,31 @@ def run(
 def show(name: str, results: Results = Path("results"), scale: str | None = None) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
     from flatscope.studies import find_study
+    from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import latest, load_results
 
     entry = find_study(name)
     saved = load_results(results).get(name, {})
+    if scale and saved and scale not in saved:
+        raise UnknownNameError.among(scale, saved, f"scale among the saved results of {name}")
     result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
+    typer.echo(f"{entry.title}\n{PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
+    costs = load_costs(results)
+    cost = costs[name].text() if name in costs else entry.paper_cost
     if result is None:
-        typer.echo(f"{name}: {entry.title}\n\n{entry.description}\n")
         show_grid(
             ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
         )
+        _list("At paper scale", [cost])
         show_note(f"no saved result in {results}; flatscope study run {name}")
         return
     _show(result)
-    for words in (*result.deviations, *result.notes):
-        show_note(words)
+    _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
+    _list("Remarks", [f"{f.claim.statement}: {f.estimate.note}" for f in result.findings if f.estimate.note])
+    _list("Differs from the paper", result.deviations)
+    _list("Also seen", result.notes)
+    _list("Run", [f"{result.how}; {result.command}"])
+    _list("At paper scale", [cost])
 
 
 @app.command("export")
@@ -101,12 +122,15 @@ def export(
     results: Results = Path("results"),
 ) -> None:
     """Write every claim with its verdict to one file."""
-    from flatscope.studies.reproduction import claim_rows, latest, load_results, reproduction_markdown
+    from flatscope.studies.cost import load_costs
+    from flatscope.studies.reproduction import claim_rows, latest, load_results
+    from flatscope.studies.reproduction_page import reproduction_markdown
 
     check_place(out, EXPORTS)
     saved = load_results(results)
     if out.suffix == ".md":
-        write_whole(out, reproduction_markdown(saved).encode())
+        figures = Path(os.path.relpath(results, out.parent)).as_posix()
+        write_whole(out, reproduction_markdown(saved, load_costs(results), figures).encode())
     elif out.suffix == ".html":
         found = [result for by_scale in saved.values() if (result := latest(by_scale))]
         if not found:
@@ -132,7 +156,30 @@ def _matching(patterns: list[str]) -> list[str]:
     return list(chosen)
 
 
+def _warn_without_gpu(names: list[str], scale: str, device: str | None, results: Path) -> None:
+    """Before days of work: what the paper scale takes, where there is no GPU for it."""
+    import torch
+
+    from flatscope.studies import find_study
+    from flatscope.studies.cost import load_costs
+
+    if scale != "paper" or ((device or "cuda").startswith("cuda") and torch.cuda.is_available()):
+        return
+    costs = load_costs(results)
+    for name in names:
+        words = costs[name].text() if name in costs else find_study(name).paper_cost
+        show_note(f"{name} at paper scale is meant for a GPU, and none is used here. On one: {words or 'not known'}")
+
+
 def _show(result: StudyResult) -> None:
-    rows = [[row["where"], row["statement"], row["reported"], row["found"], row["verdict"]] for row in result.rows()]
-    title = f"{result.name} ({result.scale}, {result.provenance['seconds']} s, {result.provenance['device']})"
-    show_grid(["where", "claim", "paper", "here", "verdict"], rows, title=title)
+    header = ["where", "claim", "paper", "here", "runs", "verdict"]
+    keys = ("where", "statement", "reported", "found", "runs", "verdict")
+    show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
+    typer.echo(f"{len(result.findings)} claims: {result.counts}")
+
+
+def _list(title: str, entries: Iterable[str]) -> None:
+    """A heading with one entry per line below, where there are any."""
+    lines = [entry for entry in entries if entry]
+    if lines:
+        typer.echo("\n".join(["", title, *(f"  {line}" for line in lines)]))

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,7 +25,7 @@ from flatscope.comparing.verdicts import (
     undertrained,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.guards import write_whole
+from flatscope.files import load_as, save_as
 from flatscope.table import Table, number
 
 ERRORS = (
@@ -307,24 +306,19 @@ class Comparison:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write .json (all of it), .csv (`to_frame`), .md or .html, whole or not at all."""
-        writers: dict[str, Callable[[], str]] = {
-            ".json": self.to_json,
-            ".csv": lambda: self.to_frame().to_csv(index=False),
-            ".md": self.to_markdown,
-            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}',
+        page = '<!doctype html><meta charset="utf-8">\n'
+        writers: dict[str, Callable[[], bytes]] = {
+            ".json": lambda: _content(self.to_json()),
+            ".csv": lambda: _content(self.to_frame().to_csv(index=False)),
+            ".md": lambda: _content(self.to_markdown()),
+            ".html": lambda: _content(page + self.to_html()),
         }
-        suffix = Path(path).suffix.lower()
-        if suffix not in writers:
-            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        write_whole(path, (writers[suffix]().rstrip("\n") + "\n").encode())
+        save_as(path, writers)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
         """Read a comparison written as .json."""
-        try:
-            return cls.from_json(Path(path).read_bytes().decode())
-        except (OSError, UnicodeDecodeError) as problem:
-            raise InputError("a comparison file that can be read", str(problem), where="load") from problem
+        return load_as(path, {".json": lambda content: cls.from_json(content.decode())}, "comparison")
 
     def _quantity(self, measure: str) -> Quantity:
         """By its label, or by its name alone where it has one value."""
@@ -334,3 +328,8 @@ class Comparison:
         if len(same) == 1:
             return self._quantities[same[0]]
         raise UnknownNameError.among(measure, self._quantities, "measure in this comparison")
+
+
+def _content(text: str) -> bytes:
+    """Of a file that ends with one newline."""
+    return (text.rstrip("\n") + "\n").encode()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flatscope.errors import InputError
@@ -13,6 +15,8 @@ PARTLY = "partly"
 NOT_REPRODUCED = "not reproduced"
 NOT_JUDGED = "not judged"
 VERDICTS = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_JUDGED)
+NOT_RUN = "not run"  # no verdict: nothing has been looked at
+SIGNS = {REPRODUCED: "✓", PARTLY: "◐", NOT_REPRODUCED: "✗", NOT_JUDGED: "–", NOT_RUN: "·"}
 POSITIVE = (sys.float_info.min, math.inf)  # zero is neither more nor less
 NEGATIVE = (-math.inf, -sys.float_info.min)
 
@@ -108,3 +112,9 @@ def judge(claim: Claim, estimate: Estimate, scale: str) -> Finding:
 
 def _inside(inner: Range, outer: Range) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def counted(verdicts: Iterable[str]) -> str:
+    """How often each verdict was given: "9 reproduced, 2 partly"."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[word]} {word}" for word in SIGNS if counts[word]) or "no claims"

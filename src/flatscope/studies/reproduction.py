@@ -1,18 +1,13 @@
-"""One page for all four papers: every claim with its verdict, written from the results that were saved."""
+"""Every claim of the four papers with its verdict, from the results that were saved."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from flatscope.registry import PAPERS
-from flatscope.studies.claims import VERDICTS
-from flatscope.studies.result import VERDICTS_FILE, StudyResult
+from flatscope.studies.claims import NOT_RUN
+from flatscope.studies.result import VERDICTS_FILE, StudyResult, estimate_text
 from flatscope.studies.study import SCALES, Study, declared_studies
-
-HEADER = ("study", "where", "claim", "paper", "here", "runs", "scale", "verdict")
-NOT_RUN = "not run"
 
 
 def load_results(folder: str | Path) -> dict[str, dict[str, StudyResult]]:
@@ -24,64 +19,38 @@ def load_results(folder: str | Path) -> dict[str, dict[str, StudyResult]]:
     return found
 
 
+def by_size(results: Mapping[str, StudyResult]) -> list[StudyResult]:
+    """Results at all scales, the largest first; a smoke run is no result."""
+    return [results[scale] for scale in reversed(SCALES) if scale in results and scale != "smoke"]
+
+
 def latest(results: Mapping[str, StudyResult]) -> StudyResult | None:
-    """The result at the largest scale; a smoke run is no result."""
-    judged = [results[scale] for scale in SCALES if scale in results and scale != "smoke"]
-    return judged[-1] if judged else None
+    """The result at the largest scale."""
+    return next(iter(by_size(results)), None)
 
 
 def claim_rows(results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
-    """One row per claim of every declared study; those without a result say so."""
+    """One row per claim of every declared study, at the largest scale there is; those without a result say so."""
+    return [row for declared in declared_studies().values() for row in rows_of(declared, results)]
+
+
+def rows_of(declared: Study, results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
+    """The rows of one study, as text; `elsewhere` is what came out at other scales."""
+    found = by_size(results.get(declared.name, {}))
+    if not found:
+        return [_row_without_result(declared, number) for number in range(len(declared.claims))]
+    result, *others = found
     rows = []
-    for declared in declared_studies().values():
-        result = latest(results.get(declared.name, {}))
-        if result is None:
-            rows += [_row_without_result(declared, number) for number in range(len(declared.claims))]
-        else:
-            rows += [{**row, "paper": result.paper, "scale": result.scale} for row in result.rows()]
+    for finding, row in zip(result.findings, result.rows(), strict=True):
+        there = [f"{other.scale} scale: {words}" for other in others if (words := _outcome(other, finding.claim.key))]
+        rows.append({**row, "paper": result.paper, "scale": result.scale, "elsewhere": "; ".join(there)})
     return rows
 
 
-def reproduction_markdown(results: Mapping[str, Mapping[str, StudyResult]]) -> str:
-    """The page: counts, then one table per paper, then how each study deviates."""
-    rows = claim_rows(results)
-    counts = Counter(row["verdict"] for row in rows)
-    summary = ", ".join(f"{counts[word]} {word}" for word in (*VERDICTS, NOT_RUN) if counts[word])
-    lines = [
-        "# Reproduction of the four papers",
-        "",
-        "Written by `flatscope study export` from the saved results; do not edit. One row per claim. The range in "
-        "which a claim holds is part of its declaration and was fixed before the runs. *Reproduced*: the whole "
-        "interval lies in that range. *Partly*: the value does but its interval does not (or a single run has none), "
-        "or only the direction holds. *Not judged*: the number could not be had, for the reason given. Intervals are "
-        "of 95 % unless a note says otherwise.",
-        "",
-        f"{len(rows)} claims: {summary}.",
-    ]
-    for paper, title in PAPERS.items():
-        of_paper = [row for row in rows if row["paper"] == paper]
-        if not of_paper:
-            continue
-        lines += ["", f"## {title[:1].upper()}{title[1:]}", "", _line(HEADER), _line("---" for _ in HEADER)]
-        for row in of_paper:
-            claim = f"{row['statement']} ({row['number']})"
-            verdict = f"**{row['verdict']}**" + (f": {row['note']}" if row["note"] else "")
-            cells = (f"`{row['study']}`", row["where"], claim, row["reported"], row["found"], row["runs"])
-            lines.append(_line((*cells, row["scale"], verdict)))
-    lines += ["", "## How the runs differ from the papers", ""]
-    for declared in declared_studies().values():
-        lines += _deviations(declared, latest(results.get(declared.name, {})))
-    return "\n".join(lines) + "\n"
-
-
-def _deviations(declared: Study, result: StudyResult | None) -> list[str]:
-    cost = f" At paper scale: {declared.paper_cost}" if declared.paper_cost else ""
-    if result is None:
-        return [f"- `{declared.name}`: {NOT_RUN}.{cost}"]
-    facts = result.provenance
-    told = f"{result.scale}, {facts['seconds']} s on {facts['device']}, {facts['date']}, `{facts['command']}`"
-    differences = " ".join(f"{words.rstrip('.')}." for words in (*result.deviations, *result.notes))
-    return [f"- `{declared.name}` ({told}): {differences or 'as in the paper.'}{cost}"]
+def _outcome(result: StudyResult, key: str) -> str:
+    """What came out for a claim, in words; nothing where the result does not know the claim."""
+    found = [finding for finding in result.findings if finding.claim.key == key]
+    return f"{estimate_text(found[0].estimate)}, {found[0].verdict}" if found else ""
 
 
 def _row_without_result(declared: Study, number: int) -> dict[str, str]:
@@ -98,8 +67,5 @@ def _row_without_result(declared: Study, number: int) -> dict[str, str]:
         "scale": "—",
         "verdict": NOT_RUN,
         "note": "",
+        "elsewhere": "",
     }
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

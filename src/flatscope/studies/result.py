@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
@@ -13,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from flatscope.errors import DataFileError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope.studies.claims import VERDICTS, Claim, Estimate, Finding
+from flatscope.studies.claims import Claim, Estimate, Finding, counted
 
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
 
@@ -56,9 +53,7 @@ class StudyResult:
     provenance: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        counts = Counter(finding.verdict for finding in self.findings)
-        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-        return f"StudyResult({self.name}, {self.scale}: {words or 'no claims'})"
+        return f"StudyResult({self.name}, {self.scale}: {self.counts})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -68,6 +63,27 @@ class StudyResult:
         )
         head = "<tr><th>claim</th><th>paper</th><th>here</th><th>verdict</th></tr>"
         return f"<h3>{escape(self.title)}</h3><table>{head}{rows}</table>{self.svg[self.svg.find('<svg') :]}"
+
+    @property
+    def counts(self) -> str:
+        """How often each verdict was given, in words."""
+        return counted(finding.verdict for finding in self.findings)
+
+    @property
+    def how(self) -> str:
+        """How it was run, in words; reading stored trials again is not what a study costs."""
+        facts = self.provenance
+        trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
+        stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
+        if trials and not now:
+            return f"{self.scale} scale, analysed again on {facts['date']} from {trials} stored trials{stored}"
+        took = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
+        return f"{took}; {trials - now} of {trials} trials were there already" if now < trials else took
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        return f"flatscope study run {self.name} --scale {self.scale}"
 
     def rows(self) -> list[dict[str, str]]:
         """One row per claim, as text."""
@@ -156,14 +172,6 @@ def _seen_text(estimate: Estimate) -> str:
     if value == low:
         side, other = (f"smallest of {all_of}", f"largest {high:.4g}")
     return f"{value:.4g} ({side}, {other})"
-
-
-def picture(figure: Figure, extension: str) -> bytes:
-    """The figure as a file's content, the same bytes for the same figure."""
-    buffer = io.BytesIO()
-    metadata = {"Date": None} if extension == "svg" else {}
-    figure.savefig(buffer, format=extension, dpi=110, metadata=metadata, bbox_inches="tight")
-    return buffer.getvalue()
 
 
 def _finding_to_json(finding: Finding) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope.errors import FlatscopeError, InputError
+from flatscope.files import figure_bytes
 from flatscope.inspection import usable_device
 from flatscope.studies.claims import judge
-from flatscope.studies.result import StudyResult, picture
+from flatscope.studies.result import StudyResult
 from flatscope.studies.study import Analysis, Runs, Stage, Study, check_scale, find_study
 from flatscope.sweeps import engines
 from flatscope.sweeps.store import Store
 from flatscope.version import __version__
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
+DPI = 110  # small files: a page shows some fifty of them
 
 
 def study(
@@ -74,13 +76,14 @@ def study(
     analysis = declared.analyse(Runs(scale, stages, kept))
     provenance = {
         "version": __version__,
-        "command": _command(name, scale),
+        "command": typed_command(f'flatscope.study("{name}", "{scale}")'),
         "device": device_words(place),
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - begun, 1),
         "configurations": sum(len(stage.configs) for stage in stages),
         "of which run now": missing,
+        "stored on": _days(kept.read(config).written for stage in stages for config in stage.configs),
     }
     return judged(declared, scale, analysis, provenance)
 
@@ -96,7 +99,7 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
         analysis.draw(figure)
-        svg, png = picture(figure, "svg").decode(), picture(figure, "png")
+        svg, png = (figure_bytes(figure, kind, dpi=DPI) for kind in ("svg", "png"))
     return StudyResult(
         name=declared.name,
         title=declared.title,
@@ -105,7 +108,7 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         scale=scale,
         table=analysis.table,
         findings=tuple(judge(claim, analysis.found[claim.key], scale) for claim in declared.claims),
-        svg=svg,
+        svg=svg.decode(),
         png=png,
         deviations=tuple(declared.deviations.get(scale, ())),
         notes=analysis.notes,
@@ -132,6 +135,12 @@ def device_words(place: torch.device) -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
+def _days(written: Iterable[str]) -> str:
+    """The day, or the first and the last, on which trials were stored."""
+    days = sorted({moment[:10] for moment in written})
+    return " to ".join(dict.fromkeys(days[:1] + days[-1:]))
+
+
 def _placed(stage: Stage, device: str) -> Stage:
     """The stage with every configuration told where to run; where a trial runs is not part of its identity."""
     units: Sequence[Sequence[Mapping[str, Any]]] = [
@@ -140,8 +149,8 @@ def _placed(stage: Stage, device: str) -> Stage:
     return Stage(units, stage.work, stage.gpus)
 
 
-def _command(name: str, scale: str) -> str:
+def typed_command(call: str) -> str:
     """The command line if this is one, else the call."""
     if Path(sys.argv[0]).name in ("flatscope", "__main__.py"):
         return shlex.join(["flatscope", *sys.argv[1:]])
-    return f'flatscope.study("{name}", "{scale}")'
+    return call
