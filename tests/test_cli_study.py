@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flatscope.cli.app import app
-from flatscope.errors import UnknownNameError
+from flatscope.errors import InputError, UnknownNameError
 from flatscope.studies import studies
+from flatscope.studies.result import StudyResult
 
 RUNNER = CliRunner()
 STUDY = "petzka2019-ridge"
@@ -40,7 +41,9 @@ def test_list_names_every_study_and_its_verdicts(results: Path) -> None:
 
 
 def test_show_with_and_without_a_result(results: Path, tmp_path: Path) -> None:
-    assert "exact" in RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(results)]).output
+    shown = RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(results)], env={"COLUMNS": "300"}).output
+    for claim in studies()[STUDY].claims:
+        assert claim.statement in shown
     assert "ridge penalty" in RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(tmp_path)]).output
 
 
@@ -84,3 +87,58 @@ def test_killed_and_run_again_it_trains_only_what_was_missing(tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in kept} == kept  # what was there has not been done again
     one, other = (next(folder.rglob("table.csv")).read_text() for folder in (tmp_path / "whole", tmp_path / "again"))
     assert one == other
+
+
+SMOKE = ["study", "run", STUDY, "--scale", "smoke", "--workers", "0"]
+
+
+@pytest.mark.parametrize("where", ["--out", "--store"])
+def test_places_that_cannot_be_written_to_are_refused_before_any_work(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    places = {"--out": str(tmp_path / "out"), "--store": str(tmp_path / "store"), where: str(tmp_path / "file" / "x")}
+    with pytest.raises(InputError, match="file"):
+        RUNNER.invoke(app, [*SMOKE, *(word for pair in places.items() for word in pair)], catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_unknown_scale_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="scale"):
+        RUNNER.invoke(app, ["study", "run", STUDY, "--scale", "papers"], catch_exceptions=False)
+
+
+def test_paper_scale_without_a_gpu_is_told_with_its_cost(tmp_path: Path) -> None:
+    places = ["--out", str(tmp_path / "out"), "--store", str(tmp_path / "store"), "--workers", "0", "--device", "cpu"]
+    done = RUNNER.invoke(app, ["study", "run", STUDY, "--scale", "paper", *places], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "none is used here" in done.stderr
+    assert studies()[STUDY].paper_cost in done.stderr
+    small = RUNNER.invoke(app, [*SMOKE, *places], catch_exceptions=False)
+    assert "none is used here" not in small.stderr
+
+
+def test_missing_data_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLATSCOPE_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = ["--out", str(tmp_path / "out"), "--store", str(tmp_path / "store"), "--workers", "0"]
+    done = RUNNER.invoke(app, ["study", "run", "zhang2017-fig1", *places], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert done.stderr.count("data fetch cifar10") == 1
+
+
+def test_verdicts_are_counted_in_the_list(results: Path) -> None:
+    shown = RUNNER.invoke(app, ["study", "list", "--results", str(results)], env={"COLUMNS": "300"})
+    line = next(line for line in shown.stdout.splitlines() if STUDY in line)
+    own, total = StudyResult.load(results / STUDY / "small"), sum(len(entry.claims) for entry in studies().values())
+    assert own.counts in line
+    assert f"{own.counts}, {total - len(own.findings)} not run" in shown.stderr
+
+
+def test_show_says_how_it_was_run_and_what_the_paper_scale_takes(results: Path) -> None:
+    shown = RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(results)]).stdout
+    counts = StudyResult.load(results / STUDY / "small").counts
+    for words in (counts, "Run\n", f"study run {STUDY} --scale small", studies()[STUDY].paper_cost):
+        assert words in shown
+    with pytest.raises(UnknownNameError, match="paper"):
+        RUNNER.invoke(
+            app, ["study", "show", STUDY, "--results", str(results), "--scale", "paper"], catch_exceptions=False
+        )

@@ -84,6 +84,17 @@ def test_failures_are_recorded_and_stop_nobody_else(tmp_path: Path) -> None:
         run([[{"x": 9}]], "trial_work:forget", store, workers=0)
 
 
+def test_failures_in_the_same_words_are_told_once() -> None:
+    errors = {f"{number:08}xyz": "no data" for number in range(3)} | {
+        f"{number:08}": f"other {number}" for number in range(3, 9)
+    }
+    told = str(SweepFailed(errors, 9))
+    assert told.count("no data") == 1
+    assert "00000000 and 2 more: no data; 00000003: other 3" in told
+    assert "and 2 more)" in told
+    assert "other 7" not in told
+
+
 def test_a_unit_that_kills_every_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "MAX_LOST", 2)  # each start of a worker costs seconds
     store = Store(tmp_path / "store")

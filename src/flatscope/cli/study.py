@@ -1,4 +1,4 @@
-"""`flatscope study list|run|show|export`."""
+"""`flatscope study list|run|show|cost|export`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def run(
         _show(result)
         show_note(f"table, figure and verdicts in {folder}")
     if failed:
-        show_error(f"failed: {', '.join(failed)}")
+        if len(chosen) > 1:
+            show_error(f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}")
         raise typer.Exit(code=1)
 
 
@@ -114,6 +115,37 @@ def show(name: str, results: Results = Path("results"), scale: str | None = None
     _list("Also seen", result.notes)
     _list("Run", [f"{result.how}; {result.command}"])
     _list("At paper scale", [cost])
+
+
+@app.command("cost")
+def cost(
+    names: Names,
+    scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "paper",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the GPU where there is one.")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further kind of work is timed.")] = 300,
+    out: Results = Path("results"),
+) -> None:
+    """Time shortened epochs and measurements, and say what whole studies take; no network is kept."""
+    from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration
+    from flatscope.studies.costing import study_costs
+
+    chosen = _matching(names)
+    for name in chosen:
+        check_place(out / name / cost_file(scale), (".json",))
+    costs = study_costs(chosen, scale, device=device, budget=budget)
+    rows = []
+    for found in costs:
+        found.save(out)
+        timed = f"{len(found.rows) - len(found.untimed)} of {len(found.rows)}"
+        parts = (found.seconds, found.part(TRAINING), found.part(MEASURING), found.additional)
+        rows.append([found.name, timed, *(duration(seconds) for seconds in parts)])
+    header = ["study", "kinds timed", "in all", "training", "measuring", "more than those above"]
+    show_grid(header, rows, title=f"Cost at {scale} scale on one {costs[0].provenance['device']}")
+    typer.echo(f"all of them together: {duration(sum(found.additional for found in costs))}")
+    problems = {(row.what, row.problem): None for found in costs for row in found.untimed}
+    for what, problem in problems:
+        show_note(f"not timed: {what}: {problem}")
+    show_note(f"one {cost_file(scale)} per study in {out}; stop rules may end training before the epochs counted here")
 
 
 @app.command("export")
@@ -175,7 +207,7 @@ def _show(result: StudyResult) -> None:
     header = ["where", "claim", "paper", "here", "runs", "verdict"]
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
-    typer.echo(f"{len(result.findings)} claims: {result.counts}")
+    typer.echo(f"{len(result.findings)} claim{'s' * (len(result.findings) != 1)}: {result.counts}")
 
 
 def _list(title: str, entries: Iterable[str]) -> None:

@@ -57,7 +57,7 @@ def study(
     check_scale(scale)
     declared = find_study(name)
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kept = store if isinstance(store, Store) else Store(store or default_store())
+    kept = store if isinstance(store, Store) else _writable(store or default_store())
     begun = time.perf_counter()
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     missing = 0
@@ -126,6 +126,25 @@ def default_store() -> Path:
     except RuntimeError:
         fix = f"Name a folder with --store or in {STORE_VARIABLE}"
         raise FlatscopeError("a home folder for trained networks", "none", where="study", fix=fix) from None
+
+
+def _writable(folder: str | os.PathLike[str]) -> Store:
+    """The store in that folder, refused before any work where nothing could be kept in it."""
+    kept = Store(folder)
+    if Path(kept.root).is_absolute():  # an address of another kind says itself what is wrong
+        try:
+            Path(kept.root).mkdir(parents=True, exist_ok=True)
+            writable = os.access(kept.root, os.W_OK)
+        except OSError as problem:
+            raise _no_store(folder, str(problem)) from problem
+        if not writable:
+            raise _no_store(folder, "one that may not be written to")
+    return kept
+
+
+def _no_store(folder: str | os.PathLike[str], got: str) -> InputError:
+    fix = f"Name another folder with --store or in {STORE_VARIABLE}"
+    return InputError("a folder for trained networks", got, where=f"store {os.fspath(folder)}", fix=fix)
 
 
 def device_words(place: torch.device) -> str:

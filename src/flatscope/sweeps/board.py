@@ -23,8 +23,15 @@ class SweepFailed(FlatscopeError):  # noqa: N818  what happened, as the other er
     def __init__(self, errors: Mapping[str, str], total: int) -> None:
         self.errors = dict(errors)
         self._total = total
-        shown = [f"{key[:8]}: {error}" for key, error in list(errors.items())[:5]]
-        more = [f"and {len(errors) - 5} more"] if len(errors) > 5 else []
+        alike: dict[str, list[str]] = {}  # missing data fail every trial, in the same words
+        for key, error in errors.items():
+            alike.setdefault(error, []).append(key[:8])
+        shown = [
+            f"{keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''}: {error}"
+            for error, keys in list(alike.items())[:5]
+        ]
+        left = sum(map(len, list(alike.values())[5:]))
+        more = [f"and {left} more"] if left else []
         fix = "The others are stored; running the sweep again tries only these"
         super().__init__(f"{total} trials done", f"{len(errors)} that failed ({'; '.join(shown + more)})", "sweep", fix)
 
