@@ -27,7 +27,8 @@ class CostRow:
         total: seconds of all; None where nothing could be timed.
         epochs: up to how many epochs; 0 for a measurement.
         images: training images of the largest.
-        timed_on: training images of the epochs that were timed; for a measurement, the share of its repetitions.
+        timed_on: training images of the epochs that were timed; for a measurement, the share of its repetitions
+            or images.
         problem: why nothing was timed.
     """
 
@@ -47,7 +48,7 @@ class CostRow:
         if self.each is None:
             return f"{times}: not timed ({self.problem})"
         if self.part == MEASURING:
-            timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of the repetitions"
+            timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of it"
             return f"{times}, {duration(self.each)} each{timed}"
         timed = "" if self.timed_on >= self.images else f", timed on {self.timed_on:,.0f}"
         return f"{times}, up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"

@@ -1,0 +1,115 @@
+"""What studies cost on this machine: pieces of each kind are timed, those of every study added up."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.inspection import usable_device
+from flatscope.progress import progress
+from flatscope.studies.cost import MEASURING, TRAINING, Cost, CostRow
+from flatscope.studies.pieces import Piece, pieces_of
+from flatscope.studies.running import device_words, typed_command
+from flatscope.studies.study import check_scale, find_study
+from flatscope.studies.timing import NotTimed, Timer, epochs_of
+from flatscope.sweeps.store import Store
+from flatscope.version import __version__
+
+BUDGET = 300.0
+
+
+def study_costs(
+    names: Sequence[str], scale: str = "paper", *, device: str | None = None, budget: float = BUDGET
+) -> list[Cost]:
+    """What each study costs on a device, and what it adds to those before it in the list.
+
+    Nothing is kept but the times: networks of shortened runs go to a temporary store.
+
+    Args:
+        names: of studies.
+        scale: "smoke", "small" or "paper".
+        device: "cpu", "cuda", ...; the GPU where there is one, by default.
+        budget: seconds after which no further kind of work is timed.
+
+    Raises:
+        InputError: nothing could be planned, as when data are missing.
+    """
+    check_scale(scale)
+    if not budget > 0:
+        raise InputError("more than 0 seconds", repr(budget), where="study cost, budget")
+    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    plans: dict[str, list[Piece]] = {}
+    problems: dict[str, FlatscopeError] = {}
+    for name in names:
+        try:
+            plans[name] = pieces_of(find_study(name).stages(scale), str(place))
+        except FlatscopeError as problem:
+            problems[name] = problem
+    if problems and not plans:
+        raise next(iter(problems.values()))
+    pieces = [piece for plan in plans.values() for piece in plan]
+    kinds = list({piece.kind: piece for piece in sorted(pieces, key=lambda piece: piece.part != TRAINING)}.values())
+    provenance = {
+        "version": __version__,
+        "command": typed_command(f"study_costs({list(names)})"),
+        "device": device_words(place),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+    with tempfile.TemporaryDirectory(prefix="flatscope-cost-") as folder:
+        timer = Timer(pieces, Store(folder), budget)
+        with progress("timing", total=len(kinds)) as advance:
+            for piece in kinds:
+                _row(timer, [piece])
+                advance(note=piece.what)
+        rows = {name: [_row(timer, alike) for alike in _by_kind(plan)] for name, plan in plans.items()}
+        seen: dict[str, str] = {}
+        costs = []
+        for name in names:
+            if name in problems:
+                row = CostRow(MEASURING, "everything", 1, problem=str(problems[name]))
+                costs.append(Cost(name, scale, (row,), 0.0, provenance=provenance))
+                continue
+            # A stack of which some networks are there takes about as long as a whole one.
+            left = [piece for piece in plans[name] if not piece.keys <= seen.keys()]
+            additional = sum(_row(timer, alike).total or 0.0 for alike in _by_kind(left))
+            shared = sorted({seen[key] for piece in plans[name] for key in piece.keys if key in seen})
+            costs.append(Cost(name, scale, tuple(rows[name]), additional, tuple(shared), provenance))
+            for piece in plans[name]:
+                seen |= {key: name for key in piece.keys if key not in seen}
+    return costs
+
+
+def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    kinds: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        kinds.setdefault(piece.kind, []).append(piece)
+    return list(kinds.values())
+
+
+def _row(timer: Timer, alike: Sequence[Piece]) -> CostRow:
+    """The cost of pieces of one kind."""
+    largest = max(alike, key=lambda piece: piece.images)
+    known: dict[str, Any] = {"part": largest.part, "what": largest.what, "number": len(alike), "images": largest.images}
+    try:
+        if largest.part == TRAINING:
+            found = timer.training(largest)
+            total = sum(found.total(piece) for piece in alike)
+            epochs = max(epochs_of(piece) for piece in alike)
+            each, images = _rounded(found.each(largest)), found.images
+            return CostRow(**known, each=each, total=_rounded(total), epochs=epochs, timed_on=images)
+        timed = timer.measuring(largest)
+        each, total = _rounded(timed.seconds), _rounded(timed.seconds * len(alike))
+        return CostRow(**known, each=each, total=total, timed_on=_rounded(timed.share))
+    except NotTimed as problem:
+        return CostRow(**known, problem=str(problem))
+
+
+def _rounded(value: float) -> float:
+    """Four digits: times are not known better."""
+    return float(f"{value:.4g}")
