@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import flatscope as fs
-from flatscope.studies import intervals, study
+from flatscope.studies import find_study, intervals, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
 from flatscope.studies.petzka2019_correlations import CLAIMS_1
 from flatscope.studies.petzka2019_lenet import RULE, at_rule, correlations, stages
-from flatscope.studies.petzka2019_theory import minimum, remarks
+from flatscope.studies.petzka2019_mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
+from flatscope.studies.petzka2019_theory import injected, minimum, remarks, ridge_found
 from flatscope.studies.tail_curvature import tail_curvature
 from flatscope.training.data import load
 from flatscope.training.models import build
@@ -122,3 +123,91 @@ def test_remarks_of_the_appendix() -> None:
     found = remarks(0)
     assert found["separating_norm"] == pytest.approx(1.41423, abs=1e-5)
     assert found["convolution_error"] < 1e-12
+
+
+def regressions(off: float) -> pd.DataFrame:
+    """Regressions on 100 samples whose κ misses its closed form by this share."""
+    expected = np.array([1.0, 2.0, 3.0])
+    return pd.DataFrame({"kappa": expected * (1 + off), "expected": expected, "samples": 100})
+
+
+def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
+    claims = {claim.key: claim for claim in find_study("petzka2019-ridge").claims}
+
+    def verdicts(table: pd.DataFrame) -> list[str]:
+        return [judge(claims[key], found, "small").verdict for key, found in ridge_found(table).items()]
+
+    assert verdicts(regressions(0.0)) == [REPRODUCED, NOT_REPRODUCED]
+    assert verdicts(regressions(1e-6)) == [NOT_REPRODUCED, NOT_REPRODUCED]
+    assert verdicts(regressions(99.0)) == [NOT_REPRODUCED, REPRODUCED]  # of a summed loss
+
+
+def test_noise_of_the_right_law_raises_the_loss_as_much_as_random_matrices() -> None:
+    model, x, y = minimum(100, 4, seed=0)
+    found = injected(model, x, y, delta=0.1, draws=400, seed=0)
+    assert found["matrix_rise"] == pytest.approx(found["noise_rise"], rel=0.1)
+    assert found["norm_ratio"] <= 1 + 1e-12
+    assert found["norm_ratio"] > 0.3
+    # The rise is of second order: twice the noise raises the loss about four times as much.
+    twice = injected(model, x, y, delta=0.2, draws=400, seed=0)
+    assert twice["noise_rise"] == pytest.approx(4 * found["noise_rise"], rel=0.1)
+
+
+def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
+    """Four batch sizes; layer l is the gap plus noise of size `of_layers[l]`, layer 1 a thousand times larger."""
+    generator = np.random.default_rng(0)
+    gap = generator.normal(size=n)
+    frame = pd.DataFrame({"train.batch_size": np.arange(n) % 4, "gap": gap})
+    for measure in ("kappa_trace", "rho_layer_sum", "rho"):
+        for number, noise in enumerate(of_layers, start=1):
+            scale = 1000.0 if number == 1 else 1.0
+            frame[f"{measure}/fc{number}"] = scale * (10 + gap + noise * generator.normal(size=n))
+    return frame
+
+
+def test_a_measure_that_is_one_layer_can_only_tie() -> None:
+    points = mnist_networks([0.5, 1.0, 1.0, 1.0])
+    for name in PER_NETWORK:
+        points[name] = points["kappa_trace/fc1"]
+    found = lead_found(points)
+    assert found["kappa_trace_max"].value == 0
+    assert "can only tie" in found["kappa_trace_max"].note
+    assert "can only tie" not in found["rho_max"].note
+
+
+@pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])
+def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> None:
+    points = mnist_networks([1.0, 1.0, 1.0, 1.0])
+    for name in PER_NETWORK:
+        points[name] = points["gap"] + noise * np.random.default_rng(9).normal(size=len(points))
+    claims = {claim.key: claim for claim in find_study("petzka2019-fig6").claims}
+    assert {judge(claims[key], found, "small").verdict for key, found in lead_found(points).items()} == {due}
+
+
+@pytest.mark.parametrize(("noises", "due"), [([0.1, 0.1, 0.1, 9.0], REPRODUCED), ([0.1] * 4, NOT_REPRODUCED)])
+def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
+    points = mnist_networks(noises, n=200)
+    columns = [f"rho/fc{number}" for number in range(1, 5)]
+    found = intervals.spread_of_correlations(points, columns, "gap")
+    assert judge(spread_claim("Figure 5"), found, "small").verdict == due
+
+
+def test_what_batch_sizes_alone_explain_is_told() -> None:
+    points = pd.DataFrame({"train.batch_size": np.repeat([1, 2, 3], 20)})
+    generator = np.random.default_rng(0)
+    points["gap"] = points["train.batch_size"] + 0.01 * generator.normal(size=60)
+    points["between"] = points["train.batch_size"] + 0.01 * generator.normal(size=60)
+    points["within"] = points["gap"]
+    assert points["between"].corr(points["gap"]) > 0.99
+    (note,) = within_batches(points, {"between": "b", "within": "w"})
+    shown = dict(part.split() for part in note.split(": ")[1].split(", "))
+    assert abs(float(shown["b"])) < 0.3
+    assert float(shown["w"]) == 1.0
+
+
+def test_the_paper_scale_of_the_mnist_networks() -> None:
+    configs = find_study("petzka2019-fig3").stages("paper")[0].configs
+    assert len(configs) == 40
+    assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-4}
+    assert {tuple(c["model"]["options"]["widths"]) for c in configs} == {(784, 50, 50, 50, 30, 10)}
+    assert {claim.holds[0] for claim in layer_claims("kappa_trace", "Figure 3", 0.7, "")} == {0.7}

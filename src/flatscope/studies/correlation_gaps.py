@@ -102,7 +102,8 @@ def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: i
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample without spread counts as infinitely far off
         ratio = np.where(off == 0.0, 0.0, off / their_errors)
     factor = float(np.quantile(ratio.max(axis=1), LEVEL, method="higher"))  # between infinities nothing can be taken
-    return gaps, np.where(errors > 0, factor * errors, 0.0)
+    # Multiplied only where there is an error: infinity times none would be no number.
+    return gaps, np.multiply(factor, errors, out=np.zeros_like(errors), where=errors > 0)
 
 
 def _gaps(values: Floats, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
