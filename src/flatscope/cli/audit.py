@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -28,7 +27,7 @@ from flatscope.cli.options import (
     TrainSize,
     Weights,
 )
-from flatscope.cli.output import check_place, command_line, note_found_initial, note_missing_weights, show_note
+from flatscope.cli.output import check_place, command_line, console, note_found_initial, note_missing_weights, show_note
 from flatscope.errors import UnknownNameError
 
 if TYPE_CHECKING:
@@ -120,10 +119,7 @@ def show_audit(found: Audit) -> None:
     for (name, _), *cells in found.lines():
         shown = [Text(text, style="bold red" if wrong else _style(text)) for text, wrong in cells]
         grid.add_row(Text(name), *shown)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # piped to a file or a pager there is no width to fit
-    console.print(grid)
+    console().print(grid)
     for reason, names in found.notes().items():
         listed = "all measures" if len(names) == len(found.measures) else ", ".join(names)
         show_note(f"{reason.rstrip('.')} ({listed})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -37,10 +37,6 @@ from flatscope.cli.output import (
     show_table,
 )
 from flatscope.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from flatscope.context import Context
-    from flatscope.training.data import Data
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
@@ -74,6 +70,7 @@ def measure(
     """Measure a trained model and print the table."""
     from flatscope import measuring
     from flatscope.cli.sources import find_initial, load_problem, parse_dtype, parse_model_options, parse_options
+    from flatscope.cli.summary import Fit, show_measured
     from flatscope.context import Context
     from flatscope.ranks import process_group
     from flatscope.registry import select
@@ -111,7 +108,7 @@ def measure(
         tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
         if bounds:
             tables["bounds"] = measuring.bounds(problem, context=context)
-        fit = _fit(context, loaded)
+        fit = Fit.of(context, loaded)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
     command = command_line()
@@ -121,9 +118,10 @@ def measure(
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
         typer.echo(json.dumps(whole, indent=1) if bounds else tables["measures"].to_json())
     else:
-        for table in tables.values():
-            show_table(table)
-    show_note(fit)
+        show_measured(tables["measures"], fit)
+        if bounds:
+            show_table(tables["bounds"], title="bounds")
+    show_note(str(fit))
     note_missing_weights(weights)
     note_found_initial(initial, begun)
     if out is not None:
@@ -133,14 +131,6 @@ def measure(
     if report is not None:
         write_report(list(tables.values()), report, command=command)
         show_note(f"report written to {report}")
-
-
-def _fit(context: Context, data: Data) -> str:
-    """How well the network fits these data: what shows at once that weights and data do not belong together."""
-    scores = context.scores()
-    how = "standardised" if data.mean is not None else "as they are"
-    error = f", error {100 * scores.error:.2f} %" if context.problem.classification else ""
-    return f"{data.name}, {context.problem.n_train} training samples, {how}: loss {scores.loss:.4g}{error}"
 
 
 def measures(

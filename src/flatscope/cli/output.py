@@ -76,7 +76,10 @@ def show_grid(header: list[str], rows: list[list[str]], title: str = "") -> None
         grid.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows:
         grid.add_row(*[Text(cell) for cell in row])
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # piped to a file or a pager there is no width to fit
-    console.print(grid)
+    console().print(grid)
+
+
+def console() -> Console:
+    """Where results go; piped to a file or a pager there is no width to fit."""
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=160)

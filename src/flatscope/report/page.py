@@ -20,7 +20,7 @@ from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.report.audits import audit_notes, audit_rows, drawn_words
 from flatscope.report.bicriteria import bicriteria_chart, bicriteria_data
 from flatscope.report.charts import Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
-from flatscope.report.comparison import lines, written
+from flatscope.report.comparison import RESCALINGS, lines, written
 from flatscope.report.comparisons import comparisons_part
 from flatscope.report.figure_data import (
     comparison_data,
@@ -32,6 +32,7 @@ from flatscope.report.figure_data import (
     layers_measures,
 )
 from flatscope.report.formula import formula
+from flatscope.report.headlines import MANY, headlines
 from flatscope.report.items import by_kind
 from flatscope.report.markup import fragment, source
 from flatscope.report.parts import Part, Section, charts_section
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_COLOURS = 7
-SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js")
-STYLES = ("page.css", "figures.css")
+SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js", "studies.js")
+STYLES = ("page.css", "figures.css", "studies.css")
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
 SYMMETRY_WORDS = {
     "layer_scaling": ("layer", "one layer times c, the next divided by c"),
@@ -161,6 +162,8 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     body = fragment(
         "measures.html",
         lines=rows,
+        headlines=headlines(rows) if len(rows) > MANY else [],
+        rescalings=RESCALINGS,
         networks=list(tables),
         colours=colours,
         formula=formula,

@@ -1,0 +1,159 @@
+"""What `flatscope measure` prints: fit and gap first, a choice of measures, then all of them by family."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import flatscope as fs
+import flatscope.cli.summary as summary
+from flatscope.cli.app import app
+from flatscope.cli.summary import Fit, show_measured
+from flatscope.context import Context
+from flatscope.registry import declarations
+from flatscope.report.comparison import lines
+from flatscope.report.headlines import HEADLINES, MANY, headlines
+from flatscope.training.data import load
+
+WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]
+
+
+def test_every_headline_is_a_measure_with_a_value_for_the_network() -> None:
+    known = declarations()
+    assert set(HEADLINES) <= set(known)
+    assert [name for name in HEADLINES if known[name].per != "network"] == []
+    assert len({known[name].family for name in HEADLINES}) >= 7
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[fs.Table, Fit, Context]:
+    data = load("digits", train_size=60, test_size=40, flatten=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+    problem = fs.Problem(model, train=data.train, test=data.test)
+    context = Context(problem)
+    names = [entry.name for entry in declarations().values() if entry.cost != "long"]
+    options = {"expected_sharpness": {"draws": 4}}
+    table = fs.measure(problem, [*names, "expected_sharpness"], options=options, context=context)
+    return table, Fit.of(context, data), context
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, table: fs.Table, fit: Fit, width: int = 100) -> str:
+    screen = Console(width=width, record=True, file=io.StringIO())
+    monkeypatch.setattr(summary, "console", lambda: screen)
+    show_measured(table, fit)
+    return screen.export_text()
+
+
+def test_fit_and_gap_are_those_of_the_network(measured: tuple[fs.Table, Fit, Context]) -> None:
+    _, fit, context = measured
+    model, problem = context.problem.model, context.problem
+    losses, errors = [], []
+    for part in ("train", "test"):
+        x, y = next(iter(problem.batches(part, 1000)))
+        outputs = model(x).detach()
+        losses.append(float(torch.nn.functional.cross_entropy(outputs, y)))
+        errors.append(float((outputs.argmax(1) != y).double().mean()))
+    assert fit.loss == pytest.approx(losses, rel=1e-5)
+    assert fit.error == pytest.approx(errors)
+    assert (fit.n_train, fit.n_test, fit.parameters) == (60, 40, 64 * 8 + 8 + 80 + 10)
+
+
+def test_the_summary_comes_first_and_fits_a_hundred_columns(
+    measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, fit, _ = measured
+    text = printed(monkeypatch, table, fit)
+    assert max(map(len, text.splitlines())) <= 100
+    head, _, rest = text.partition("measures by family")
+    assert "60 training and 40 test samples, standardised; 610 parameters" in head
+    assert fit.error is not None
+    train, test = fit.error
+    assert test is not None
+    assert f"{100 * train:.2f} %" in head
+    assert f"{100 * (test - train):.2f} %" in head
+    shown = [line.split()[0] for line in head.splitlines() if line.split() and line.split()[0] in HEADLINES]
+    assert shown == [name for name in HEADLINES if name in table.names]
+    assert re.search(r"hessian_trace +[\d.]+ +— +— ", head)
+    assert re.search(r"kappa_trace_sum +[\d.]+ +✓ +— ", head)
+    assert re.search(r"rho_sum +[\d.]+ +✓ +✓ ", head)
+    assert re.search(r"expected_sharpness +≈ \S+ ± \S+ ", head)
+    assert "alpha=0.001" in head
+    assert re.search(r"spectral_norm_over_margin +n/a ", head)  # untrained: no positive margin
+    for name in table.names:
+        assert name in rest, name
+
+
+def test_the_full_table_has_a_heading_per_family_and_says_a_reason_once(
+    measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, fit, _ = measured
+    rest = printed(monkeypatch, table, fit).partition("measures by family")[2]
+    families = {declarations()[name].family for name in table.names}
+    headings = [line.strip() for line in rest.splitlines() if re.match(r"  [A-Z][\w -]*$", line.rstrip())]
+    assert len(headings) == len(families)
+    assert {"Weight flatness", "Relative flatness", "PAC-Bayes", "PSI flatness"} <= set(headings)
+    # Each line once, under its own family.
+    first = rest.index("Relative flatness")
+    assert first < rest.index("kappa_trace_sum") < rest.index("rho_sum")
+    joined = " ".join(rest.split())
+    assert joined.count("Norms are compared with the margin") == 1
+    numbers = re.findall(r"_over_margin +n/a +\[(\d+)\]", rest)
+    assert len(numbers) > 3
+    assert len(set(numbers)) == 1
+    assert f"[{numbers[0]}] expected a positive margin" in joined
+
+
+def test_few_measures_are_not_said_twice(
+    measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, fit, context = measured
+    few = fs.measure(context.problem, ["hessian_trace", "margin"], context=context)
+    text = printed(monkeypatch, few, fit)
+    assert text.count("hessian_trace") == 1
+    assert len(few.lines()) <= MANY
+
+
+def test_regression_without_test_data_has_a_loss_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(20, 3)
+    context = Context(fs.Problem(torch.nn.Linear(3, 1), train=(x, x.sum(1)), loss="mse"))
+    fit = Fit("mine", "as they are", 20, 0, 4, (context.scores().loss, None), None)
+    text = printed(monkeypatch, fs.measure(context.problem, "parameter_count", context=context), fit)
+    assert "20 training samples" in text
+    assert "error" not in text
+    assert "gap" not in text
+
+
+def test_machine_readable_output_is_the_table_alone(tmp_path: Path) -> None:
+    runner = CliRunner()
+    names = ["-m", "hessian_trace", "-m", "kappa*"]
+    shown = runner.invoke(app, ["measure", *WIDTHS, *names, "--json"], catch_exceptions=False)
+    rows = json.loads(shown.stdout[shown.stdout.index("{") : shown.stdout.rindex("}") + 1])["rows"]
+    for ending in ("csv", "json", "md"):
+        command = ["measure", *WIDTHS, *names, "--out", str(tmp_path / f"t.{ending}")]
+        assert runner.invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert "gap" not in (tmp_path / "t.csv").read_text()
+    assert [row["value"] for row in json.loads((tmp_path / "t.json").read_text())["rows"]] == [
+        row["value"] for row in rows
+    ]
+    assert (tmp_path / "t.md").read_text().startswith("| measure | layer | value |")
+
+
+def test_the_report_begins_its_measures_with_the_headlines(
+    measured: tuple[fs.Table, Fit, Context], tmp_path: Path
+) -> None:
+    table, _, context = measured
+    page = fs.report(table, tmp_path / "r.html").read_text()
+    head = page[page.index('id="headline-table"') : page.index('id="measure-table"')]
+    found = [line.name for line, _ in headlines(lines({"": table}))]
+    assert [re.sub(r"<wbr>|&#8203;|\u200b", "", n) for n in re.findall(r'class="name">(.*?)</span>', head)] == found
+    assert "no rescaling" in head
+    few = fs.report(fs.measure(context.problem, "margin", context=context), tmp_path / "few.html").read_text()
+    assert 'id="headline-table"' not in few
