@@ -173,6 +173,7 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
     assert found["kappa_trace_max"].value == 0
     assert "can only tie" in found["kappa_trace_max"].note
     assert "can only tie" not in found["rho_max"].note
+    assert "too few" not in found["kappa_trace_max"].note
 
 
 @pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])

@@ -25,6 +25,8 @@ LAYERS = ("fc1", "fc2", "fc3", "fc4")
 PER_LAYER = ("kappa_trace", "rho_layer_sum", "rho")
 PER_NETWORK = {"kappa_trace_max": "κ_τ^max", "kappa_trace_sum": "κ_τ^Σ", "rho_max": "ρ^max", "rho_sum": "ρ^Σ"}
 SYMBOLS = {"kappa_trace": "κ_τ", "rho_layer_sum": "ρ_σ", "rho": "ρ"}
+SPREAD = 0.1  # between "slightly" and "considerably"
+TOO_FEW = ": too few networks to tell"
 WIDTHS = (50, 50, 50, 30)
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {
@@ -120,7 +122,7 @@ def spread_claim(figure: str) -> Claim:
         "the correlation differs considerably from layer to layer",
         "largest minus smallest Pearson correlation of the four layers, bootstrap over networks",
         "considerably",
-        holds=(0.1, 2.0),  # no wider range: every spread is at least zero
+        holds=(SPREAD, 2.0),  # no wider range: every spread is at least zero
     )
 
 
@@ -130,7 +132,7 @@ SLIGHTLY = Claim(
     "the correlation varies slightly for different layers",
     "largest minus smallest Pearson correlation of the four layers, bootstrap over networks",
     "slightly",
-    holds=(0.0, 0.1),
+    holds=(0.0, SPREAD),
 )
 
 
@@ -141,7 +143,9 @@ def _layer_analysis(runs: Runs, measure: str) -> Analysis:
         column.split("/")[1]: intervals.correlation(points[column], points["gap"], note=_dropped(runs, points))
         for column in columns
     }
-    found["spread"] = intervals.spread_of_correlations(points, list(columns), "gap")
+    spread = intervals.spread_of_correlations(points, list(columns), "gap")
+    left_open = f"the limit is {SPREAD}{TOO_FEW}" if _open(spread, SPREAD) else ""
+    found["spread"] = dataclasses.replace(spread, note=_joined(spread.note, left_open))
     return Analysis(points, found, lambda figure: _scatter(figure, points, columns), within_batches(points, columns))
 
 
@@ -253,7 +257,7 @@ def lead_found(points: pd.DataFrame) -> dict[str, Estimate]:
     found = {}
     for name in PER_NETWORK:
         lead = intervals.lead_of_correlations(points, name, _layers_of(name), "gap")
-        found[name] = dataclasses.replace(lead, note="; ".join(filter(None, (lead.note, _why_close(points, name)))))
+        found[name] = dataclasses.replace(lead, note=_joined(lead.note, _why_close(points, name, lead)))
     return found
 
 
@@ -263,11 +267,20 @@ def _layers_of(name: str) -> list[str]:
     return [f"{family}/{layer}" for layer in LAYERS]
 
 
-def _why_close(points: pd.DataFrame, name: str) -> str:
-    """What keeps a measure of the network from leading, where the layers themselves show it."""
+def _why_close(points: pd.DataFrame, name: str, lead: Estimate) -> str:
+    """What keeps a measure of the network from leading: one layer is all of it, or the networks are too few."""
     layers = points[_layers_of(name)]
     for number, column in enumerate(layers.columns, start=1):
         if np.allclose(points[name], layers[column], rtol=1e-6):
             return f"layer {number} is the largest in all {len(points)} networks, so that this can only tie with it"
-    least = float(layers.corr().to_numpy().min())
-    return f"two layers correlate with each other at {least:.2f} or more: together they say little more than one"
+    own, theirs = points[name].corr(points["gap"]), layers.corrwith(points["gap"])
+    words = f"{own:.2f} against {theirs.max():.2f} of layer {int(np.argmax(theirs)) + 1}"
+    return words + (TOO_FEW if _open(lead, 0.0) else "")
+
+
+def _open(estimate: Estimate, limit: float) -> bool:
+    return estimate.low is not None and estimate.high is not None and estimate.low <= limit <= estimate.high
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
