@@ -12,12 +12,19 @@ import pytest
 import torch
 
 from flatscope.dynamics.polynomial_operator import BinaryTree
-from flatscope.studies import find_study, study
+from flatscope.studies import find_study, intervals, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
-from flatscope.studies.shares import mean_share
-from flatscope.studies.zhang2017_counts import degree_of_composition, exponents, path_count, ridge_spans, tree_support
-from flatscope.studies.zhang2017_dynamics import farthest, smallest_step
-from flatscope.studies.zhang2017_landscape import LAMBDAS, difference_of_differences, plateaus
+from flatscope.studies.zhang2017_chains import MAPS
+from flatscope.studies.zhang2017_counts import (
+    degree_of_composition,
+    exponents,
+    path_count,
+    paths_through,
+    ridge_spans,
+    tree_support,
+)
+from flatscope.studies.zhang2017_dynamics import around_average, smallest_step
+from flatscope.studies.zhang2017_landscape import LAMBDAS, difference_of_differences, harder, plateaus
 from flatscope.studies.zhang2017_margins import STARTS, compared, norms
 from flatscope.studies.zhang2017_minima import LABELS, minima, network
 from flatscope.studies.zhang2017_perturbed import GAMMAS, robustness_estimates
@@ -133,6 +140,13 @@ def test_the_monomials_of_a_tree() -> None:
     assert len(four) == 54
 
 
+def test_a_unit_that_is_off_takes_its_paths_with_it() -> None:
+    assert paths_through(8) == [2, 2, 2, 2, 4, 4, 8]
+    assert paths_through(2) == [2]
+    assert verdict("fig25", "switched", Estimate.exact(0)) == NOT_REPRODUCED
+    assert verdict("fig25", "locality", Estimate.exact(0.9)) == NOT_REPRODUCED
+
+
 def test_a_wrong_count_is_seen() -> None:
     assert verdict("fig25", "nodes", Estimate.exact(7)) == REPRODUCED
     assert verdict("fig25", "nodes", Estimate.exact(8)) == NOT_REPRODUCED
@@ -157,10 +171,33 @@ def test_the_share_of_the_wide_minimum_gets_its_verdict() -> None:
     assert verdict("fig7", "D2", Estimate(0.4, 0.39, 0.41, 500)) == NOT_REPRODUCED
 
 
-def test_the_farthest_of_several_differences() -> None:
-    worst = farthest([Estimate(0.01, 0.0, 0.02, 9), Estimate(-0.05, -0.06, -0.04, 9)])
-    assert (worst.value, worst.low, worst.high) == pytest.approx((0.05, 0.04, 0.06))
-    assert verdict("fig9", "rate", worst) == NOT_REPRODUCED
+def test_a_smallest_rise_pays_for_having_been_chosen() -> None:
+    groups = chains([0.66, 0.8, 0.89, 0.94])
+    alone = intervals.difference(groups[3], groups[2])
+    chosen = smallest_step(groups)
+    assert chosen.value == alone.value
+    assert chosen.low is not None
+    assert alone.low is not None
+    assert chosen.low < alone.low
+
+
+def density(reach: float) -> pd.DataFrame:
+    """Cells of a valley at w_1 = 4 in which all time is spent within `reach` of w_2 = 0; as much time at a point."""
+    (x0, x1, nx), (y0, y1, ny) = MAPS["x"], MAPS["y"]
+    xs, ys = np.linspace(x0, x1, nx, endpoint=False), np.linspace(y0, y1, ny, endpoint=False)
+    cells = pd.DataFrame({"w1": np.repeat(xs, ny), "w2": np.tile(ys, nx)})
+    middle = cells["w2"] + (y1 - y0) / ny / 2
+    inside = ((cells["w1"] - 4).abs() < 0.3) & (middle.abs() < reach)
+    point = ((cells["w1"] - 2).abs() < 0.2) & (middle.abs() < 0.2)
+    return cells.assign(density=inside.astype(float) + 50.0 * point)
+
+
+def test_time_around_the_average_is_told_from_time_anywhere() -> None:
+    assert verdict("fig10", "average", around_average(density(1.1), 2_000)) == REPRODUCED
+    anywhere = around_average(density(2.0), 2_000)
+    assert abs(anywhere.value) < 1e-9
+    assert verdict("fig10", "average", anywhere) == NOT_REPRODUCED
+    assert verdict("fig10", "average", around_average(density(1.1), 4)) == PARTLY  # so few samples prove nothing
 
 
 # Mixtures of minima
@@ -184,17 +221,25 @@ def test_plateaus_measure_the_flat_region_of_each_corner() -> None:
 
 
 def test_flat_regions_and_wells_are_told_apart() -> None:
-    assert verdict("fig12", "wells", mean_share([0.02, 0.03, 0.05])) == REPRODUCED
-    assert verdict("fig12", "wells", mean_share([0.6, 0.62, 0.61])) == NOT_REPRODUCED
+    assert verdict("fig12", "wells", intervals.mean([0.02, 0.03, 0.05], bounds=(0, 1))) == REPRODUCED
+    assert verdict("fig12", "wells", intervals.mean([0.6, 0.62, 0.61], bounds=(0, 1))) == NOT_REPRODUCED
     more, less = Estimate(0.5, 0.4, 0.6, 6), Estimate(0.1, 0.0, 0.2, 6)
     assert verdict("fig12", "clearer", difference_of_differences(more, less)) == REPRODUCED
     assert verdict("fig12", "clearer", difference_of_differences(less, more)) == NOT_REPRODUCED
 
 
-def test_a_share_stays_between_zero_and_one() -> None:
-    found = mean_share([0.0, 0.0, 0.3])
-    assert (found.low, found.runs) == (0.0, 3)
-    assert mean_share([0.5]).low is None
+@pytest.mark.parametrize(("mnist", "expected"), [(400.0, REPRODUCED), (60.0, NOT_REPRODUCED)])
+def test_labels_that_are_hard_to_fit(mnist: float, expected: str) -> None:
+    epochs = {
+        (data, labels): [took, 1.01 * took, 1.02 * took]
+        for (data, labels), took in {
+            ("mnist", "natural"): 40.0,
+            ("mnist", "random"): mnist,
+            ("cifar", "natural"): 20.0,
+            ("cifar", "random"): 50.0,
+        }.items()
+    }
+    assert verdict("fig12", "harder", harder(epochs)) == expected
 
 
 def radii(factor: float) -> pd.DataFrame:
@@ -244,6 +289,7 @@ def perturbed(random: float) -> pd.DataFrame:
 def test_slightly_worse_much_worse_and_better(random: float, expected: str) -> None:
     found = robustness_estimates(perturbed(random))
     assert verdict("fig20", "worse", found["worse"]) == expected
+    assert verdict("fig20", "random-low", found["random-low"]) == (REPRODUCED if random < 0.2 else PARTLY)
     assert verdict("fig20", "fitted", found["fitted"]) == REPRODUCED
 
 

@@ -79,7 +79,7 @@ def _claims() -> tuple[Claim, ...]:
                 f"training/{name}",
                 "Table 2",
                 f"{title} reaches a training accuracy of 100 %",
-                "training accuracy in per cent, mean over seeds",
+                "training accuracy in per cent, smallest over seeds",
                 "100.0",
                 holds=(99.95, 100.05),
                 partly=(99.0, 101.0),
@@ -148,7 +148,7 @@ def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict
             missing = Estimate(float("nan"), runs=0, note="too costly at this scale: not trained")
             estimates |= {f"training/{name}": missing, f"test/{name}": missing}
             continue
-        estimates[f"training/{name}"] = intervals.mean(own["train_accuracy"])
+        estimates[f"training/{name}"] = intervals.smallest(own["train_accuracy"])
         test = intervals.mean(own["test_accuracy"])
         reason = f"{test.value:.1f} on a fiftieth of the images: not the paper's number"
         estimates[f"test/{name}"] = test if full else Estimate(float("nan"), runs=test.runs, note=reason)

@@ -56,11 +56,35 @@ def count(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
 
 
 def path_count(tree: BinaryTree) -> int:
-    """Paths from the inputs to the output: what comes out if every weight and every input is one."""
+    """Paths from the inputs to the output."""
+    return paths_of(ones(tree))
+
+
+def ones(tree: BinaryTree) -> BinaryTree:
+    """The tree with all its weights put to one."""
     with torch.no_grad():
         for weight in tree.weights:
             weight.fill_(1.0)
+    return tree
+
+
+def paths_of(tree: BinaryTree) -> int:
+    """Paths without a weight of zero, if all other weights are one: what comes out if every input is one."""
+    with torch.no_grad():
         return round(float(tree(torch.ones(1, 2 ** len(tree.weights)))))
+
+
+def paths_through(inputs: int) -> list[int]:
+    """Of each unit of the tree with one unit per node: the paths that are lost when its two weights are put to zero."""
+    depth = round(math.log2(inputs))
+    lost = []
+    for level in range(depth):
+        for unit in range(len(BinaryTree(depth).weights[level])):
+            tree = ones(BinaryTree(depth))
+            with torch.no_grad():
+                tree.weights[level][unit] = 0.0
+            lost.append(inputs - paths_of(tree))
+    return lost
 
 
 def exponents(variables: int, degree: int) -> Iterable[tuple[int, ...]]:
@@ -117,8 +141,18 @@ def _claim(key: str, where: str, statement: str, number: str, value: int) -> Cla
 
 
 CLAIMS = (
-    _claim("paths", "Figure 18, section 9.4", "one ReLU per node: D = d paths", "paths of the tree with 8 inputs", 8),
-    _claim("paths2", "section 9.4", "two ReLUs per node: D = 4d", "paths of the tree with 8 inputs", 4 * INPUTS),
+    _claim("paths", "section 9.3, Figure 18", "one ReLU per node: D = d paths", "paths of the tree with 8 inputs", 8),
+    _claim(
+        "paths2", "section 9.3, Figure 18", "two ReLUs per node: D = 4d", "paths of the tree with 8 inputs", 4 * INPUTS
+    ),
+    Claim(
+        "switched",
+        "Figure 18, caption",
+        "if a unit is switched off, one or more of the monomials that make up ŵ become zero",
+        "fewest paths through a unit of the tree with 8 inputs",
+        "one or more",
+        holds=(1, INPUTS),
+    ),
     _claim(
         "monomials",
         "Figure 25",
@@ -157,6 +191,14 @@ CLAIMS = (
         math.comb(sum(SMALL), SMALL[0]),
     ),
     Claim(
+        "locality",
+        "Figure 25, caption",
+        "the polynomial of the tree is sparse: most of its coefficients are zero",
+        "monomials of the tree with 8 inputs over all of its degree, nodes of degree two",
+        "sparse",
+        holds=(0.0, 0.5),
+    ),
+    Claim(
         "sparse",
         "section 9.10.1",
         "the polynomial of a hierarchically local network has a number of monomials that grows linearly with d",
@@ -185,6 +227,7 @@ def figure_25(runs: Runs) -> Analysis:
     found = {
         "paths": Estimate.exact(m["paths_one_unit"]),
         "paths2": Estimate.exact(m["paths_two_units"]),
+        "switched": Estimate.exact(min(paths_through(INPUTS))),
         "monomials": Estimate.exact(m["monomials"]),
         "units": Estimate.exact(m["ridge_with_offset"], less),
         "levels": Estimate.exact(m["levels"]),
@@ -195,6 +238,7 @@ def figure_25(runs: Runs) -> Analysis:
             "the printed count is that of the homogeneous polynomials; Figure 25 has C(d+k, k)",
         ),
         "power": Estimate.exact(m["dimension_of_degree"], "homogeneous polynomials have dimension C(d − 1 + i, i)"),
+        "locality": Estimate.exact(float(tree[8] / full[8]), f"{tree[8]:,} of {full[8]:,}"),
         "sparse": Estimate.exact(
             float(tree[8] / tree[4]),
             f"{tree[4]} of {full[4]} monomials with 4 inputs, {tree[8]:,} of {full[8]:,} with 8: sparse, but it is the "

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from flatscope.stats.proportions import wilson
 from flatscope.studies import intervals
 from flatscope.studies.claims import POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
@@ -24,6 +25,7 @@ from flatscope.sweeps.store import Stored
 WORK = "flatscope.studies.zhang2017_chains:run_potential"
 DIMENSIONS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.02
+BETWEEN = 3.0  # the w_1 half-way between the point at 2 and the valley at 4
 BASINS = {"potential": "two basins", "temperature": 0.15, "lr": 0.01, "span": [-1.5, 4.5]}
 VALLEY = {"potential": "valley and point", "temperature": 0.25, "lr": 0.02, "span": [0.5, 5.5]}
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -48,33 +50,23 @@ def _by_dimension(base: Mapping[str, Any]) -> Callable[[str], list[Stage]]:
     return lambda scale: [Stage([[_configs(scale, base, dimension=d)] for d in DIMENSIONS], WORK, 0.25)]
 
 
-def share_estimate(stored: Stored) -> Estimate:
+def share_estimate(stored: Stored, of: int = 1) -> Estimate:
     """The share in the flatter minimum, with its interval over chains and the gap between the two starts."""
     note = f"two-start gap {stored.metrics['gap']:.3f}, exp(−U/T) gives {stored.metrics['exact']:.4f}"
-    return intervals.mean(stored.frame("chains")["share"], note)
+    return intervals.mean(stored.frame("chains")["share"], note, bounds=(0, 1), level=intervals.joint_level(of))
 
 
 def smallest_step(groups: Sequence[Any], note: str = "") -> Estimate:
-    """The smallest rise from one group of chains to the next, with its interval."""
-    rises = [intervals.difference(after, before, note) for before, after in itertools.pairwise(groups)]
-    return min(rises, key=lambda rise: rise.value)
+    """The smallest rise from one group of chains to the next; its interval holds for all rises at once."""
+    pairs = list(itertools.pairwise(groups))
+    level = intervals.joint_level(len(pairs))
+    return intervals.smallest_of([intervals.difference(after, before, note, level=level) for before, after in pairs])
 
 
-def farthest(differences: Sequence[Estimate]) -> Estimate:
-    """The largest absolute difference; its interval is as wide as that difference's own."""
-    worst = max(differences, key=lambda found: abs(found.value))
-    if worst.low is None or worst.high is None:
-        return Estimate(abs(worst.value), runs=worst.runs, note=worst.note)
-    half = (worst.high - worst.low) / 2
-    return Estimate(
-        abs(worst.value), max(0.0, abs(worst.value) - half), abs(worst.value) + half, worst.runs, worst.note
-    )
-
-
-def _from_exact(stored: Stored) -> Estimate:
-    return intervals.mean(
-        stored.frame("chains")["share"] - stored.metrics["exact"], f"two-start gap {stored.metrics['gap']:.3f}"
-    )
+def _from_exact(stored: Stored, of: int = 1) -> Estimate:
+    """The share less that of exp(−U/T); one `of` several whose intervals are to hold at once."""
+    shares = stored.frame("chains")["share"] - stored.metrics["exact"]
+    return intervals.mean(shares, f"two-start gap {stored.metrics['gap']:.3f}", level=intervals.joint_level(of))
 
 
 def _notes(found: Sequence[Stored]) -> tuple[str, ...]:
@@ -231,12 +223,12 @@ def figure_9(runs: Runs) -> Analysis:
     """Langevin chains on a valley, flat in D − 1 directions, and a point: histogram of w_1 as D grows."""
     found = runs.stored()
     chains = [stored.frame("chains") for stored in found]
-    shares = [share_estimate(stored) for stored in found[1:]]
+    shares = [share_estimate(stored, of=len(found) - 1) for stored in found[1:]]
     slip = "a slip of the caption: the minimum at W_1 = 2 must be the non-degenerate one"
     estimates = {
-        "prefers": _less(min(shares, key=lambda share: share.value), 0.5),
+        "prefers": _less(intervals.smallest_of(shares), 0.5),
         "falls": smallest_step([-frame["near_sharp"] for frame in chains]),
-        "rate": farthest([_from_exact(stored) for stored in found]),
+        "rate": intervals.farthest_of([_from_exact(stored, of=len(found)) for stored in found]),
         "caption": smallest_step([-frame["near_flat"] for frame in chains], slip),
     }
     return Analysis(_table(found), estimates, lambda figure: histograms(figure, found, "valley"), _notes(found))
@@ -248,10 +240,8 @@ def _stages_10(scale: str) -> list[Stage]:
     return [Stage(units, WORK, 0.25)]
 
 
-CLAIMS_10 = tuple(
-    claim
-    for name in ("SGD", "SGDL")
-    for claim in (
+def _claims_of(name: str) -> tuple[Claim, ...]:
+    return (
         Claim(
             f"{name}-prefers",
             "Figure 10",
@@ -269,7 +259,37 @@ CLAIMS_10 = tuple(
             holds=(-TOLERANCE, TOLERANCE),
         ),
     )
+
+
+CLAIMS_10 = (
+    *(claim for name in ("SGD", "SGDL") for claim in _claims_of(name)),
+    Claim(
+        "average",
+        "section 5.2, Figure 10",
+        "within the flat region the weights found by SGD are mostly around their average value",
+        "share of SGD's time in the valley that is spent in the half of it around the average, less 1/2",
+        "mostly around their average value",
+        holds=POSITIVE,
+    ),
 )
+
+
+def around_average(cells: pd.DataFrame, effective: float) -> Estimate:
+    """How much more than half of the time in the valley is spent in the half of it that is nearest to w_2 = 0.
+
+    Args:
+        cells: density over a grid of (w_1, w_2), lower corners of the cells.
+        effective: independent samples that the chains are worth.
+    """
+    low, high, number = MAPS["y"]
+    middle = cells["w2"] + (high - low) / number / 2
+    valley = cells["w1"] >= BETWEEN
+    share = cells["density"][valley & (middle.abs() < high / 2)].sum() / cells["density"][valley].sum()
+    ends = wilson(share * effective, max(1, round(effective)))
+    note = "the valley is flat in w_2, so exp(−U/T) is uniform there: 1/2 of the time in half of it"
+    return Estimate(float(share) - 0.5, ends[0] - 0.5, ends[1] - 0.5, round(effective), note)
+
+
 WHITE = "the noise of the mini-batches is the same everywhere and in all directions; that of a network that fits all "
 WHITE += "its samples vanishes at the minimum, and exp(−U/T) says nothing there"
 
@@ -291,6 +311,8 @@ def figure_10(runs: Runs) -> Analysis:
         name = stored.config["method"]
         estimates[f"{name}-prefers"] = _less(share_estimate(stored), 0.5)
         estimates[f"{name}-boltzmann"] = _from_exact(stored)
+    (sgd,) = (stored for stored in found if stored.config["method"] == "SGD")
+    estimates["average"] = around_average(sgd.frame("map"), sgd.metrics["effective_samples"])
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(10.5, 3.0)

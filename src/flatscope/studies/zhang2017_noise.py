@@ -14,7 +14,7 @@ from flatscope.context import Context
 from flatscope.dynamics.gradient_noise import noise_at
 from flatscope.studies import intervals
 from flatscope.studies.claims import POSITIVE, Claim
-from flatscope.studies.shares import mean_share
+from flatscope.studies.reasons import with_reasons
 from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
@@ -119,7 +119,23 @@ CLAIMS = (
         "not too small",
         holds=POSITIVE,
     ),
+    Claim(
+        "large_batch",
+        "Figure 5",
+        "nor must mini-batches be too large",
+        "share of Gaussian components at the batch of training, less the same at the largest batch looked at",
+        "not too large",
+        holds=POSITIVE,
+    ),
 )
+FEW_LEFT = (
+    "a network that fits its samples has a gradient made of a few samples that still have a loss: their pulls do "
+)
+FEW_LEFT += "not cancel, so that the mean is not small beside the noise"
+LIMIT = (
+    "a mean of more samples drawn independently is nearer to a Gaussian, by the central limit theorem that the paper "
+)
+LIMIT += "cites; only a batch of all samples, without replacement, has no noise at all"
 SINGLE = "the paper names neither network nor data: the all-convolutional network on CIFAR-10, momentum 0.9"
 
 
@@ -144,21 +160,22 @@ def figure_5(runs: Runs) -> Analysis:
     own = [stored.config["network"]["train"]["batch_size"] for stored in found]
     tables = [stored.frame("batches").set_index("batch") for stored in found]
     here = [table.loc[batch] for table, batch in zip(tables, own, strict=True)]
-    alone = [table.loc[1] for table in tables]
+    alone, largest = [table.loc[1] for table in tables], [table.loc[table.index.max()] for table in tables]
     kurtosis = float(np.median([row["median_kurtosis"] for row in here]))
     note = (
         f"median excess kurtosis {kurtosis:.2g} (κ/b, exact): a few samples that still have a loss make up the gradient"
     )
     estimates = {
-        "gaussian": mean_share([row["gaussian"] for row in here], note),
-        "centre": intervals.mean([row["signal"] for row in here]),
+        "gaussian": intervals.mean([row["gaussian"] for row in here], note, bounds=(0, 1)),
+        "centre": intervals.mean([row["signal"] for row in here], bounds=(0, math.inf)),
         "batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in alone]),
+        "large_batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in largest]),
     }
     errors = ", ".join(f"{stored.metrics['train_error']:.4f}" for stored in found)
     parts = [stored.frame("batches").assign(network=number) for number, stored in enumerate(found)]
     return Analysis(
         pd.concat(parts, ignore_index=True),
-        estimates,
+        with_reasons(estimates, CLAIMS, runs.scale, {"centre": FEW_LEFT, "large_batch": LIMIT}),
         lambda figure: _draw(figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]),
         (f"training errors {errors}",),
     )
