@@ -15,11 +15,12 @@ from test_report_population import NETWORK_WIDE, population
 from flatscope.auditing import audit
 from flatscope.cli.app import main
 from flatscope.errors import InputError
+from flatscope.files import figure_bytes
 from flatscope.report.files import read_item
 from flatscope.report.page import page_text
 from flatscope.report.population import PopulationFrame
 from flatscope.studies.claims import Claim, Estimate, Finding
-from flatscope.studies.result import StudyResult, picture
+from flatscope.studies.result import StudyResult
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -137,7 +138,8 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
     drawn = figure()
     result = StudyResult(
         "some-study", "Does it hold?", "yi2019", "Figure 1", "smoke", table().to_frame(), findings,
-        picture(drawn, "svg").decode(), picture(drawn, "png"), ("fewer epochs",), ("it was quick",), {"seconds": 3.0},
+        figure_bytes(drawn, "svg").decode(), figure_bytes(drawn, "png"), ("fewer epochs",), ("it was quick",),
+        {"seconds": 3.0, "device": "a CPU", "date": "2026-01-01"},
     )  # fmt: skip
     items = read_item(str(result.save(tmp_path / "some-study")))
     page = Page(page_text(items))
@@ -147,7 +149,8 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
     assert "0.8 [0.7, 0.9]" in words
     assert "fewer epochs" in words
     assert str(page.all("img")[0]["alt"]).startswith("Figure of the study")
-    assert "some-study, smoke scale, study" in words  # provenance
+    assert "smoke scale, 3 s on a CPU, 2026-01-01" in words
+    assert "flatscope study run some-study --scale smoke" in words
 
 
 def test_a_sweep_from_its_file_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

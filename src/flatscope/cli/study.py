@@ -154,6 +154,7 @@ def export(
     results: Results = Path("results"),
 ) -> None:
     """Write every claim with its verdict to one file."""
+    from flatscope.studies import studies
     from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import claim_rows, latest, load_results
     from flatscope.studies.reproduction_page import reproduction_markdown
@@ -164,7 +165,7 @@ def export(
         figures = Path(os.path.relpath(results, out.parent)).as_posix()
         write_whole(out, reproduction_markdown(saved, load_costs(results), figures).encode())
     elif out.suffix == ".html":
-        found = [result for by_scale in saved.values() if (result := latest(by_scale))]
+        found = [result for name in studies() if (result := latest(saved.get(name, {})))]
         if not found:
             raise InputError("at least one saved result", "none", where=str(results), fix="flatscope study run NAME")
         report(found, out, title="Reproduction of the four papers")

@@ -15,7 +15,7 @@ from flatscope.studies.study import Study, declared_studies
 Results = Mapping[str, Mapping[str, StudyResult]]
 Row = Mapping[str, str]
 HEADER = ("where", "claim", "paper", "here", "runs", "verdict")
-REASON = "Likeliest reason: "  # notes of studies that begin so are quoted where the page says what fails
+REASON = "likeliest reason: "  # what notes say after these words is quoted where the page says what fails
 NAMED = 2  # claims of a study that are named there; the others are counted
 
 ESCAPED = {sign: f"\\{sign}" for sign in "\\|*~$`[]"} | {"<": "&lt;", "&": "&amp;", "\n": " "}
@@ -103,8 +103,9 @@ def _failures(studies: Mapping[str, Study], rows: Mapping[str, Sequence[Row]], r
 
 
 def _reason(result: StudyResult, failed: Sequence[Row]) -> str:
-    stated = [note.removeprefix(REASON) for note in result.notes if note.startswith(REASON)]
-    reasons = stated or list(dict.fromkeys(row["note"] for row in failed if row["note"]))
+    stated = [note[len(REASON) :] for note in result.notes if note.lower().startswith(REASON)]
+    stated += [row["note"].partition(REASON)[2] for row in failed if REASON in row["note"]]
+    reasons = dict.fromkeys(stated or [row["note"] for row in failed if row["note"]])
     return " ".join(_sentence(words) for words in reasons) or "None known."
 
 

@@ -72,7 +72,7 @@ class StudyResult:
     @property
     def how(self) -> str:
         """How it was run, in words; reading stored trials again is not what a study costs."""
-        facts = self.provenance
+        facts = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan, **self.provenance}
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
         stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
         if trials and not now:
