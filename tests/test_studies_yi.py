@@ -72,7 +72,7 @@ def batch(rise: float, accuracy: float) -> pd.DataFrame:
     seeds = np.arange(5)
     wobble = 1 + 0.05 * seeds
     values = {"rise_psi": rise * wobble, "rise_weights": rise * wobble, "test_accuracy": accuracy + 0.1 * seeds}
-    return pd.DataFrame({"seed": seeds, **values})
+    return pd.DataFrame({"seed": seeds, "nearest_pole": 1 / wobble, **values})
 
 
 @pytest.mark.parametrize(("small", "large", "due"), [(1.0, 3.0, REPRODUCED), (3.0, 1.0, NOT_REPRODUCED)])
@@ -185,7 +185,9 @@ def test_weights_stay_above_their_floor_and_keep_their_sign() -> None:
     for old, new in zip(before, model.parameters(), strict=True):
         assert float(new.detach().abs().min()) >= 0.05
         assert bool(((old < 0) == (new < 0)).all())
-    assert any(float((old - new.detach()).abs().max()) > 0.3 for old, new in zip(before, model.parameters(), strict=True))
+    assert any(
+        float((old - new.detach()).abs().max()) > 0.3 for old, new in zip(before, model.parameters(), strict=True)
+    )
     assert descend(model, x, y, {**settings, "stop_loss": 10.0}, floor=0.05) == 5  # at the first look
 
 

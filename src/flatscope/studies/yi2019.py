@@ -273,9 +273,22 @@ def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Estimate]:
     note = f"{unbounded[0]} and {unbounded[1]} networks with more than half of the plane behind poles left out"
     return {
         "generalizes": intervals.difference(small["test_accuracy"], large["test_accuracy"]),
-        "flatter": intervals.log_ratio(large["rise_psi"], small["rise_psi"], note if any(unbounded) else ""),
+        "flatter": intervals.log_ratio(
+            large["rise_psi"], small["rise_psi"], "; ".join([*([note] if any(unbounded) else []), _poles(small, large)])
+        ),
         "weight_space": intervals.share(both["rise_weights_small"] < both["rise_weights_large"]),
     }
+
+
+def _poles(small: pd.DataFrame, large: pd.DataFrame) -> str:
+    """What decides the rise where skeleton paths come close to zero."""
+    near = [part["nearest_pole"].median() for part in (small, large)]
+    both = pd.concat([small, large])
+    rank = intervals.correlation(both["nearest_pole"], both["rise_psi"], "spearman").value
+    return (
+        f"rises follow the nearest pole, the smallest absolute value of a skeleton path (Spearman correlation "
+        f"{rank:.2f}): {near[0]:.2g} with the small and {near[1]:.2g} with the large batch (medians)"
+    )
 
 
 def related(frame: pd.DataFrame) -> Estimate:
@@ -301,11 +314,9 @@ def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
     words = ", ".join(f"{value:.3g} at batch {batch}" for batch, value in weights.items())
     within = frame[np.isfinite(frame["rise_psi"])].groupby("batch")["rise_psi"].agg(["min", "max"])
     spread = ", ".join(f"{row['min']:.2g} to {row['max']:.2g} at batch {batch}" for batch, row in within.iterrows())
-    pole = intervals.correlation(frame["nearest_pole"], frame["rise_psi"], "spearman").value
     notes = [
         f"median over networks of the rise in weight space: {words}",
-        f"rises in path space over networks: {spread}; they follow the distance to the nearest pole, the smallest "
-        f"absolute value of a skeleton path (Spearman correlation {pole:.2f}), more than the batch size",
+        f"rises in path space over networks: {spread}",
     ]
     if scale == "paper":
         means = frame.groupby(["batchnorm", "augmentation", "batch"])["test_accuracy"].mean().unstack("batch")
