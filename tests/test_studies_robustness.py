@@ -13,7 +13,7 @@ from scipy import stats
 from flatscope.studies import study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
 from flatscope.studies.robustness_networks import SETTINGS, SIZES, stages
-from flatscope.studies.robustness_of_measures import CLAIMS, found_in, kendalls, ranked, summary
+from flatscope.studies.robustness_of_measures import CLAIMS, found_in, kendalls, lead_of_best, ranked, summary
 
 INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_trace", "l2_norm", "kappa_max")
 
@@ -73,6 +73,22 @@ def test_planted_populations_get_their_verdict(shuffled: tuple[str, ...], due: s
     verdicts = {claim.key: judge(claim, found[claim.key], "small").verdict for claim in CLAIMS}
     assert verdicts.pop("wrong_way") != NOT_REPRODUCED
     assert set(verdicts.values()) == {due}
+
+
+def test_the_lead_of_the_best_is_covered_though_the_best_is_chosen() -> None:
+    generator, samples = np.random.default_rng(0), 150
+    held = chance = 0
+    for _ in range(samples):
+        gap, drawn = generator.normal(size=60), generator.normal(size=(12, 60))
+        counts = np.vstack([np.ones(60), generator.multinomial(60, np.full(60, 1 / 60), size=100)]).astype(float)
+        tau = kendalls([(row, gap) for row in drawn], counts)  # ten against two, none of which goes with the gap
+        found = lead_of_best(tau[:10], tau[10:], 60)
+        assert found.low <= found.value <= found.high
+        held += found.low <= 0 <= found.high
+        low = np.percentile(tau[:10, 1:].max(0) - tau[10:, 1:].max(0), 2.5)
+        chance += low > 0
+    assert held / samples >= 0.95
+    assert chance / samples > 0.05  # what the plain percentile interval would call a lead
 
 
 def test_measures_that_go_the_wrong_way_are_counted() -> None:
