@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from flatscope.progress import progress
 from flatscope.studies.cost import MEASURING, TRAINING, Cost, CostRow
 from flatscope.studies.pieces import Piece, pieces_of
 from flatscope.studies.running import device_words, typed_command
-from flatscope.studies.study import check_scale, find_study
+from flatscope.studies.study import Stage, check_scale, find_study
 from flatscope.studies.timing import NotTimed, Timer, epochs_of
 from flatscope.sweeps.store import Store
 from flatscope.version import __version__
@@ -40,14 +40,21 @@ def study_costs(
         InputError: nothing could be planned, as when data are missing.
     """
     check_scale(scale)
+    return costs_of({name: find_study(name).stages(scale) for name in names}, scale, device=device, budget=budget)
+
+
+def costs_of(
+    studies: Mapping[str, Sequence[Stage]], scale: str, *, device: str | None = None, budget: float = BUDGET
+) -> list[Cost]:
+    """The same for stages by the name of their study."""
     if not budget > 0:
         raise InputError("more than 0 seconds", repr(budget), where="study cost, budget")
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     plans: dict[str, list[Piece]] = {}
     problems: dict[str, FlatscopeError] = {}
-    for name in names:
+    for name, stages in studies.items():
         try:
-            plans[name] = pieces_of(find_study(name).stages(scale), str(place))
+            plans[name] = pieces_of(stages, str(place))
         except FlatscopeError as problem:
             problems[name] = problem
     if problems and not plans:
@@ -56,7 +63,7 @@ def study_costs(
     kinds = list({piece.kind: piece for piece in sorted(pieces, key=lambda piece: piece.part != TRAINING)}.values())
     provenance = {
         "version": __version__,
-        "command": typed_command(f"study_costs({list(names)})"),
+        "command": typed_command(f"study_costs({list(studies)})"),
         "device": device_words(place),
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -70,7 +77,7 @@ def study_costs(
         rows = {name: [_row(timer, alike) for alike in _by_kind(plan)] for name, plan in plans.items()}
         seen: dict[str, str] = {}
         costs = []
-        for name in names:
+        for name in studies:
             if name in problems:
                 row = CostRow(MEASURING, "everything", 1, problem=str(problems[name]))
                 costs.append(Cost(name, scale, (row,), 0.0, provenance=provenance))

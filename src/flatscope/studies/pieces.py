@@ -161,12 +161,13 @@ def sizes(config: Config) -> tuple[int, int]:
     if "confusion" in labels and "true_size" in labels:
         images = labels["true_size"] + labels["confusion"]
     if images is None or tested is None:
-        whole = _whole(data["name"])
+        whole = whole_sizes(data["name"])
         images, tested = (size if asked is None else asked for asked, size in zip((images, tested), whole, strict=True))
     return images, tested
 
 
 @functools.lru_cache
-def _whole(name: str) -> tuple[int, int]:
+def whole_sizes(name: str) -> tuple[int, int]:
+    """Training and test images of a data set."""
     data = load(name, standardize=False)
     return len(data.train[1]), len(data.test[1]) if data.test else 0

@@ -208,11 +208,11 @@ class Timer:
         """Seconds of an epoch, of an evaluation and of a look, when the stack is trained on that many images."""
         configs = [_shortened_training(config, images, piece.tested, epochs) for config in piece.configs]
         stamps: list[tuple[int, float]] = []
-        begun = _now()
+        begun = now()
 
         def report(_: float, note: str) -> None:
             if note.startswith("epoch "):
-                stamps.append((int(note.removeprefix("epoch ")), _now()))
+                stamps.append((int(note.removeprefix("epoch ")), now()))
                 if stamps[-1][1] - begun > LONGEST:
                     raise NotTimed(f"{len(stamps)} epochs of {images} images took longer than {LONGEST:g} s")
 
@@ -250,10 +250,10 @@ class Timer:
             networks = [self._network(network, images) for network in piece.networks]
             if networks:
                 short |= {"network": networks[0]} if "network" in short else {"networks": networks}
-            begun = _now()
+            begun = now()
             find_factory(piece.work)([short], self._store, lambda *_: None)
             done = _share(config, short, repeated) if is_repeated else images / whole if whole else 1.0
-            return _now() - begun, done
+            return now() - begun, done
 
         seconds, share = run(0.0, 2)
         if seconds < COLD:
@@ -349,7 +349,7 @@ def _share(config: Config, short: Config, repeated: Repeated) -> float:
     return min((repeated.times(few) / repeated.times(count) for count, few in pairs if count and few), default=1.0)
 
 
-def _now() -> float:
+def now() -> float:
     """Seconds, once the device has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
