@@ -37,6 +37,7 @@ LATER = (
     "a first setting with 300 digits was given up after its results had been seen: there the right-hand side was "
     "at least 2 for every σ, where no error can break it and no σ is better than the largest"
 )
+SATURATED = "the error cannot exceed that of guessing: beyond some σ more noise costs nothing, and the KL term falls on"
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {
         "data": {"name": "flatscope.studies.smoke_data:digits_as_mnist", "train_size": 100, "test_size": 100},
@@ -174,7 +175,7 @@ def pac_found(table: pd.DataFrame) -> dict[str, Estimate]:
     return {
         "vacuous": intervals.mean(slopes),
         "trade_off": intervals.paired_difference(wide["flatness"][last], wide["flatness"][first]),
-        "best_between": intervals.paired_difference(right[last], right.drop(columns=last).min(axis=1)),
+        "best_between": intervals.paired_difference(right[last], right.drop(columns=last).min(axis=1), SATURATED),
         "close": intervals.largest((wide["left"][first] - gaps).abs()),
         "bound": intervals.share(table["left"] <= table["right"], f"{free}{len(table)} cases", groups=table["network"]),
     }
