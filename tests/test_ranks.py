@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,8 @@ from flatscope.context import Context
 from flatscope.curvature.sweep import smaller_until_it_fits
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
+from flatscope.training.models import build
+from flatscope.training.weights import save_weights
 
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 
@@ -104,6 +107,54 @@ def test_torchrun_prints_one_table(tmp_path: Path) -> None:
     assert subprocess.run(single, capture_output=True, check=False).returncode == 0
     one, other = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("table", "single"))
     assert [row["value"] for row in one] == pytest.approx([row["value"] for row in other], rel=1e-9)
+
+
+MLP = ["--model", "mlp", "--model-option", "widths=64,16,10", "--data", "digits", "--flatten", "--train-size", "101"]
+
+
+def one_and_two_processes(tmp_path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """What two ranks printed, and the files that one process and two ranks wrote."""
+    single = [sys.executable, "-m", "flatscope", *words, "--out", str(tmp_path / "single.json")]
+    assert subprocess.run(single, capture_output=True, check=False).returncode == 0
+    done = by_ranks(2, "-m", "flatscope", *words, "--out", str(tmp_path / "shared.json"))
+    assert done.returncode == 0, done.stderr
+    return done, [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("single", "shared")]
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_audit(tmp_path: Path) -> None:
+    names = ["hessian_trace", "rho_sum", "l2_path_norm", "expected_flatness"]
+    chosen = [word for name in names for word in ("-m", name)]
+    done, (one, two) = one_and_two_processes(tmp_path, "audit", *MLP, *chosen, "--trials", "2")
+    assert done.stdout.count("hessian_trace") == 1, done.stdout
+    assert done.stderr.count("no --weights were given") == 1, done.stderr
+    for column in ("measure", "symmetry", "verdict", "reason", "declared"):
+        assert [row[column] for row in one["rows"]] == [row[column] for row in two["rows"]]
+    for column in ("before", "after"):
+        values = [[row[column] for row in found["rows"]] for found in (one, two)]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+    assert {row["verdict"] for row in two["rows"]} == {"invariant", "moved"}
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_comparison(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        save_weights(build("mlp", seed=seed, widths=(64, 16, 10)), tmp_path / f"net{seed}.safetensors")
+    places = [str(tmp_path / f"net{seed}.safetensors") for seed in (0, 1)]
+    chosen = ["-m", "rho_sum", "-m", "margin"]
+    done, (one, two) = one_and_two_processes(tmp_path, "compare", *places, *MLP, *chosen)
+    assert done.stdout.count("2 networks, 101 training samples") == 1, done.stdout
+    for name in one["tables"]:
+        values = [[row["value"] for row in found["tables"][name]["rows"]] for found in (one, two)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4)  # float32, summed in another order
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    words = ["train", *MLP, "--epochs", "1", "--out", str(tmp_path / "run")]
+    done = by_ranks(2, "-m", "flatscope", *words)
+    assert done.returncode != 0
+    assert "flatscope train: expected one process, got 2 that torchrun started" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, N, 1000])

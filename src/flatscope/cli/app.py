@@ -5,13 +5,14 @@ Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
 
 import typer
 
-from flatscope.cli.commands import Commands
+from flatscope.cli.commands import ALONE, Commands
 from flatscope.cli.output import show_error, show_warning
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.version import __version__
@@ -34,10 +35,16 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Options of every command."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ
+    if several and context.invoked_subcommand in ALONE:
+        got = f"{os.environ['WORLD_SIZE']} that torchrun started"
+        fix = "Start it without torchrun; measure, compare and audit share their work over ranks"
+        raise InputError("one process", got, where=f"flatscope {context.invoked_subcommand}", fix=fix)
 
 
 def main() -> None:

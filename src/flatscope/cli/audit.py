@@ -67,6 +67,7 @@ def audit(
     """Rewrite a network's weights without changing its function, and see which measures move."""
     from flatscope import auditing
     from flatscope.cli.sources import find_initial, load_problem, parse_model_options, parse_options
+    from flatscope.ranks import process_group
     from flatscope.registry import select
     from flatscope.symmetries.audit import Audit
     from flatscope.symmetries.folding import has_batchnorm
@@ -80,25 +81,28 @@ def audit(
             raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
     if out is not None:
         check_place(out, Audit.ENDINGS)
-    problem, _ = load_problem(
-        model,
-        data,
-        weights,
-        model_options=factory_options,
-        data_root=data_root,
-        train_size=train_size,
-        test_size=test_size,
-        standardize=standardize,
-        flatten=flatten,
-        data_seed=data_seed,
-        seed=seed,
-        loss=loss,
-        initial=None if begun is None else read_weights(begun),
-        device=device,
-        batch_size=batch_size,
-    )
-    ways = by or [way for way in auditing.SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
-    found = auditing.audit(problem, measures, ways, trials, seed, options=options)
+    with process_group(device) as own_device:
+        problem, _ = load_problem(
+            model,
+            data,
+            weights,
+            model_options=factory_options,
+            data_root=data_root,
+            train_size=train_size,
+            test_size=test_size,
+            standardize=standardize,
+            flatten=flatten,
+            data_seed=data_seed,
+            seed=seed,
+            loss=loss,
+            initial=None if begun is None else read_weights(begun),
+            device=own_device,
+            batch_size=batch_size,
+        )
+        ways = by or [way for way in auditing.SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
+        found = auditing.audit(problem, measures, ways, trials, seed, options=options)
+        if problem.ranks.rank:
+            return  # every rank has the same audit; the first one shows it
     command = command_line()
     found.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
     if as_json:

@@ -42,6 +42,9 @@ COMMANDS = {
     "study": ("flatscope.cli.study:app", "Figures and tables of the four papers, re-run with a verdict."),
 }
 
+# Several processes of these would write the same files at once, and each would do all of the work.
+ALONE = ("demo", "landscape", "train", "sweep", "study")
+
 
 class Commands(TyperGroup):
     """A group that lists its commands from the table above, and imports the one that is to run."""

@@ -68,6 +68,7 @@ def compare(
     from flatscope.cli.sources import load_model, parse_model_options, parse_options
     from flatscope.comparing import Comparison
     from flatscope.problem import Problem
+    from flatscope.ranks import process_group
     from flatscope.registry import select
     from flatscope.report.page import report as write_report
     from flatscope.training.data import load
@@ -89,13 +90,16 @@ def compare(
         standardize=standardize,
         flatten=flatten,
     )
-    problems: dict[str, Problem] = {}
-    for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
-        network = load_model(factory, path, loaded, seed, factory_options)
-        problems[called] = Problem(
-            network, train=loaded.train, test=loaded.test, loss=loss, device=device, batch_size=batch_size
-        )
-    found = comparing.compare(problems, names=measures, seed=seed, options=options, tolerance=tolerance)
+    with process_group(device) as own_device:
+        problems: dict[str, Problem] = {}
+        for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
+            network = load_model(factory, path, loaded, seed, factory_options)
+            problems[called] = Problem(
+                network, train=loaded.train, test=loaded.test, loss=loss, device=own_device, batch_size=batch_size
+            )
+        found = comparing.compare(problems, names=measures, seed=seed, options=options, tolerance=tolerance)
+        if next(iter(problems.values())).ranks.rank:
+            return  # every rank has the same comparison; the first one shows it
     command = command_line()
     found.meta |= {"model": ", ".join(model), "data": data, "command": command}
     if as_json:
