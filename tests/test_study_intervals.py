@@ -11,8 +11,10 @@ import pytest
 from scipy.stats import ttest_ind
 
 from flatscope.errors import InputError
+from flatscope.stats.correlation import correlate
 from flatscope.studies import intervals
 from flatscope.studies.claims import NOT_JUDGED, PARTLY, REPRODUCED, Claim, Estimate, judge
+from flatscope.studies.correlation_intervals import pearson_ends
 from flatscope.studies.result import estimate_text
 
 SAMPLES = 240
@@ -84,6 +86,41 @@ def test_the_lead_of_a_correlation_is_covered(correlations: list[float]) -> None
         return found.low, found.high
 
     assert coverage(ends, correlations[0] - max(correlations[1:]), correlations) >= CORRECT
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.6, 0.9])
+def test_a_correlation_is_covered(truth: float) -> None:
+    def ends(frame: pd.DataFrame) -> tuple[float, float]:
+        found = pearson_ends(frame["a"].to_numpy(), frame["gap"].to_numpy(), resamples=300)
+        assert found is not None
+        return found
+
+    assert coverage(ends, truth, [truth]) >= CORRECT
+    frame = networks(np.random.default_rng(0), [truth], n=24)
+    found = intervals.correlation(frame["a"], frame["gap"])
+    assert found.low is not None
+    assert found.high is not None
+    assert -1 <= found.low <= found.value == pytest.approx(frame["a"].corr(frame["gap"])) <= found.high <= 1
+
+
+def test_correlations_without_an_interval_say_so() -> None:
+    line = np.arange(6.0)
+    for x, y in ((line, 2 * line + 1), (line[:3], line[:3] ** 2), (line, 0 * line)):
+        found = intervals.correlation(x, y)
+        assert found.low is None
+        assert found.note
+    gaps = intervals.correlation([*line, math.nan], [1.0, 0.0, 3.0, 2.0, 5.0, 4.0, 1.0])
+    assert gaps.runs == 6
+    assert gaps.low is not None
+
+
+def test_rank_correlations_keep_their_interval() -> None:
+    frame = networks(np.random.default_rng(0), [0.8], n=30)
+    found, theirs = (
+        intervals.correlation(frame["a"], frame["gap"], "spearman"),
+        correlate(frame["a"], frame["gap"], "spearman"),
+    )
+    assert (found.value, found.low, found.high) == (theirs.value, theirs.low, theirs.high)
 
 
 def test_spread_and_lead_are_what_they_are_called() -> None:

@@ -17,9 +17,10 @@ from scipy import stats as scipy_stats
 
 from flatscope.errors import InputError
 from flatscope.stats.correlation import correlate
+from flatscope.stats.estimate import paired
 from flatscope.stats.proportions import wilson
 from flatscope.studies.claims import Estimate
-from flatscope.studies.correlation_gaps import lead_of_correlations, spread_of_correlations
+from flatscope.studies.correlation_intervals import lead_of_correlations, pearson_ends, spread_of_correlations
 
 __all__ = [
     "absolute",
@@ -185,10 +186,17 @@ def absolute(estimate: Estimate) -> Estimate:
 
 
 def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Estimate:
-    """Correlation with its BCa bootstrap interval."""
-    found = correlate(x, y, kind)  # type: ignore[arg-type]
-    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-    return Estimate(found.value, low, high, runs=found.n, note=_joined(note, found.note))
+    """Correlation with its bootstrap interval: studentised for Pearson's, BCa for those of ranks."""
+    found = correlate(x, y, kind, resamples=0 if kind == "pearson" else 2_000)  # type: ignore[arg-type]
+    words = _joined(note, found.note)
+    if kind != "pearson":
+        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+        return Estimate(found.value, low, high, runs=found.n, note=words)
+    first, second, _ = paired(x, y)
+    ends = None if math.isnan(found.value) else pearson_ends(first, second)
+    if ends is None:
+        return Estimate(found.value, runs=found.n, note=_joined(words, "no interval from these networks"))
+    return Estimate(found.value, *ends, runs=found.n, note=words)
 
 
 def _extreme(values: Any, note: str, of: str, pick: Callable[[Floats], float], beyond: str) -> Estimate:

@@ -1,9 +1,12 @@
-"""How far apart correlations with one target are: they depend on each other, and picking the extreme must be paid for.
+"""Intervals of Pearson correlations, of one and of how far several with one target are apart.
+
+All are studentised bootstraps, rows resampled together. BCa covers 86 to 95 % where 95 are asked for, at the numbers
+of networks that studies have (12 to 144; normal, lognormal and heavy-tailed samples); this covers 90 to 97 %.
 
 The percentile interval of "largest minus smallest" is no interval for it: among equal correlations the largest of a
 resample lies above the smallest again and again, so it never reaches down to zero and may leave out its own value.
-Here all differences get intervals that hold at once (bootstrap of the largest studentised deviation, rows resampled
-together), and the extreme's interval follows from them; it always contains the value.
+Here all differences get intervals that hold at once (bootstrap of the largest studentised deviation), and the
+extreme's interval follows from them; it always contains the value.
 """
 
 from __future__ import annotations
@@ -22,6 +25,33 @@ LEVEL = 0.95
 FEWEST = 4
 SAME = 1e-12  # differences of this size are rounding
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def pearson_ends(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[float, float] | None:
+    """Ends of the interval of a correlation, on Fisher's scale, where its spread hardly depends on its size.
+
+    Args:
+        x: one number per network, without gaps.
+        y: the same.
+        resamples: of the networks.
+
+    Returns:
+        None where there is none: fewer than four networks, or no spread left around a line.
+    """
+    if len(x) < FEWEST:
+        return None
+    values = np.stack([x, y])
+    (found,), (error,) = _correlations(values)
+    drawn = np.random.default_rng(0).integers(len(x), size=(resamples, len(x)))
+    again, errors = (part[:, 0] for part in _correlations(np.moveaxis(values[:, drawn], 0, 1)))
+    with np.errstate(divide="ignore", invalid="ignore"):  # resamples on a line or without spread: infinitely far off
+        here, there = np.arctanh(found), np.arctanh(again)
+        ratio = np.abs(there - here) * (1 - again**2) / errors
+        factor = float(np.quantile(np.where(np.isnan(ratio), np.inf, ratio), LEVEL))
+        reach = factor * error / (1 - found**2)
+    if not math.isfinite(reach) or not reach > 0:
+        return None
+    return math.tanh(here - reach), math.tanh(here + reach)
 
 
 def spread_of_correlations(
@@ -107,14 +137,28 @@ def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: i
 
 
 def _gaps(values: Floats, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
-    """Differences of correlations with the last row, and their standard errors from the samples' influence."""
+    """Differences of correlations with the last row, and their standard errors."""
+    correlations, influence = _influence(values)
+    one, other = (list(side) for side in zip(*pairs, strict=True))
+    return correlations[..., one] - correlations[..., other], _errors(influence[..., one, :] - influence[..., other, :])
+
+
+def _correlations(values: Floats) -> tuple[Floats, Floats]:
+    """Correlations with the last row, and their standard errors."""
+    correlations, influence = _influence(values)
+    return correlations, _errors(influence)
+
+
+def _influence(values: Floats) -> tuple[Floats, Floats]:
+    """Correlations with the last row, and what each sample contributes to them, to first order."""
     centred = values - values.mean(axis=-1, keepdims=True)
     size = np.sqrt((centred**2).mean(axis=-1, keepdims=True))
     scaled = np.divide(centred, size, out=np.zeros_like(centred), where=size > 0)
     x, y = scaled[..., :-1, :], scaled[..., -1:, :]
-    correlations = (x * y).mean(axis=-1)
-    influence = x * y - correlations[..., None] / 2 * (x**2 + y**2)
-    one, other = (list(side) for side in zip(*pairs, strict=True))
-    apart = influence[..., one, :] - influence[..., other, :]
-    errors = np.sqrt((apart**2).mean(axis=-1) / (values.shape[-1] - 1))
-    return correlations[..., one] - correlations[..., other], errors
+    correlations = np.clip((x * y).mean(axis=-1), -1, 1)
+    return correlations, x * y - correlations[..., None] / 2 * (x**2 + y**2)
+
+
+def _errors(influence: Floats) -> Floats:
+    errors: Floats = np.sqrt((influence**2).mean(axis=-1) / (influence.shape[-1] - 1))
+    return errors
