@@ -37,3 +37,28 @@ def test_another_draw_is_asked_for_by_name(tmp_path: Path) -> None:
     )
     values = [json.loads(text[text.index("{") :])["rows"][0]["value"] for text in (first, second)]
     assert values[0] != values[1]
+
+
+def test_a_network_trained_on_all_samples_is_given_the_same_inputs_when_some_are_drawn(tmp_path: Path) -> None:
+    whole = [word for word in DATA if word not in ("--train-size", "60")]
+    assert RUNNER.invoke(app, ["train", *whole, "--epochs", "2", "--out", str(tmp_path)]).exit_code == 0
+
+    def margins(*words: str) -> list[float]:
+        command = [
+            "measure",
+            *words,
+            "--weights",
+            str(tmp_path),
+            "-m",
+            "functional_margin",
+            "--dtype",
+            "float64",
+            "--json",
+        ]
+        shown = RUNNER.invoke(app, command, catch_exceptions=False).stdout
+        return [round(row["value"], 9) for row in json.loads(shown[shown.index("{") :])["rows"]]
+
+    known = set(margins(*whole))
+    assert len(known) > 1000
+    assert set(margins(*DATA)) <= known
+    assert not set(margins(*DATA, "--standardize-by", "drawn")) & known

@@ -51,6 +51,26 @@ def test_larger_draws_begin_with_the_smaller(balanced: bool) -> None:
     assert torch.equal(small.train[1], large.train[1][:50])
 
 
+def test_a_draw_may_be_standardised_as_the_whole_set_is(tmp_path: Path) -> None:
+    whole, drawn = load("digits", seed=1), load("digits", train_size=50, seed=1)
+    as_whole = load("digits", train_size=50, test_size=20, seed=1, standardize_by="all")
+    assert (as_whole.mean, as_whole.std) == (whole.mean, whole.std) != (drawn.mean, drawn.std)
+    rows = {row.numpy().tobytes() for part in (whole.train, whole.test) if part for row in part[0]}
+    assert as_whole.test is not None
+    for x in (as_whole.train[0], as_whole.test[0]):
+        assert all(row.numpy().tobytes() in rows for row in x)
+    assert not any(row.numpy().tobytes() in rows for row in drawn.train[0])
+    for by in ("drawn", "all"):
+        assert torch.equal(load("digits", seed=1, standardize_by=by).train[0], whole.train[0])
+    # Images are cropped first; the user's own arrays are treated in the same way.
+    x = np.random.RandomState(0).randint(256, size=(30, 1, 6, 6)).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=np.arange(30) % 3)
+    cropped = load(tmp_path / "mine.npz", train_size=6, crop=4, standardize_by="all")
+    assert cropped.mean == pytest.approx((x[:, :, 1:5, 1:5].mean() / 255,))
+    with pytest.raises(InputError, match="known standardize_by"):
+        load("digits", standardize_by="some")
+
+
 @pytest.mark.parametrize("size", [1, 9, 10, 25, 300, 397, 400, 450])
 def test_balanced_draws_are_as_equal_as_the_classes_allow(size: int) -> None:
     sizes = np.array([10, 90, 150, 200])

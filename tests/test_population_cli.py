@@ -50,7 +50,7 @@ def test_a_grid_is_trained_saved_and_resumed(run: Run, tmp_path: Path) -> None:
     assert frame[["seed", "lr", "labels.random"]].drop_duplicates().shape == (8, 3)
     assert frame["name"].tolist() == [str(k) for k in range(8)]
     assert frame["stopped_by"].eq("epochs").all()
-    data = load("digits", train_size=60, test_size=20, flatten=True)
+    data = load("digits", train_size=60, test_size=20, flatten=True, standardize_by="all")
     chosen = frame[(frame["seed"] == 1) & (frame["lr"] == 0.2) & (frame["labels.random"] == 0.0)].iloc[0]
     model = build("mlp", seed=1, widths=(64, 8, 10))
     expected = train(model, data, TrainConfig(lr=0.2, epochs=2, batch_size=16, seed=1))

@@ -20,6 +20,7 @@ from flatscope.cli.options import (
     MeasureOptions,
     ModelOptions,
     Standardize,
+    StandardizeBy,
     TestSize,
     TrainSize,
 )
@@ -51,6 +52,7 @@ def compare(
     train_size: TrainSize = None,
     test_size: TestSize = None,
     standardize: Standardize = True,
+    standardize_by: StandardizeBy = "all",
     flatten: Flatten = False,
     data_seed: DataSeed = 0,
     tolerance: Annotated[
@@ -88,6 +90,7 @@ def compare(
         test_size=test_size,
         seed=data_seed,
         standardize=standardize,
+        standardize_by=standardize_by,
         flatten=flatten,
     )
     with process_group(device) as own_device:

@@ -26,6 +26,12 @@ TestSize = Annotated[int | None, typer.Option("--test-size", help="Class-balance
 Standardize = Annotated[
     bool, typer.Option(help="Per channel, to mean 0 and variance 1 over the training samples; else scaled to [0, 1].")
 ]
+StandardizeBy = Annotated[
+    str,
+    typer.Option(
+        help="Which training samples: all of the data set, or those drawn by --train-size, as sweeps and studies do."
+    ),
+]
 Flatten = Annotated[bool, typer.Option("--flatten", help="One vector per sample.")]
 # Not the seed of training: networks of different seeds must be measured on the samples they were trained on.
 DataSeed = Annotated[int, typer.Option("--data-seed", help="Of subsets and of the split of digits.")]

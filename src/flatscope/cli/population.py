@@ -50,7 +50,8 @@ def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> No
     for key in settings:
         if key not in known:
             raise UnknownNameError(f"one of name, {', '.join(known)}", repr(key), where=f"{path}, [data]")
-    data = data_sets.load(name, data_root, **settings)
+    # As the other commands do, so that they measure these networks on the inputs that they were trained on.
+    data = data_sets.load(name, data_root, **({"standardize_by": "all"} | settings))
     for trial in trials:
         trial["model_options"] = {**options, **trial.get("model_options", {})}
         if model_seed is not None:

@@ -102,6 +102,7 @@ def load_problem(
     train_size: int | None,
     test_size: int | None,
     standardize: bool,
+    standardize_by: str,
     flatten: bool,
     data_seed: int,
     seed: int,
@@ -115,6 +116,7 @@ def load_problem(
         test_size=test_size,
         seed=data_seed,
         standardize=standardize,
+        standardize_by=standardize_by,
         flatten=flatten,
     )
     network = load_model(model, weights, loaded, seed, model_options)

@@ -17,6 +17,7 @@ from flatscope.cli.options import (
     ModelName,
     ModelOptions,
     Standardize,
+    StandardizeBy,
     TestSize,
     TrainSize,
 )
@@ -56,6 +57,7 @@ def train(
     train_size: TrainSize = None,
     test_size: TestSize = None,
     standardize: Standardize = True,
+    standardize_by: StandardizeBy = "all",
     flatten: Flatten = False,
     data_seed: DataSeed = 0,
     seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
@@ -106,6 +108,7 @@ def train(
         test_size=test_size,
         seed=data_seed,
         standardize=standardize,
+        standardize_by=standardize_by,
         flatten=flatten,
     )
     network = load_model(model, None, loaded, seed, options)

@@ -29,6 +29,7 @@ Array = npt.NDArray[Any]
 Pair = tuple[Array, Array]
 
 DIGITS_TEST_SIZE = 360
+STANDARDS = ("drawn", "all")
 MOMENT_CHUNK = 1024  # samples at a time: the float64 copies stay at 25 MB for CIFAR-10
 
 
@@ -37,8 +38,8 @@ class Data:
     """Training and test samples, ready for a model, and where they come from.
 
     Images are float32 (n, channels, height, width); labels int64 (n,). `test` is None where there is none.
-    `mean` and `std` are per channel, of the training samples in `train`, on the [0, 1] scale; None where nothing
-    was standardised.
+    `mean` and `std` are per channel, of the training samples (those in `train`, or all of the set), on the [0, 1]
+    scale; None where nothing was standardised.
     """
 
     name: str
@@ -88,6 +89,7 @@ def load(
     seed: int = 0,
     balanced: bool = True,
     standardize: bool = True,
+    standardize_by: str = "drawn",
     flatten: bool = False,
     crop: int | None = None,
     download: bool = False,
@@ -104,12 +106,16 @@ def load(
         test_size: the same for the test samples; 0 leaves them out (and unread).
         seed: of the draws, and of the split of `digits`.
         balanced: draw equally from the classes, as far as they last; else at random.
-        standardize: per channel, to mean 0 and variance 1 over the training samples drawn. A user's `Data` is left
-            as it is, and so are integers other than bytes (token numbers).
+        standardize: per channel, to mean 0 and variance 1. A user's `Data` is left as it is, and so are integers other
+            than bytes (token numbers).
+        standardize_by: mean and variance of the training samples that are "drawn", or of "all" there are: what a
+            network that was trained on all of them must be given, whatever the draw.
         flatten: one vector per sample.
         crop: side of the centre square to keep (zhang2017 uses 28 of CIFAR-10's 32).
         download: fetch a public set that is not there.
     """
+    if standardize_by not in STANDARDS:
+        raise UnknownNameError.among(str(standardize_by), STANDARDS, "standardize_by")
     raw = _raw_samples(str(name), root, seed, download, with_test=test_size != 0)
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
@@ -125,7 +131,8 @@ def load(
     if raw.ready is not None:
         moments, mean, std = None, raw.ready.mean, raw.ready.std
     else:
-        moments = channel_moments(train[0]) if standardize and _is_measured(train[0]) else None
+        x = train[0] if standardize_by == "drawn" else _centre(raw.train[0], crop, raw.name)
+        moments = channel_moments(x) if standardize and _is_measured(x) else None
         mean, std = (tuple((moment / raw.scale).tolist()) for moment in moments) if moments else (None, None)
     tensors = [_to_tensors(part, raw, moments, flatten) for part in (train, test) if part]
     return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes)
