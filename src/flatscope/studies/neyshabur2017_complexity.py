@@ -23,10 +23,12 @@ from flatscope.problem import Problem
 from flatscope.samples import parts_of
 from flatscope.studies import intervals
 from flatscope.studies.claims import Estimate
+from flatscope.studies.study import Runs, Stage
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.symmetries.folding import fold_batchnorm
 
+Config = Mapping[str, Any]
 Report = Callable[[float, str], None]
 
 NORMS_WORK = "flatscope.studies.neyshabur2017_complexity:norms"
@@ -42,6 +44,8 @@ EPSILONS = (0.001, 0.01, EPSILON, 0.1)
 LEVEL = 0.05  # expected sharpness at which the paper's text reads the divergence off
 LEVELS = (0.02, LEVEL, 0.1, 0.5)
 KL, SHARPNESS = "kl_at_level", "sharpness"
+ASKED = ("network.", "norms.", "perturbations.", "first", "key", "device")  # columns that are settings, not numbers
+FITTED = ("train_loss", "train_error", "test_error", "epochs")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442", "#882255")
 CONVENTIONS = (
     "Loss: cross-entropy (the mean, not the 0/1 error). Margin: 5th percentile of the training margins, ε = 0.05, "
@@ -52,6 +56,22 @@ CONVENTIONS = (
     "KL without the ½, as in appendix A (twice the divergence). Bars in the figure reach from the smallest to the "
     "largest seed; curves are means over seeds."
 )
+
+
+def norm_stage(units: Sequence[Sequence[Config]], epsilons: Sequence[float] = (EPSILON,), **shared: Any) -> Stage:
+    """Norms over the margin of the networks that `units` train."""
+    return Stage(_asked(units, norms={"epsilons": epsilons}, **shared), NORMS_WORK, 0.25)
+
+
+def perturbation_stage(
+    units: Sequence[Sequence[Config]], settings: Mapping[str, Any], gpus: float = 0.5, **shared: Any
+) -> Stage:
+    """Sharpness and the PAC-Bayes pair of the networks that `units` train."""
+    return Stage(_asked(units, perturbations=settings, **shared), PERTURBATIONS_WORK, gpus)
+
+
+def _asked(units: Sequence[Sequence[Config]], **settings: Any) -> list[list[dict[str, Any]]]:
+    return [[{"network": config, **settings} for config in unit] for unit in units]
 
 
 def norms(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
@@ -114,33 +134,47 @@ def measured_problem(store: Store, config: Mapping[str, Any]) -> Problem:
     return Problem(model, train=(inputs[:first], targets[:first]), device=problem.device)
 
 
-def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "") -> Estimate:
-    """A number from all runs of one seed, then its mean over seeds: seeds are what is independent."""
+def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
+    """One row per network: the settings asked for by a short name, how it was fitted, and all that was measured."""
+    trained = runs.frame(0)
+    parts = [trained[list(settings)].set_axis(list(settings.values()), axis=1), trained[list(FITTED)]]
+    for stage in range(1, len(runs.stages)):
+        found = runs.frame(stage)
+        parts.append(found[[name for name in found if not str(name).startswith(ASKED)]])
+    return pd.concat(parts, axis=1)
+
+
+def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any) -> Estimate:
+    """A number from all runs of one seed, then its mean over seeds: seeds are what is independent.
+
+    `how` goes to `intervals.mean`.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         values = [float(statistic(rows)) for _, rows in frame.groupby("seed")]
     lost = int(np.isnan(values).sum())
     words = [note] if note else []
     words += [f"{lost} of {len(values)} seeds without a value"] if lost else []
-    return intervals.mean(values, "; ".join(words))
+    return intervals.mean(values, "; ".join(words), **how)
 
 
 def slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """Of the least-squares line through (log x, log10 y scaled to decades per decade)."""
+    """Of the least-squares line through (log10 x, y): decades per decade where y is a logarithm."""
     across, up = np.log10(np.asarray(list(x), float)), np.asarray(list(y), float)
     if len(across) < 2 or not np.isfinite(up).all():
         return math.nan
     return float(np.polyfit(across, up, 1)[0])
 
 
-def curves(stored: Sequence[Any], settings: pd.DataFrame) -> pd.DataFrame:
+def curves(runs: Runs, settings: pd.DataFrame) -> pd.DataFrame:
     """The bi-criteria curves of all networks, one row per noise level, beside the settings of their network."""
-    parts: list[pd.DataFrame] = []
-    for place, result in enumerate(stored):
-        frame: pd.DataFrame = result.frame("curve")
-        for name in settings.columns:
-            frame[name] = settings[name].iloc[place]
-        parts.append(frame)
+    rows = settings.to_dict("records")
+    parts = [frame.assign(**row) for frame, row in zip(runs.frames("curve"), rows, strict=True)]  # type: ignore[arg-type]
     return pd.concat(parts, ignore_index=True)
+
+
+def table_of(points: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
+    """Networks, then the points of their curves."""
+    return pd.concat([points.assign(kind="network"), lines.assign(kind="noise level")], ignore_index=True)
 
 
 def verdict_note(table: pd.DataFrame) -> str:
@@ -194,3 +228,16 @@ def three_panels(figure: Figure) -> Any:
     """A row of three, as in Figures 2, 3 and 4."""
     figure.set_size_inches(10.5, 3.4)
     return figure.subplots(1, 3)
+
+
+def draw_against(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame, by: str, words: str) -> Any:
+    """The row of Figures 3 and 4: errors, measures and bi-criteria curves against one setting; the three axes."""
+    left, middle, right = three_panels(figure)
+    draw_lines(left, points, by, {"train_error": "training error", "test_error": "test error"}, log=False)
+    left.set_ylabel("error (share of images)")
+    draw_relative(middle, points, by, {**NORMS, SHARPNESS: "sharpness"})
+    for axes in (left, middle):
+        axes.set_xlabel(words)
+        axes.legend(fontsize=7)
+    draw_curves(right, lines, by)
+    return left, middle, right

@@ -16,8 +16,9 @@ import pandas as pd
 from flatscope.measures.desiderata import desiderata
 from flatscope.studies.neyshabur2017_complexity import (
     EPSILONS,
-    NORMS_WORK,
-    PERTURBATIONS_WORK,
+    measured,
+    norm_stage,
+    perturbation_stage,
     slope,
     verdict_note,
 )
@@ -35,9 +36,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
     },
     "small": {
         "data": {"name": "mnist", "test_size": 1_000, "standardize": False},
-        "model": {"name": "two_layer", "options": {"hidden": 512}},
-        "train": {"lr": 0.1, "momentum": 0.9, "epochs": 1_500, "stop_loss": 1e-3, "evaluate_every": 5},
-        "samples": (500, 1_000, 2_000),
+        "model": {"name": "two_layer", "options": {"hidden": 128}},
+        "train": {"lr": 0.01, "momentum": 0.9, "epochs": 6_000, "stop_loss": 1e-3, "evaluate_every": 20},
+        "samples": (125, 250, 500, 1_000),
         "seeds": 3,
         "perturbations": {"steps": 200, "draws": 60, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)},
     },
@@ -57,9 +58,11 @@ SIZES: Mapping[str, dict[str, Any]] = {
 OPEN = "training-set sizes, the grid of α and the number of repetitions are ours: the paper states none"
 DEVIATIONS = {
     "small": (
-        "a 784-512-10 network (no BatchNorm, no dropout) on 500, 1,000 and 2,000 MNIST images with pixels in [0, 1] in "
-        "place of VGG on CIFAR-10",
-        "learning rate 0.1 in place of 0.01 and stop at a cross-entropy of 1e-3 in place of 1e-4; three seeds",
+        "a 784-128-10 network (no BatchNorm, no dropout) on 125 to 1,000 MNIST images with pixels in [0, 1] in place "
+        "of VGG on CIFAR-10; stop at a cross-entropy of 1e-3 in place of 1e-4; three seeds",
+        "the first run had 512 units, 500 to 2,000 images and a learning rate of 0.1 in place of the paper's 0.01; the "
+        "rate was found to decide about sharpness, and all three were changed after seeing that (of Figure 1 one "
+        "verdict changed with it: slopes were most pronounced for the ℓ2 norm and the ℓ2-path norm, by 0.20)",
         OPEN,
     ),
     "paper": (
@@ -92,33 +95,19 @@ def training(scale: str) -> list[list[dict[str, Any]]]:
 def norm_stages(scale: str) -> list[Stage]:
     """Train, then the norms."""
     units = training(scale)
-    asked = [[{"network": config, "norms": {"epsilons": EPSILONS}} for config in unit] for unit in units]
-    return [Stage(units), Stage(asked, NORMS_WORK, 0.25)]
+    return [Stage(units), norm_stage(units, EPSILONS)]
 
 
 def perturbation_stages(scale: str) -> list[Stage]:
     """The same networks, then what perturbations of their weights do."""
-    units, settings = training(scale), SIZES[scale]["perturbations"]
-    asked = [[{"network": config, "perturbations": settings} for config in unit] for unit in units]
-    return [Stage(units), Stage(asked, PERTURBATIONS_WORK, 0.5)]
+    units = training(scale)
+    return [Stage(units), perturbation_stage(units, SIZES[scale]["perturbations"])]
 
 
 def networks(runs: Runs) -> pd.DataFrame:
-    """One row per network: size, labels, seed, how it was fitted, and what the last stage measured."""
-    trained, measured = runs.frame(0), runs.frame(1)
-    plain = pd.DataFrame(
-        {
-            "size": trained["data.train_size"],
-            "labels": ["random" if share else "true" for share in trained["labels.random"]],
-            "seed": trained["train.seed"],
-            "train_loss": trained["train_loss"],
-            "train_error": trained["train_error"],
-            "test_error": trained["test_error"],
-            "epochs": trained["epochs"],
-        }
-    )
-    settings = [name for name in measured.columns if name.startswith(("network.", "norms.", "perturbations."))]
-    return plain.join(measured.drop(columns=[*settings, "key", "device"], errors="ignore"))
+    """One row per network: size, labels, seed, how it was fitted, and what was measured."""
+    found = measured(runs, {"data.train_size": "size", "labels.random": "labels", "train.seed": "seed"})
+    return found.assign(labels=["random" if share else "true" for share in found["labels"]])
 
 
 def log_gap(rows: pd.DataFrame, column: str) -> pd.Series[float]:

@@ -5,34 +5,32 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope.measures.desiderata import desiderata
-from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope.studies import intervals
+from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Range
 from flatscope.studies.neyshabur2017_complexity import (
     CONVENTIONS,
-    EPSILON,
     KL,
     LEVEL,
     NORMS,
-    NORMS_WORK,
-    PERTURBATIONS_WORK,
     SHARPNESS,
     curves,
-    draw_curves,
-    draw_lines,
-    draw_relative,
+    draw_against,
+    measured,
+    norm_stage,
     over_seeds,
-    three_panels,
+    perturbation_stage,
+    table_of,
     verdict_note,
 )
 from flatscope.studies.study import Analysis, Runs, Stage, study
 
-CAPACITIES = ("l2_path_norm_capacity", "spectral_norm_capacity")
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {
         "data": {"name": "flatscope.studies.smoke_data:digits_as_mnist", "train_size": 60, "test_size": 60},
@@ -44,7 +42,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "small": {
         "data": {"name": "mnist", "train_size": 2_000, "test_size": 5_000},
         "train": {"lr": 0.1, "momentum": 0.9, "epochs": 400, "stop_loss": 1e-3, "evaluate_every": 5},
-        "widths": (8, 16, 32, 64, 128, 256, 512),
+        "widths": (8, 16, 32, 64, 128, 256, 512, 1024),
         "seeds": 3,
         "perturbations": {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)},
     },
@@ -66,12 +64,7 @@ def stages(scale: str) -> list[Stage]:
     """One unit per width: its seeds train as one stack; then norms, then perturbations."""
     size = SIZES[scale]
     units = [[_network(size, width, seed) for seed in range(size["seeds"])] for width in size["widths"]]
-    settings = size["perturbations"]
-    return [
-        Stage(units, gpus=0.25),
-        Stage([[{"network": c, "norms": {"epsilons": [EPSILON]}} for c in u] for u in units], NORMS_WORK, 0.25),
-        Stage([[{"network": c, "perturbations": settings} for c in u] for u in units], PERTURBATIONS_WORK, 0.25),
-    ]
+    return [Stage(units, gpus=0.25), norm_stage(units), perturbation_stage(units, size["perturbations"], 0.25)]
 
 
 def _network(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
@@ -84,20 +77,7 @@ def _network(size: Mapping[str, Any], width: int, seed: int) -> dict[str, Any]:
 
 def networks(runs: Runs) -> pd.DataFrame:
     """One row per network: width, seed, errors, measures."""
-    trained, normed, perturbed = (runs.frame(stage) for stage in range(3))
-    return pd.DataFrame(
-        {
-            "hidden": trained["model.options.hidden"],
-            "seed": trained["train.seed"],
-            "train_error": trained["train_error"],
-            "test_error": trained["test_error"],
-            "train_loss": trained["train_loss"],
-            "epochs": trained["epochs"],
-            **{name: normed[name] for name in (*NORMS, *CAPACITIES)},
-            SHARPNESS: perturbed[SHARPNESS],
-            KL: perturbed[KL],
-        }
-    )
+    return measured(runs, {"model.options.hidden": "hidden", "train.seed": "seed"})
 
 
 def change(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
@@ -108,11 +88,74 @@ def change(rows: pd.DataFrame, column: str, first: int, last: int) -> float:
     return float(np.log10(values[last]) - np.log10(values[first]))
 
 
-def _moves(key: str, where: str, statement: str, number: str, reported: str, holds: tuple[float, float]) -> Claim:
-    return Claim(key, where, statement, f"log10 of {number}, mean over seeds", reported, holds=holds)
+class Move(NamedTuple):
+    """What the paper says of a measure between two widths; without `last`, up to the largest."""
+
+    statement: str
+    reported: str
+    holds: Range
+    column: str
+    first: int
+    last: int | None = None
+    where: str = "section 3, Figure 4 middle"
+
+    def claim(self, key: str) -> Claim:
+        """The same as a claim."""
+        of = {KL: f" of the KL at expected sharpness {LEVEL:g}"}.get(self.column, "")
+        of = " of the capacity" if self.column in CAPACITIES else of
+        number = f"log10{of} at {self.last or 'the largest width'} minus at {self.first} units, mean over seeds"
+        return Claim(key, self.where, self.statement, number, self.reported, holds=self.holds)
 
 
-WHERE = "section 3, Figure 4 middle"
+CAPACITIES = {f"{name}_capacity": f"{NORMS[name]} with widths" for name in ("l2_path_norm", "spectral_norm")}
+RIGHT = "section 3, Figure 4 right"
+MOVES: dict[str, Move] = {
+    f"falls_{name}": Move(f"{label} over margin decreases up to 128 units", "decreases", NEGATIVE, name, 32, 128)
+    for name, label in NORMS.items()
+}
+MOVES |= {
+    f"rises_{name}": Move(f"{NORMS[name]} over margin increases beyond 128 units", "increases", POSITIVE, name, 128)
+    for name in ("l2_norm", "l1_path_norm")
+}
+MOVES["l2_path_keeps_falling"] = Move(
+    "ℓ2-path norm over margin goes on decreasing beyond 128 units",
+    "provides some explanation",
+    NEGATIVE,
+    "l2_path_norm",
+    128,
+)
+MOVES |= {
+    f"counted_{name.removesuffix('_capacity')}": Move(
+        f"{label}, as its bound has it, cannot explain the falling test error",
+        "does not decrease",
+        POSITIVE,
+        name,
+        128,
+        where="section 3",
+    )
+    for name, label in CAPACITIES.items()
+}
+MOVES |= {
+    "spectral_beyond_512": Move(
+        "spectral norm over margin increases beyond 512 units",
+        "some increase",
+        POSITIVE,
+        "spectral_norm",
+        512,
+        where="section 3",
+    ),
+    "kl_falls": Move(
+        "the joint PAC-Bayes measure decreases up to 128 units", "decreases", NEGATIVE, KL, 32, 128, RIGHT
+    ),
+    "kl_fails": Move(
+        "beyond 128 units the joint PAC-Bayes measure does not decrease any more",
+        "fails to explain",
+        (0.0, math.inf),
+        KL,
+        128,
+        where=RIGHT,
+    ),
+}
 CLAIMS = (
     Claim(
         "fits",
@@ -131,71 +174,7 @@ CLAIMS = (
         "decreases",
         holds=POSITIVE,
     ),
-    *(
-        _moves(
-            f"falls_{n}",
-            WHERE,
-            f"{label} over margin decreases up to 128 units",
-            "128 / 32 units",
-            "decreases",
-            NEGATIVE,
-        )
-        for n, label in NORMS.items()
-    ),
-    *(
-        _moves(
-            f"rises_{name}",
-            WHERE,
-            f"{NORMS[name]} over margin increases beyond 128 units",
-            "largest width / 128 units",
-            "increases",
-            POSITIVE,
-        )
-        for name in ("l2_norm", "l1_path_norm")
-    ),
-    _moves(
-        "l2_path_keeps_falling",
-        WHERE,
-        "ℓ2-path norm over margin goes on decreasing beyond 128 units",
-        "largest width / 128 units",
-        "provides some explanation",
-        NEGATIVE,
-    ),
-    *(
-        _moves(
-            f"counted_{name}",
-            "section 3",
-            f"with the widths that belong to it the {NORMS[name]} cannot explain the falling test error",
-            "capacity at the largest width / at 128 units",
-            "does not decrease",
-            POSITIVE,
-        )
-        for name in ("l2_path_norm", "spectral_norm")
-    ),
-    _moves(
-        "spectral_beyond_512",
-        "section 3",
-        "spectral norm over margin increases beyond 512 units",
-        "largest width / 512 units",
-        "some increase",
-        POSITIVE,
-    ),
-    _moves(
-        "kl_falls",
-        "section 3, Figure 4 right",
-        "the joint PAC-Bayes measure decreases up to 128 units",
-        f"the KL at expected sharpness {LEVEL:g}, 128 / 32 units",
-        "decreases",
-        NEGATIVE,
-    ),
-    _moves(
-        "kl_fails",
-        "section 3, Figure 4 right",
-        "beyond 128 units the joint PAC-Bayes measure does not decrease any more",
-        f"the KL at expected sharpness {LEVEL:g}, largest width / 128 units",
-        "fails to explain",
-        (0.0, math.inf),
-    ),
+    *(move.claim(key) for key, move in MOVES.items()),
 )
 
 
@@ -207,8 +186,7 @@ CLAIMS = (
     stages=stages,
     deviations={
         "small": (
-            "2,000 of the 60,000 images, pixels in [0, 1]; widths up to 512, so nothing is said of wider networks; "
-            "three seeds, which share their images",
+            "2,000 of the 60,000 images, pixels in [0, 1]; widths up to 1,024; three seeds, which share their images",
             "learning rate 0.1 in place of 0.01, stop at a cross-entropy of 1e-3 in place of 1e-4, at most 400 epochs",
             "100 steps of ascent in place of 2,000 and 40 perturbed networks per noise level in place of 1,000",
         ),
@@ -222,32 +200,25 @@ def figure_4(runs: Runs) -> Analysis:
     points = networks(runs)
     last = int(points["hidden"].max())
     found = {
-        "fits": Estimate.exact(
-            float(points[points["hidden"] >= 32]["train_error"].max()),
-            f"over {(points['hidden'] >= 32).sum()} networks",
-        ),
+        "fits": intervals.largest(points[points["hidden"] >= 32]["train_error"]),
         "test_error": over_seeds(points, lambda rows: _fall(rows, 32, last)),
     }
-    asked = {f"falls_{name}": (name, 32, 128) for name in NORMS}
-    asked |= {f"rises_{name}": (name, 128, last) for name in ("l2_norm", "l1_path_norm")}
-    asked |= {f"counted_{name.removesuffix('_capacity')}": (name, 128, last) for name in CAPACITIES}
-    asked |= {
-        "l2_path_keeps_falling": ("l2_path_norm", 128, last),
-        "spectral_beyond_512": ("spectral_norm", 512, last),
-        "kl_falls": (KL, 32, 128),
-        "kl_fails": (KL, 128, last),
-    }
-    for key, (column, first, until) in asked.items():
+    for key, move in MOVES.items():
+        until = move.last or last
         found[key] = over_seeds(
             points,
-            lambda rows, c=(column, first, until): change(rows, *c),  # type: ignore[misc]
-            _where_smallest(points, column) if until > first else f"no network is wider than {first} units",
+            lambda rows, c=(move.column, move.first, until): change(rows, *c),  # type: ignore[misc]
+            _where_smallest(points, move.column) if until > move.first else f"no network is wider than {last} units",
         )
-    lines = curves(runs.stored(2), points[["hidden", "seed"]])
-    everything = pd.concat([points.assign(kind="network"), lines.assign(kind="noise level")], ignore_index=True)
-    return Analysis(
-        everything, found, lambda figure: _draw(figure, points, lines), (CONVENTIONS, _fits(points), _verdicts(points))
-    )
+    lines = curves(runs, points[["hidden", "seed"]])
+
+    def draw(figure: Figure) -> None:
+        *others, right = draw_against(figure, points, lines, "hidden", "hidden units")
+        for axes in others:
+            axes.set_xscale("log", base=2)
+        right.legend(title="hidden units", fontsize=6, title_fontsize=7, ncol=2)
+
+    return Analysis(table_of(points, lines), found, draw, (CONVENTIONS, _fits(points), _verdicts(points)))
 
 
 def _fall(rows: pd.DataFrame, first: int, last: int) -> float:
@@ -269,24 +240,10 @@ def _fits(points: pd.DataFrame) -> str:
 def _verdicts(points: pd.DataFrame) -> str:
     """Demand (ii) over widths that fit the data, means over seeds."""
     fitted = points[points["hidden"] >= 32].groupby("hidden").mean().sort_index()
-    labels = {**NORMS, SHARPNESS: "sharpness", KL: f"KL at expected sharpness {LEVEL:g}"}
-    labels |= dict(zip(CAPACITIES, ("ℓ2-path norm with widths", "spectral norm with widths"), strict=True))
+    labels = {**NORMS, SHARPNESS: "sharpness", KL: f"KL at expected sharpness {LEVEL:g}", **CAPACITIES}
     table = desiderata(
         by_width={label: fitted[name].tolist() for name, label in labels.items()},
         width_test_errors=fitted["test_error"].tolist(),
     )
     steps = sum(later < earlier for earlier, later in itertools.pairwise(fitted["test_error"]))
     return f"{verdict_note(table)}; of {len(fitted) - 1} steps in width from 32 on, {steps} lower the test error"
-
-
-def _draw(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame) -> None:
-    left, middle, right = three_panels(figure)
-    draw_lines(left, points, "hidden", {"train_error": "training error", "test_error": "test error"}, log=False)
-    left.set_ylabel("error (share of images)")
-    draw_relative(middle, points, "hidden", {**NORMS, SHARPNESS: "sharpness"})
-    for axes in (left, middle):
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("hidden units")
-        axes.legend(fontsize=7)
-    draw_curves(right, lines, "hidden")
-    right.legend(title="hidden units", fontsize=6, title_fontsize=7, ncol=2)
