@@ -174,7 +174,7 @@ def test_a_slow_and_a_broken_work_are_seen(planted: Planted) -> None:
 def test_no_time_for_timing(planted: Planted) -> None:
     [cost] = costs_of({"one": planted.stages(range(2))}, "paper", device="cpu", budget=1e-9)
     assert {row.problem for row in cost.rows} == {timing.SPENT}
-    assert cost.text() == f"not timed: {timing.SPENT}"
+    assert cost.text() == f"not timed: {timing.SPENT} (2 kinds of work)"
     assert planted.calls() == []
     with pytest.raises(InputError, match="more than 0 seconds"):
         study_costs(["petzka2019-ridge"], budget=0)

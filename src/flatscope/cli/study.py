@@ -126,7 +126,7 @@ def cost(
     out: Results = Path("results"),
 ) -> None:
     """Time shortened epochs and measurements, and say what whole studies take; no network is kept."""
-    from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration
+    from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration, untimed_kinds
     from flatscope.studies.costing import study_costs
 
     chosen = _matching(names)
@@ -142,9 +142,8 @@ def cost(
     header = ["study", "kinds timed", "in all", "training", "measuring", "more than those above"]
     show_grid(header, rows, title=f"Cost at {scale} scale on one {costs[0].provenance['device']}")
     typer.echo(f"all of them together: {duration(sum(found.additional for found in costs))}")
-    problems = {(row.what, row.problem): None for found in costs for row in found.untimed}
-    for what, problem in problems:
-        show_note(f"not timed: {what}: {problem}")
+    for problem, kinds in untimed_kinds(costs).items():
+        show_note(f"not timed: {kinds}: {problem}")
     show_note(f"one {cost_file(scale)} per study in {out}; stop rules may end training before the epochs counted here")
 
 

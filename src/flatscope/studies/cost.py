@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class CostRow:
         """The row in one phrase."""
         times = f"{self.number:,} × {self.what}"
         if self.each is None:
-            return f"{times}: not timed ({self.problem})"
+            return f"{times}: not timed: {self.problem}"
         if self.part == MEASURING:
             timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of it"
             return f"{times}, {duration(self.each)} each{timed}"
@@ -90,15 +90,17 @@ class Cost:
 
     def text(self) -> str:
         """One sentence: the time in all, what takes it, and what is shared with other studies."""
+        without = "; ".join(f"{problem} ({kinds})" for problem, kinds in untimed_kinds([self]).items())
         if len(self.untimed) == len(self.rows):
-            reasons = dict.fromkeys(row.problem for row in self.rows)
-            return f"not timed: {'; '.join(reasons) or 'nothing to run'}"
+            return f"not timed: {without or 'nothing to run'}"
         # Stop rules may end training early, so that its time is an upper end.
-        bound = "more than" if self.untimed else "at most" if self.part(TRAINING) else "about"
-        rows = sorted(self.rows, key=lambda row: -(row.total or 0.0) if row.total is not None else -float("inf"))
-        told = [row.text() for row in rows[: max(NAMED_ROWS, len(self.untimed))]]
-        if len(rows) > len(told):
-            told.append(f"{len(rows) - len(told)} kinds of work that take less")
+        bound = "more than" if without else "at most" if self.part(TRAINING) else "about"
+        rows = sorted((row for row in self.rows if row.total is not None), key=lambda row: -(row.total or 0.0))
+        told = [row.text() for row in rows[:NAMED_ROWS]]
+        if rows[NAMED_ROWS:]:
+            told.append(f"{_kinds(len(rows) - NAMED_ROWS)} that take{'s' * (len(rows) == NAMED_ROWS + 1)} less")
+        if without:
+            told.append(f"not timed: {without}")
         words = f"{bound} {duration(self.seconds)} on one {self.provenance.get('device', 'device')}: {'; '.join(told)}"
         if self.shared:
             left = f"{duration(self.additional)} more" if self.additional else "nothing more"
@@ -128,6 +130,18 @@ def load_costs(folder: str | Path, scale: str = "paper") -> dict[str, Cost]:
     """Saved costs by study, from `folder/<study>/<scale>-cost.json`."""
     found = [Cost.load(path) for path in sorted(Path(folder).glob(f"*/{cost_file(scale)}"))]
     return {cost.name: cost for cost in found}
+
+
+def untimed_kinds(costs: Iterable[Cost]) -> dict[str, str]:
+    """By the reason why they were not timed: the kind of work if it is one, else how many."""
+    kinds: dict[str, dict[str, None]] = {}
+    for row in (row for cost in costs for row in cost.untimed):
+        kinds.setdefault(row.problem, {})[row.what] = None
+    return {problem: next(iter(what)) if len(what) == 1 else _kinds(len(what)) for problem, what in kinds.items()}
+
+
+def _kinds(number: int) -> str:
+    return f"{number} kind{'s' * (number != 1)} of work"
 
 
 def cost_file(scale: str) -> str:

@@ -28,8 +28,8 @@ from flatscope.studies.study import Config
 from flatscope.sweeps.configuration import key_of
 from flatscope.sweeps.store import Store
 
-MOMENT = 0.4  # seconds: what a timed epoch or measurement should take at least
-LONGEST = 60.0  # seconds after which a shortened run is given up, at the end of an epoch
+MOMENT = 0.3  # seconds: what a timed epoch or measurement should take at least
+LONGEST = 30.0  # seconds after which a shortened run is given up, at the end of an epoch
 COLD = 4.0  # seconds up to which a first measurement is done again, for the sake of what it set up
 FIRST_IMAGES, MOST_IMAGES = 128, 10_000
 LEAST_IMAGES = 1_000  # measured: enough for batches of that size
