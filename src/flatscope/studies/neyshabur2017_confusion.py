@@ -139,8 +139,7 @@ CLAIMS = (
             "measures are taken on the true-labelled part: the paper does not say on which",
         ),
     },
-    paper_cost="30 VGG networks on 10,000 to 15,000 images, of the order of 100 epochs each: a few hours on one "
-    "H200 by arithmetic; not timed.",
+    paper_cost="30 VGG networks on 10,000 to 15,000 images, of the order of 100 epochs each.",
 )
 def figure_3(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of networks that fit S and a growing set of random labels."""

@@ -119,8 +119,7 @@ CLAIMS_1 = (
     claims=CLAIMS_1,
     stages=norm_stages,
     deviations=DEVIATIONS,
-    paper_cost="50 VGG networks on 10,000 to 50,000 images, of the order of 100 epochs each: by arithmetic (0.4 PFLOP "
-    "per epoch of 50,000 images) half a day to a day on one H200; not timed.",
+    paper_cost="50 VGG networks on 10,000 to 50,000 images, of the order of 100 epochs each.",
 )
 def figure_1(runs: Runs) -> Analysis:
     """The four norms over the margin of networks fitted to true or random labels, against the number of samples."""
@@ -246,8 +245,7 @@ CLAIMS_2 = (
     claims=CLAIMS_2,
     stages=perturbation_stages,
     deviations={"small": (*DEVIATIONS["small"], FEWER, RATE), "paper": DEVIATIONS["paper"]},
-    paper_cost="the networks of neyshabur2017-fig1, and for each 2,000 steps and 19,000 forward passes of 64 images: "
-    "minutes each; not timed.",
+    paper_cost="the networks of neyshabur2017-fig1, and for each 2,000 steps and 19,000 forward passes of 64 images.",
 )
 def figure_2(runs: Runs) -> Analysis:
     """Sharpness against the number of samples, and divergence against expected sharpness, for both kinds of labels."""

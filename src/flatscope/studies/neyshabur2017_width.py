@@ -192,8 +192,7 @@ CLAIMS = (
         ),
         "paper": ("widths 8 to 4,096 and five seeds, which share their images: the paper states neither",),
     },
-    paper_cost="50 two-layer networks on 60,000 images, up to 1,000 epochs where 8 and 16 units cannot fit them: of "
-    "the order of two hours on one H200, five networks of a width as one stack; not timed.",
+    paper_cost="50 two-layer networks on 60,000 images, up to 1,000 epochs where 8 and 16 units cannot fit them.",
 )
 def figure_4(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of two-layer networks against their number of hidden units."""

@@ -60,7 +60,7 @@ DEVIATIONS = {
     ),
     "paper": (READING, PIXELS, "ten seeds per batch size and 100 epochs: the paper states neither"),
 }
-COST = "40 networks of 46,000 weights, 100 epochs: not timed on a GPU; minutes."
+COST = "40 networks of 46,000 weights, 100 epochs."
 
 
 def stages(scale: str) -> list[Stage]:

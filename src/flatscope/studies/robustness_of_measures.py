@@ -214,7 +214,7 @@ CLAIMS = (
             "measures declared long search less than they do by default, as at small scale",
         ),
     },
-    paper_cost="192 networks with up to 980,000 parameters, measured twice: not timed; some hours on one GPU.",
+    paper_cost="192 networks with up to 980,000 parameters, measured twice.",
 )
 def robustness(runs: Runs) -> Analysis:
     """Correlations over a population with six settings varied, before and after a random rescaling of every network."""

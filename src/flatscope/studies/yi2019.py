@@ -221,8 +221,7 @@ CLAIMS = (
             "surfaces over the first 2,000 training images: the paper's subset is not stated",
         ),
     },
-    paper_cost="24 networks of 160 epochs and 48 surfaces of 41×41 over 2,000 images: not timed; about 15 GPU-minutes "
-    "per network and one per surface by counting multiplications at 30 TFLOP/s.",
+    paper_cost="24 networks of 160 epochs and 48 surfaces of 41×41 over 2,000 images.",
 )
 def figure_3(runs: Runs) -> Analysis:
     """Surfaces in path space and, beside them, in weight space; drawn for the first seed, judged over all."""

@@ -39,7 +39,7 @@ DEVIATIONS = {
     "small": (UNPUBLISHED, "2,000 chains of 16,000 steps, the second half kept; the paper states neither"),
     "paper": (UNPUBLISHED, "4,000 chains of 80,000 steps, the second half kept; the paper states neither"),
 }
-COST = "minutes on one CPU core: chains, no networks; ten times the small run. Not timed on a GPU."
+COST = "minutes on one CPU core: chains, no networks; ten times the small run."
 
 
 def _configs(scale: str, base: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def found(along: pd.DataFrame) -> dict[str, Estimate]:
         ),
         "paper": (NOISE, OPEN, "all 50,000 images, 60 epochs, five seeds: not stated either"),
     },
-    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack: not timed on a GPU.",
+    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack.",
 )
 def figure_6(runs: Runs) -> Analysis:
     """The same starting weights and the same batches, once with and once without noise of constant power."""

@@ -71,7 +71,7 @@ DEVIATIONS = {
     "small": (UNSTATED, "500 images of CIFAR-10, cut to 28×28, 40 epochs, three seeds"),
     "paper": (UNSTATED, "CIFAR-10, cut to 28×28, 300 epochs, five seeds"),
 }
-COST = "20 perceptrons of 1,209,866 weights, 300 epochs of 50,000 images: not timed on a GPU; about half an hour."
+COST = "20 perceptrons of 1,209,866 weights, 300 epochs of 50,000 images."
 
 
 def stages(scale: str) -> list[Stage]:

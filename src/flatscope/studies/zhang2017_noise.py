@@ -152,7 +152,7 @@ SINGLE = "the paper names neither network nor data: the all-convolutional networ
             "38 channels (50,664 weights), so that the 50,000 images can be fitted; until the loss is 0.005",
         ),
     },
-    paper_cost="5 networks of 50,664 weights, up to 300 epochs of 50,000 images: not timed on a GPU; about an hour.",
+    paper_cost="5 networks of 50,664 weights, up to 300 epochs of 50,000 images.",
 )
 def figure_5(runs: Runs) -> Analysis:
     """Mini-batch gradients at fixed weights: histograms of some components beside Gaussians of the same moments."""

@@ -279,7 +279,7 @@ def _widest(points: pd.DataFrame, column: str) -> Estimate:
             "read after 30 of 60 epochs, as the paper stopped there; those that are left without error before stop",
         ),
     },
-    paper_cost="150 networks, 50 of them those of zhang2017-fig3: not timed on a GPU.",
+    paper_cost="150 networks, 50 of them those of zhang2017-fig3.",
 )
 def figure_15(runs: Runs) -> Analysis:
     """Test minus training error of networks of different widths on training sets of different sizes.

@@ -134,7 +134,7 @@ def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
     claims=CLAIMS_21,
     stages=_one_size,
     deviations=POLYNOMIAL_DEVIATIONS,
-    paper_cost="Ten networks of 9,370 parameters, those of zhang2017-fig1 and zhang2017-fig22: not timed on a GPU.",
+    paper_cost="Ten networks of 9,370 parameters, those of zhang2017-fig1 and zhang2017-fig22.",
 )
 def figure_21(runs: Runs) -> Analysis:
     """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
