@@ -127,7 +127,7 @@ def study(
         stages: scale -> what to train and measure, in order.
         deviations: scale -> how that scale differs from the paper's setting; what the paper leaves open belongs
             here too, under every scale it concerns.
-        paper_cost: what the paper scale costs on a GPU, and how that was estimated.
+        paper_cost: what is run at paper scale, in words; `flatscope study cost` measures how long it takes.
     """
 
     def register(analyse: Callable[[Runs], Analysis]) -> Callable[[Runs], Analysis]:
