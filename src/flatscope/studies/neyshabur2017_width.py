@@ -189,6 +189,9 @@ CLAIMS = (
             "2,000 of the 60,000 images, pixels in [0, 1]; widths up to 1,024; three seeds, which share their images",
             "learning rate 0.1 in place of 0.01, stop at a cross-entropy of 1e-3 in place of 1e-4, at most 400 epochs",
             "100 steps of ascent in place of 2,000 and 40 perturbed networks per noise level in place of 1,000",
+            "fewer images are fitted by narrower networks, so norms turn at 32 to 64 units: with 10,000 images (one "
+            "seed, all else alike) the ℓ2 norm fell from 4,270 to 2,610 and the ℓ1-path norm from 9.5 to 6.5 million "
+            "between 32 and 128 units, as in the paper",
         ),
         "paper": ("widths 8 to 4,096 and five seeds, which share their images: the paper states neither",),
     },
