@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from flatscope.studies.claims import SIGNS, Estimate, judge
 from flatscope.studies.cost import MEASURING, Cost, CostRow
+from flatscope.studies.intervals import COVERED
 from flatscope.studies.reproduction import claim_rows
 from flatscope.studies.reproduction_page import reproduction_markdown, text
 from flatscope.studies.result import StudyResult
@@ -24,7 +25,9 @@ FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x
 
 def result(name: str, value: float = 0.0, scale: str = "small", **changes: object) -> StudyResult:
     entry = find_study(name)
-    findings = tuple(judge(claim, Estimate(value, value, value, note="seen so"), scale) for claim in entry.claims)
+    findings = tuple(
+        judge(claim, Estimate(value, value, value, note=f"seen so; {COVERED} of some"), scale) for claim in entry.claims
+    )
     made = StudyResult(
         name, entry.title, entry.paper, entry.figure, scale, pd.DataFrame(), findings, "", b"", (), (), FACTS
     )
@@ -80,6 +83,7 @@ def test_what_fails_is_told_first_with_the_reason_stated_or_else_noted() -> None
 
     noted = failures(reproduction_markdown({NAME: {"small": result(NAME, -100.0)}}))
     assert "Seen so." in noted
+    assert COVERED not in noted
     stated = result(NAME, -100.0, notes=("Likeliest reason: too few epochs", "something else"))
     told = failures(reproduction_markdown({NAME: {"small": stated}}))
     assert "Too few epochs." in told
@@ -110,7 +114,7 @@ def test_what_an_earlier_study_says_is_not_said_again() -> None:
 def test_the_cost_that_was_timed_goes_before_the_one_declared() -> None:
     row = CostRow(MEASURING, "a look at a network", 3, each=2.0, total=6.0, timed_on=1.0)
     cost = Cost(NAME, "paper", (row,), 6.0, provenance={"device": "H200"})
-    declared = text(find_study(NAME).paper_cost.rstrip("."))
+    declared = text(find_study(NAME).paper_cost.rstrip("."))[1:]  # the page begins it with a capital
     assert declared in section(reproduction_markdown({}), NAME)
     timed = section(reproduction_markdown({}, {NAME: cost}), NAME)
     assert text(cost.text())[1:] in timed

@@ -43,6 +43,7 @@ __all__ = [
 
 LEVEL = 0.95
 ANY = (-math.inf, math.inf)
+COVERED = "at 95 % confidence"  # begins what a note says about networks that were not seen
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -152,7 +153,7 @@ def every(holds: Any, note: str = "", of: str = "networks") -> Estimate:
     cases = np.asarray(holds, dtype=bool)
     if len(cases) == 0 or not cases.all():
         return share(cases, note)
-    words = _joined(note, f"at 95 % confidence in at least {_covered(len(cases))} of such {of}")
+    words = _joined(note, f"{COVERED} in at least {_covered(len(cases))} of such {of}")
     return Estimate(1.0, 1.0, 1.0, runs=len(cases), note=words, seen=of)
 
 
@@ -208,7 +209,7 @@ def _extreme(values: Any, note: str, of: str, pick: Callable[[Floats], float], b
     value = float(pick(kept))
     if len(kept) == 1:
         return Estimate(value, runs=1, note=note)
-    words = _joined(note, f"at 95 % confidence at least {_covered(len(kept))} of such {of} lie no {beyond}")
+    words = _joined(note, f"{COVERED} at least {_covered(len(kept))} of such {of} lie no {beyond}")
     return Estimate(value, float(kept.min()), float(kept.max()), runs=len(kept), note=words, seen=of)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from flatscope.registry import PAPERS
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, SIGNS
 from flatscope.studies.cost import Cost
+from flatscope.studies.intervals import COVERED
 from flatscope.studies.reproduction import latest, rows_of
 from flatscope.studies.result import PICTURE_FILE, StudyResult
 from flatscope.studies.study import Study, declared_studies
@@ -105,8 +106,13 @@ def _failures(studies: Mapping[str, Study], rows: Mapping[str, Sequence[Row]], r
 def _reason(result: StudyResult, failed: Sequence[Row]) -> str:
     stated = [note[len(REASON) :] for note in result.notes if note.lower().startswith(REASON)]
     stated += [row["note"].partition(REASON)[2] for row in failed if REASON in row["note"]]
-    reasons = dict.fromkeys(stated or [row["note"] for row in failed if row["note"]])
-    return " ".join(_sentence(words) for words in reasons) or "None known."
+    reasons = dict.fromkeys(stated or [_remark(row["note"]) for row in failed])
+    return " ".join(_sentence(words) for words in reasons if words) or "None known."
+
+
+def _remark(note: str) -> str:
+    """A note without what it says about networks that were not seen."""
+    return "; ".join(part for part in note.split("; ") if not part.startswith(COVERED))
 
 
 def _index(studies: Mapping[str, Study], rows: Mapping[str, Sequence[Row]]) -> list[str]:
