@@ -149,7 +149,7 @@ def path_table(slope: float, bound: float, expected: float = 0.1) -> pd.DataFram
     sizes = {"narrow": 1.0, "wide": 10.0, "shallow": 5.0, "deep": 0.5}
     parts += [pd.DataFrame({"shape": n, "psi_epsilon": v * np.array([1.0, 1.1, 1.2])}) for n, v in sizes.items()]
     table = pd.concat(parts, ignore_index=True)
-    return table.assign(rise=1.0, printed=bound, corrected=2.0, states_certified=True, values=10, largest=1.0)
+    return table.assign(rise=1.0, printed=bound, corrected=2.0, states_certified=True, values=10, largest=1.0, pole=0.5)
 
 
 def test_balance_gets_its_verdict() -> None:
