@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flatscope.registry import declarations, select
 from flatscope.studies import study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
 from flatscope.studies.robustness_networks import SETTINGS, SIZES, stages
@@ -22,7 +23,8 @@ INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_tr
 def test_smoke(tmp_path: Path) -> None:
     result = study("robustness-of-measures", "smoke", workers=0, store=tmp_path, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
-    assert len(result.table) > 40
+    assert len(result.table) > 50
+    assert {"sharpness", "geometric_margin", "feature_robustness"} <= set(result.table["measure"])  # long ones
     assert "<svg" in result.svg
     assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
 
@@ -34,6 +36,14 @@ def test_the_population_is_large_and_varied(scale: str) -> None:
     assert len({config["model"]["seed"] for config in configs}) == len(configs)
     assert all(len(values) > 1 for values in SIZES[scale]["grid"])
     assert len(SIZES[scale]["grid"]) == len(SETTINGS)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+def test_no_measure_of_the_registry_is_left_out(scale: str) -> None:
+    _, usual, long = (stage.configs[0] for stage in stages(scale))
+    assert "measures" not in usual  # all that are not long
+    assert {*long["measures"], *(entry.name for entry in select(None))} == set(declarations())
+    assert set(long["measure_options"]) <= set(long["measures"])
 
 
 def test_kendall_of_resamples_is_scipys() -> None:
@@ -89,6 +99,15 @@ def test_the_lead_of_the_best_is_covered_though_the_best_is_chosen() -> None:
         chance += low > 0
     assert held / samples >= 0.95
     assert chance / samples > 0.05  # what the plain percentile interval would call a lead
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_measures_are_grouped_and_ordered(sign: float) -> None:
+    table = summary(planted(OTHERS, sign), 50)
+    assert table["invariant"].tolist() == [True] * 3 + [False] * 3
+    for _, part in table.groupby("invariant"):
+        assert part["as_declared"].is_monotonic_decreasing
+        assert (np.sign(part["as_declared"]) == sign).all()
 
 
 def test_measures_that_go_the_wrong_way_are_counted() -> None:

@@ -207,11 +207,12 @@ CLAIMS = (
         "small": (
             "128 fully connected networks on 300 of the embedded digits; the gap is known from 360 test images",
             "stopped at a training loss of 0.05, looked at every five epochs, or after 1,000 epochs",
-            "measures declared long search less than they do by default (`LONG`): they end in lower values of maxima",
+            "long measures search less than by default: sharpness 200 steps, feature robustness 2 ascents of 10, the "
+            "radius 40 directions, the geometric margin 100 images, expected sharpness 200 draws at α = 0.03",
         ),
         "paper": (
             "fully connected networks on 5,000 images of CIFAR-10, three seeds of each setting",
-            "measures declared long search less than they do by default, as at small scale",
+            "long measures search less than by default, as at small scale",
         ),
     },
     paper_cost="192 networks with up to 980,000 parameters, measured twice.",
