@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -131,6 +132,15 @@ def test_verdicts_are_counted_in_the_list(results: Path) -> None:
     own, total = StudyResult.load(results / STUDY / "small"), sum(len(entry.claims) for entry in studies().values())
     assert own.counts in line
     assert f"{own.counts}, {total - len(own.findings)} not run" in shown.stderr
+
+
+def test_show_tells_what_other_scales_found(results: Path, tmp_path: Path) -> None:
+    small = StudyResult.load(results / STUDY / "small")
+    small.save(tmp_path / STUDY / "small")
+    replace(small, scale="paper").save(tmp_path / STUDY / "paper")
+    shown = RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(tmp_path)]).stdout
+    assert f"{STUDY}, paper scale" in shown
+    assert f"small ({small.counts}): --scale small" in shown
 
 
 def test_show_says_how_it_was_run_and_what_the_paper_scale_takes(results: Path) -> None:

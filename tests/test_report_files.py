@@ -145,6 +145,7 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
     page = Page(page_text(items))
     words = page.text()
     assert "Does it hold? (smoke scale): 1 reproduced, 1 not reproduced." in words
+    assert "Do the claims hold?" in words
     assert "claim number 1" in words
     assert "0.8 [0.7, 0.9]" in words
     assert "fewer epochs" in words

@@ -91,7 +91,7 @@ def show(name: str, results: Results = Path("results"), scale: str | None = None
     """Claims and verdicts of a saved result; without one, what the study would do."""
     from flatscope.studies import find_study
     from flatscope.studies.cost import load_costs
-    from flatscope.studies.reproduction import latest, load_results
+    from flatscope.studies.reproduction import by_size, latest, load_results
 
     entry = find_study(name)
     saved = load_results(results).get(name, {})
@@ -109,6 +109,8 @@ def show(name: str, results: Results = Path("results"), scale: str | None = None
         show_note(f"no saved result in {results}; flatscope study run {name}")
         return
     _show(result)
+    others = [other for other in by_size(saved) if other is not result]
+    _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
     _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
     _list("Remarks", [f"{f.claim.statement}: {f.estimate.note}" for f in result.findings if f.estimate.note])
     _list("Differs from the paper", result.deviations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,7 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
     style = "".join(map(source, STYLES))
     page = fragment(
         "template.html",
-        title=title or _question(len(networks), bool(kinds["populations"])),
+        title=title or _question(len(networks), {kind for kind, found in kinds.items() if found}),
         networks=colours,
         summaries=[part.summary for part in parts if part.summary],
         sections=[section for part in parts for section in part.sections],
@@ -136,9 +136,11 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
     return str(page)
 
 
-def _question(n_networks: int, population: bool) -> str:
+def _question(n_networks: int, kinds: Set[str]) -> str:
     """The title where none is given: what a reader of this page wants to know."""
-    if population and not n_networks:
+    if kinds == {"studies"}:
+        return "Do the claims hold?"
+    if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
 
