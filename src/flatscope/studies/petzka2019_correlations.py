@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from flatscope.stats.partial import partial_correlation
 from flatscope.studies import intervals
@@ -97,19 +98,28 @@ def figure_1(runs: Runs) -> Analysis:
     seen = followed(runs)
     points = at_rule(seen, RULE)
     found = {
-        "trace": intervals.correlation(points["before/kappa_trace/fc3"], points["gap"]),
-        "trace_hidden": intervals.correlation(points["before/kappa_trace/fc2"], points["gap"]),
-        "eigenvalue": intervals.correlation(points["before/kappa/fc3"], points["gap"]),
+        "trace": _with_ranks(points, "before/kappa_trace/fc3"),
+        "trace_hidden": _with_ranks(points, "before/kappa_trace/fc2"),
+        "eigenvalue": _with_ranks(points, "before/kappa/fc3"),
         "stronger": intervals.lead_of_correlations(points, "before/kappa_trace/fc3", ["before/kappa/fc3"], "gap"),
     }
     columns = {"before/kappa_trace/fc3": "κ_τ⁵", "before/kappa/fc3": "κ⁵", "before/kappa_trace/fc2": "κ_τ, fc2"}
     along = correlations(seen)
+    passed = seen.drop(columns=[name for name in seen.columns if name.startswith("after/")])
+    parts = [points.assign(kind="network"), along.assign(kind="correlation"), passed.assign(kind="along training")]
     return Analysis(
-        pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
+        pd.concat(parts, ignore_index=True),
         found,
         lambda figure: _draw(figure, points, along, columns, "before"),
-        notes=(*summary_notes(seen, len(runs.stages[0].configs)), *_confounds(points)),
+        notes=(*summary_notes(seen, runs), *_confounds(points)),
     )
+
+
+def _with_ranks(points: pd.DataFrame, column: str) -> Estimate:
+    """Pearson's, with Spearman's beside it: a few networks far out can decide the first alone."""
+    ranked = intervals.correlation(points[column], points["gap"], "spearman")
+    ends = "" if ranked.low is None else f" [{ranked.low:.2f}, {ranked.high:.2f}]"
+    return intervals.correlation(points[column], points["gap"], note=f"by rank {ranked.value:.2f}{ends}")
 
 
 def _confounds(points: pd.DataFrame) -> tuple[str, ...]:
@@ -206,11 +216,11 @@ def figure_2(runs: Runs) -> Analysis:
     points = at_rule(seen, RULE)
     kept = points.dropna(subset=[name for name in points.columns if name.startswith("after/")])
     changes = [
-        ((kept[f"after/{name}/fc3"] - kept[f"before/{name}/fc3"]).abs() / kept[f"before/{name}/fc3"]).max()
+        (kept[f"after/{name}/fc3"] - kept[f"before/{name}/fc3"]).abs() / kept[f"before/{name}/fc3"]
         for name in ("kappa", "kappa_trace")
     ]
     found = {
-        "invariant": Estimate.exact(float(max(changes)), note=f"over {len(kept)} networks"),
+        "invariant": intervals.largest(np.maximum(changes[0], changes[1])),
         "trace_after": _change(kept, "kappa_trace"),
         "eigenvalue_after": _change(kept, "kappa"),
         "hessian_trace": intervals.absolute(intervals.correlation(kept["after/layer_trace/fc3"], kept["gap"])),
@@ -231,16 +241,16 @@ def figure_2(runs: Runs) -> Analysis:
         pd.concat([kept.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
         found,
         lambda figure: _draw(figure, kept, along, columns, "after"),
-        notes=summary_notes(seen, len(runs.stages[0].configs)),
+        notes=summary_notes(seen, runs),
     )
 
 
 def _change(points: pd.DataFrame, measure: str) -> Estimate:
-    """How far the correlation moves: both are of the same networks, so nothing is left to chance."""
-    before, after = (
-        intervals.correlation(points[f"{when}/{measure}/fc3"], points["gap"]).value for when in ("before", "after")
-    )
-    return Estimate.exact(abs(after - before), note=f"{before:.4f} before, {after:.4f} after")
+    """How far the correlation moves on the same networks."""
+    columns = [f"{when}/{measure}/fc3" for when in ("before", "after")]
+    before, after = (intervals.correlation(points[column], points["gap"]).value for column in columns)
+    found = intervals.spread_of_correlations(points, columns, "gap")
+    return replace(found, note=f"{before:.4f} before, {after:.4f} after")
 
 
 def _drop(points: pd.DataFrame, measure: str) -> Estimate:
@@ -269,6 +279,8 @@ def _draw(figure: Figure, points: pd.DataFrame, along: pd.DataFrame, columns: Ma
             style = {"cmap": "viridis", "vmin": 0, "vmax": max(len(shades) - 1, 1), "s": 12, "marker": MARKERS[init]}
             axes.scatter(rows[column], rows["gap"], c=colours, label=init, **style)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
         straight, ranked = (intervals.correlation(points[column], points["gap"], k) for k in ("pearson", "spearman"))

@@ -145,14 +145,15 @@ def correlations(seen: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def summary_notes(seen: pd.DataFrame, trained: int) -> tuple[str, ...]:
-    """How many networks there are, how far they came, and which are left out.
-
-    Args:
-        seen: what `followed` gives.
-        trained: networks that were trained, over all variants; the weights of some may have overflowed.
-    """
-    notes = []
+def summary_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
+    """How many networks there are, how long that took, how far they came, and which are left out."""
+    units = runs.stages[0].units
+    trained = sum(map(len, units))
+    ends = [max(float(runs.store.read(c).frame("history")["seconds"].iloc[-1]) for c in unit) for unit in units]
+    notes = [
+        f"{trained} networks trained and followed in {sum(ends) / 60:.1f} minutes: the {len(units)} units, one after "
+        "the other"
+    ]
     if lost := trained - seen["network"].nunique():
         notes.append(f"{lost} of {trained} networks overflowed before anything could be seen of them")
     for variant, rows in seen[seen["rule"] == "end"].groupby("variant", sort=False):
