@@ -17,12 +17,13 @@ from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODU
 from flatscope.studies.petzka2019_correlations import CLAIMS_1
 from flatscope.studies.petzka2019_lenet import RULE, at_rule, correlations, stages
 from flatscope.studies.petzka2019_mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
+from flatscope.studies.petzka2019_table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
 from flatscope.studies.petzka2019_theory import injected, minimum, remarks, ridge_found
 from flatscope.studies.tail_curvature import tail_curvature
 from flatscope.training.data import load
 from flatscope.training.models import build
 
-NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness"]
+NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,46 @@ def test_the_paper_scale_of_the_mnist_networks() -> None:
     assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-4}
     assert {tuple(c["model"]["options"]["widths"]) for c in configs} == {(784, 50, 50, 50, 30, 10)}
     assert {claim.holds[0] for claim in layer_claims("kappa_trace", "Figure 3", 0.7, "")} == {0.7}
+
+
+def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:
+    """Changes as Table 1 has them, but for those given by (way, measure)."""
+    due = {("layer", name): 5.0 for name in OF_HESSIAN} | {("neuron", name): 5.0 for name in (*OF_HESSIAN, *OF_LAYERS)}
+    rows = [
+        {"way": way, "measure": name, "draw": draw, "network": i, "change": (due | moves).get((way, name), 1e-15)}
+        for way in ("layer", "neuron")
+        for name in MEASURES
+        for draw in range(3)
+        for i in range(4)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("moves", "failing"),
+    [
+        ({}, set()),
+        ({("layer", "kappa_trace"): 0.1}, {"layers_kept"}),
+        ({("layer", "rho_unit"): 0.1}, {"neurons_kept"}),
+        ({("neuron", "rho_sum"): 0.1}, {"neurons_kept"}),
+        ({("neuron", "kappa"): 1e-9}, {"not_by_neurons"}),
+        ({("layer", "layer_trace"): 1e-9}, {"hessian_moves"}),
+    ],
+)
+def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str], float], failing: set[str]) -> None:
+    claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
+    seen = found(rewritten(moves), [0.0] * 4)
+    verdicts = {key: judge(claims[key], estimate, "small").verdict for key, estimate in seen.items()}
+    assert {key for key, verdict in verdicts.items() if verdict == NOT_REPRODUCED} == failing
+
+
+def test_the_change_of_a_layer_is_against_its_largest_value() -> None:
+    units = pd.DataFrame({"measure": "rho_unit", "layer": ["a", "a", "b"], "unit": [0, 1, 0], "value": [0.0, 2.0, 8.0]})
+    (one,) = changes(units, units.assign(value=[0.5, 2.0, 9.0]))
+    assert one == {"measure": "rho_unit", "change": 0.25}
+
+
+def test_biases_left_alone_change_the_function() -> None:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    assert weights_alone(build("mlp", widths=(4, 6, 3)), x) > 0.01
+    assert weights_alone(build("mlp", widths=(4, 6, 3), bias=False), x) < 1e-6
