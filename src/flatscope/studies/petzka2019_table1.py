@@ -203,7 +203,14 @@ def _draw(figure: Figure, moved: pd.DataFrame) -> None:
             shown = moved[(moved["way"] == way) & (moved["measure"] == name)]["change"].clip(lower=1e-17)
             spread = place + 0.3 * (side - 0.5) + 0.15 * (generator.random(len(shown)) - 0.5)
             axes.semilogy(
-                spread, shown, marker, ms=3, color=colour, alpha=0.5, label=f"{way}s rescaled" if place == 0 else None
+                spread,
+                shown,
+                marker,
+                ms=3,
+                color=colour,
+                alpha=0.5,
+                rasterized=True,
+                label=f"{way}s rescaled" if place == 0 else None,
             )
     axes.set_xticks(range(len(MEASURES)), list(MEASURES.values()))
     for border in (len(OF_HESSIAN), len(OF_HESSIAN | OF_LAYERS)):
