@@ -279,9 +279,10 @@ def _draw(figure: Figure, points: pd.DataFrame, along: pd.DataFrame, columns: Ma
             style = {"cmap": "viridis", "vmin": 0, "vmax": max(len(shades) - 1, 1), "s": 12, "marker": MARKERS[init]}
             axes.scatter(rows[column], rows["gap"], c=colours, label=init, **style)
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        if points[column].max() < 30 * points[column].min():  # powers of ten are too few, and labels of all too many
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
         straight, ranked = (intervals.correlation(points[column], points["gap"], k) for k in ("pearson", "spearman"))
         axes.set_title(f"r = {straight.value:.2f}, by rank {ranked.value:.2f}", fontsize=8)
