@@ -14,6 +14,7 @@ LABELS = ("natural", "random")
 TITLES = {"mnist": "MNIST", "cifar": "CIFAR-10"}
 COLOURS = {"natural": "#0072B2", "random": "#D55E00"}
 STOP_LOSS = 0.01
+EVALUATE_EVERY = 2  # epochs
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {
         "mnist": {"name": "flatscope.studies.smoke_data:digits_as_mnist", "train_size": 40},
@@ -77,7 +78,7 @@ def network(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
             "batch_size": size["batch"],
             "epochs": size["epochs"],
             "stop_loss": STOP_LOSS,
-            "evaluate_every": 2,
+            "evaluate_every": EVALUATE_EVERY,
             "seed": seed,
         },
     }
