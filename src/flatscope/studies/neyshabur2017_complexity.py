@@ -23,6 +23,7 @@ from flatscope.problem import Problem
 from flatscope.samples import parts_of
 from flatscope.studies import intervals
 from flatscope.studies.claims import Estimate
+from flatscope.studies.curves import bars, lines
 from flatscope.studies.study import Runs, Stage
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
@@ -172,9 +173,9 @@ def curves(runs: Runs, settings: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def table_of(points: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
+def table_of(points: pd.DataFrame, levels: pd.DataFrame) -> pd.DataFrame:
     """Networks, then the points of their curves."""
-    return pd.concat([points.assign(kind="network"), lines.assign(kind="noise level")], ignore_index=True)
+    return pd.concat([points.assign(kind="network"), levels.assign(kind="noise level")], ignore_index=True)
 
 
 def verdict_note(table: pd.DataFrame) -> str:
@@ -186,19 +187,10 @@ def verdict_note(table: pd.DataFrame) -> str:
     return ". ".join(sentences)
 
 
-def mean_and_spread(frame: pd.DataFrame, by: str, column: str) -> tuple[Any, Any, Any]:
-    """Places, mean over seeds, and how far below and above it the seeds reach, (2, places)."""
-    grouped = frame.groupby(by)[column]
-    centre = grouped.mean().to_numpy()
-    reach = np.stack([centre - grouped.min().to_numpy(), grouped.max().to_numpy() - centre])
-    return grouped.mean().index.to_numpy(), centre, np.clip(reach, 0, None)
-
-
 def draw_lines(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str], *, log: bool = True) -> None:
     """One line per column against `by`: mean over seeds, bars from the smallest to the largest."""
     for colour, marker, (column, label) in zip(COLOURS, "osD^v<>", columns.items(), strict=False):
-        places, centre, spread = mean_and_spread(frame, by, column)
-        axes.errorbar(places, centre, yerr=spread, color=colour, marker=marker, ms=4, capsize=2, label=label)
+        bars(axes, lines(frame, by, column), colour, marker=marker, ms=4, label=label)
     if log:
         axes.set_yscale("log")
 
@@ -230,7 +222,7 @@ def three_panels(figure: Figure) -> Any:
     return figure.subplots(1, 3)
 
 
-def draw_against(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame, by: str, words: str) -> Any:
+def draw_against(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame, by: str, words: str) -> Any:
     """The row of Figures 3 and 4: errors, measures and bi-criteria curves against one setting; the three axes."""
     left, middle, right = three_panels(figure)
     draw_lines(left, points, by, {"train_error": "training error", "test_error": "test error"}, log=False)
@@ -239,5 +231,5 @@ def draw_against(figure: Figure, points: pd.DataFrame, lines: pd.DataFrame, by: 
     for axes in (left, middle):
         axes.set_xlabel(words)
         axes.legend(fontsize=7)
-    draw_curves(right, lines, by)
+    draw_curves(right, levels, by)
     return left, middle, right

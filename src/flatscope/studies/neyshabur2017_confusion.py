@@ -32,6 +32,7 @@ from flatscope.studies.neyshabur2017_complexity import (
     verdict_note,
 )
 from flatscope.studies.neyshabur2017_label_networks import SIZES as LABEL_SIZES
+from flatscope.studies.reasons import with_reasons
 from flatscope.studies.study import Analysis, Runs, Stage, study
 
 FASTER = {"lr": 0.1, "momentum": 0.9, "epochs": 1_500, "stop_loss": 1e-3, "evaluate_every": 5}
@@ -40,6 +41,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {"true": 30, "confused": (0, 15, 30), "test": 60},
     "small": {"true": 1_000, "confused": (0, 250, 500, 1_000), "test": 2_000, "train": FASTER},
     "paper": {"true": 10_000, "confused": (0, 1_000, 2_000, 3_000, 4_000, 5_000), "test": None},
+}
+REASONS = {
+    "small": {"sharpness": "ranks of twelve networks, whose interval reaches across the limit; it hardly changes"}
 }
 FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)}
 
@@ -157,13 +161,14 @@ def figure_3(runs: Runs) -> Analysis:
         solutions={label: points[name].tolist() for name, label in columns.items()},
         solution_test_errors=points["test_error"].tolist(),
     )
-    lines = curves(runs, points[["confused", "seed"]])
+    told = with_reasons(found, CLAIMS, runs.scale, REASONS.get(runs.scale, {}))
+    levels = curves(runs, points[["confused", "seed"]])
 
     def draw(figure: Figure) -> None:
-        _, _, right = draw_against(figure, points, lines, "confused", "size of the set with random labels")
+        _, _, right = draw_against(figure, points, levels, "confused", "size of the set with random labels")
         right.legend(title="random labels", fontsize=7, title_fontsize=7)
 
-    return Analysis(table_of(points, lines), found, draw, (CONVENTIONS, verdict_note(table)))
+    return Analysis(table_of(points, levels), told, draw, (CONVENTIONS, verdict_note(table)))
 
 
 def rise(points: pd.DataFrame) -> Estimate:
