@@ -249,3 +249,11 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / names[0] / "smoke-cost.json").rename(tmp_path / names[0] / "paper-cost.json")
     shown = RUNNER.invoke(app, ["study", "show", names[0], "--results", str(tmp_path)], catch_exceptions=False).output
     assert "up to 20 epochs" in shown
+
+
+def test_counts_of_repetitions_are_those_of_declared_studies() -> None:
+    stages = [stage for declared in studies().values() for stage in declared.stages("smoke")]
+    for work, repeated in timing.REPEATED.items():
+        configs = [config for stage in stages if stage.work == work for config in stage.configs]
+        for path in repeated.paths:
+            assert any(timing.count_at(config, path) for config in configs), f"{work}, {path}"

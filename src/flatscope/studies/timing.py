@@ -36,6 +36,7 @@ LEAST_IMAGES = 1_000  # measured: enough for batches of that size
 WARM_UP = 2  # epochs
 FEWEST_EPOCHS, MOST_EPOCHS = 4, 24
 SAFE_RATE = 0.01  # a diverged network stops, and cannot be measured; how long a step takes does not depend on the rate
+NEVER = {"stop_loss": 1e-30, "stop_zero_error": False, "stop_gradient_norm": 1e-30}  # rules that do not hold
 SPENT = "the time for timing was spent"
 
 Repetitions = Callable[[int], float]
@@ -238,7 +239,7 @@ class Timer:
         """Fewer repetitions where the work has some, else fewer images; more of them until they take a moment."""
         config, whole = piece.configs[0], piece.images
         repeated = REPEATED.get(piece.work, ONCE)
-        is_repeated = any(_count(config, path) is not None for path in repeated.paths)
+        is_repeated = any(count_at(config, path) is not None for path in repeated.paths)
 
         def run(share: float, least: int) -> tuple[float, float]:
             """Seconds of about that share of the piece, and the share that it was."""
@@ -284,12 +285,10 @@ class Timer:
 
 
 def _shortened_training(config: Config, images: int, tested: int, epochs: int) -> dict[str, Any]:
-    """The configuration with few images and epochs, evaluated after every other epoch, without stop rules."""
+    """The configuration with few images and epochs, evaluated after every other epoch, that no rule stops."""
     short = {name: value for name, value in _cut(config, images, tested).items() if name not in ("measures", "bounds")}
-    train = {name: value for name, value in config["train"].items() if not name.startswith("stop_")}
+    train = {**config["train"], **{name: value for name, value in NEVER.items() if config["train"].get(name)}}
     train |= {"epochs": epochs, "evaluate_every": 2, "lr": min(train.get("lr", SAFE_RATE), SAFE_RATE)}
-    if config["train"].get("stop_gradient_norm"):
-        train["stop_gradient_norm"] = 1e-30
     if "follow" in config:
         short["follow"] = {"epochs": [], "losses": []}
     return {**short, "train": train}
@@ -317,7 +316,8 @@ def _groups(stamps: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]
     return groups
 
 
-def _count(config: Config, path: str) -> int | None:
+def count_at(config: Config, path: str) -> int | None:
+    """The count of that name, "perturbations.draws"; None where there is none."""
     value: Any = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -331,7 +331,7 @@ def _with_count(config: Config, path: str, count: int) -> dict[str, Any]:
 
 def _fewer(config: Config, repeated: Repeated, share: float, least: int) -> dict[str, Any]:
     """The configuration with that share of each repetition, rounded up; odd counts stay odd, and even ones even."""
-    whole = {path: count for path in repeated.paths if (count := _count(config, path))}
+    whole = {path: count for path in repeated.paths if (count := count_at(config, path))}
     first = {path: min(least, count) for path, count in whole.items()}
     first = {path: count + (whole[path] - count) % 2 for path, count in first.items()}
     possible = max((repeated.times(first[path]) / repeated.times(whole[path]) for path in whole), default=1.0)
@@ -345,7 +345,7 @@ def _fewer(config: Config, repeated: Repeated, share: float, least: int) -> dict
 
 def _share(config: Config, short: Config, repeated: Repeated) -> float:
     """Share of the repetitions that a shortened configuration has."""
-    pairs = [(_count(config, path), _count(short, path)) for path in repeated.paths]
+    pairs = [(count_at(config, path), count_at(short, path)) for path in repeated.paths]
     return min((repeated.times(few) / repeated.times(count) for count, few in pairs if count and few), default=1.0)
 
 
