@@ -308,6 +308,28 @@ def test_a_run_folder_brings_its_weights_before_training(run: Run, tmp_path: Pat
         assert "moved" in audited.out
 
 
+@pytest.mark.filterwarnings("always:the model's outputs")
+def test_what_hardly_fits_together_is_said(run: Run, weights: Path, tmp_path: Path) -> None:
+    untrained = run("measure", *SMALL, "--weights", weights, "-m", "margin")
+    assert "most training samples are misclassified" in untrained.err
+    assert "most training samples" not in run("measure", *SMALL, "-m", "margin").err  # no weights: no wonder
+    assert run("train", *SMALL, "--out", tmp_path / "run", "--lr", "0.1", "--epochs", "40").code == 0
+    trained = run("measure", *SMALL, "--weights", tmp_path / "run", "-m", "margin")
+    assert "most training samples" not in trained.err
+    (tmp_path / "soft.py").write_text(
+        "from torch import nn\ndef build(): return nn.Sequential(nn.Linear(64, 10), nn.Softmax(1))"
+    )
+    soft = run("measure", "--model", f"{tmp_path / 'soft.py'}:build", "--data", "digits", "--flatten", "-m", "margin")
+    assert soft.err.count("cross_entropy takes logits") == 1
+    assert soft.out.count("To keep in mind: the model's outputs are probabilities") == 1
+
+
+def test_a_factory_called_with_the_wrong_name_says_what_it_takes(run: Run, tmp_path: Path) -> None:
+    refused = run("measure", *SMALL, "--model-option", "width=3")
+    assert refused.code == 2
+    assert ", got an unexpected keyword argument 'width'. Its parameters are ()" in refused.err
+
+
 def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar: dict[str, bytes]) -> None:
     put(tmp_path / "cifar-10", tiny_cifar)
     listed = run("data", "list", "--data-root", tmp_path)

@@ -229,7 +229,7 @@ class Problem:
                 "class numbers (integers)",
                 f"{str(look.dtype).removeprefix('torch.')} targets",
                 where=look.where,
-                fix='Convert them with y.long(), or take loss="mse" for regression',
+                fix='Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression',
             )
         in_range = look.labels is not None and look.labels[0] >= 0 and look.labels[1] < self.n_outputs
         if self.classification and ours and not in_range:

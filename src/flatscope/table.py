@@ -159,7 +159,7 @@ class Table:
         for (name, options, layer, many), rows in frame.groupby(["measure", "options", "layer", "many"], sort=False):
             row = rows.iloc[0]
             shown = f"{name}{_bracketed(str(options))}"
-            if many:
+            if many and len(rows) > 1:
                 of = "units" if rows["unit"].notna().all() else "samples"
                 value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
             else:

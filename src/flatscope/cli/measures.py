@@ -41,6 +41,11 @@ from flatscope.errors import UnknownNameError
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
+MISFIT = (
+    "most training samples are misclassified: are these the inputs that the network was trained on? "
+    "(--no-standardize leaves pixels in [0, 1], --flatten makes vectors, labels count from 0)"
+)
+
 
 def measure(
     model: ModelName,
@@ -125,6 +130,8 @@ def measure(
         if bounds:
             show_table(tables["bounds"], title="bounds")
     show_note(str(fit))
+    if weights is not None and not fit.fits:
+        show_note(MISFIT)
     note_missing_weights(weights)
     note_found_initial(initial, begun)
     if out is not None:

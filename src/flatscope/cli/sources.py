@@ -66,7 +66,9 @@ def _call(factory: Callable[..., Any], options: dict[str, Any], where: str) -> A
         inspect.signature(factory).bind(**options)
     except TypeError as problem:
         fix = f"Its parameters are {inspect.signature(factory)}; give them with --model-option name=value"
-        raise InputError("the parameters that the factory takes", str(problem), where, fix) from problem
+        raise InputError(
+            "the parameters that the factory takes", str(problem).removeprefix("got "), where, fix
+        ) from None
     except ValueError:
         pass  # no signature to be had, as of some classes written in C
     return factory(**options)

@@ -19,6 +19,7 @@ from flatscope.training.data import Data
 
 SHORT = 34  # letters of a remark that is not put below the table
 NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
+MOST = 0.5
 OTHERS = "others"  # measures that a table of another version has
 
 
@@ -49,6 +50,11 @@ class Fit:
             error=(train.error, None if test is None else test.error) if problem.classification else None,
         )
 
+    @property
+    def fits(self) -> bool:
+        """Whether the network gets most of its training samples right; regression has no such measure."""
+        return self.error is None or self.error[0] <= MOST
+
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""
         error = "" if self.error is None else f", error {100 * self.error[0]:.2f} %"
@@ -61,6 +67,8 @@ def show_measured(table: Table, fit: Fit) -> None:
     counts = f"{fit.n_train} training" + (f" and {fit.n_test} test" if fit.n_test else "")
     screen.print(Text(f"{fit.data}: {counts} samples, {fit.how}; {fit.parameters} parameters"))
     screen.print(_fit_grid(fit))
+    for remark in table.meta.get("remarks", ()):
+        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}\n"))
     if len(rows) > MANY:
         screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
         screen.print(_headline_grid(rows))
