@@ -17,13 +17,14 @@ from flatscope.studies import find_study, study
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
 from flatscope.studies.yi2019 import compared, median_rise, related, stages
 from flatscope.studies.yi2019_balance import EPSILON, balance_found
+from flatscope.studies.yi2019_basis_paths import figure_1_error, found, with_at_most_one
 from flatscope.studies.yi2019_digit_networks import descend
 from flatscope.studies.yi2019_invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
 from flatscope.studies.yi2019_pac_bayes import DELTA, SIGMAS, divergence, pac_found
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.training.models import build
 
-NAMES = ["fig3", "invariance", "balance", "pac-bayes"]
+NAMES = ["fig3", "invariance", "balance", "pac-bayes", "basis-paths"]
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +226,38 @@ def test_a_bound_that_does_not_grow_is_seen(power: float, due: str) -> None:
     # A bound that only falls is best at the largest perturbation.
     between = verdict("pac-bayes", "best_between", found["best_between"])
     assert between == (REPRODUCED if power > 0 else NOT_REPRODUCED)
+
+
+def counts(**other: Any) -> pd.DataFrame:
+    """Width 3 and two weight matrices, as they are, but for what is given."""
+    right = {"width": 3, "layers": 2, "paths": 27, "basis": 15, "rank": 15, "printed": 24, "corrected": 15}
+    errors = dict.fromkeys(("figure_1_error", "sum_error", "inverse_error", "lemma_error"), 1e-16)
+    return pd.DataFrame([right | {"corrected_rank": 15, "degree": 2} | errors | other] * 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "key", "due"),
+    [
+        ({}, "at_most_one_skeleton", NOT_REPRODUCED),
+        ({"printed": 15}, "at_most_one_skeleton", REPRODUCED),
+        ({}, "at_most_one_other", REPRODUCED),
+        ({"corrected_rank": 14}, "at_most_one_other", NOT_REPRODUCED),
+        ({}, "count", REPRODUCED),
+        ({"rank": 14}, "count", NOT_REPRODUCED),
+        ({}, "degrees", NOT_REPRODUCED),
+        ({"degree": 3}, "degrees", REPRODUCED),
+        ({}, "others", NOT_REPRODUCED),
+        ({"paths": 18}, "others", REPRODUCED),
+        ({}, "lemma", REPRODUCED),
+        ({"lemma_error": 1e-3}, "lemma", NOT_REPRODUCED),
+    ],
+)
+def test_counts_of_paths_get_their_verdict(other: dict[str, Any], key: str, due: str) -> None:
+    assert verdict("basis-paths", key, found(counts(**other))[key]) == due
+
+
+def test_paths_are_told_by_their_skeleton_weights() -> None:
+    diagonal, one_off, none = (("a", 0), ("b", 0)), (("a", 0), ("b", 1)), (("a", 1), ("b", 2))  # of 2×2 weights
+    assert with_at_most_one([diagonal, one_off, none], 2, skeleton=True) == [one_off, none]
+    assert with_at_most_one([diagonal, one_off, none], 2, skeleton=False) == [diagonal, one_off]
+    assert figure_1_error(3) < 1e-14

@@ -12,6 +12,7 @@ from flatscope.studies import (  # noqa: F401  declare studies
     robustness_of_measures,
     yi2019,
     yi2019_balance,
+    yi2019_basis_paths,
     yi2019_invariance,
     yi2019_pac_bayes,
     zhang2017_architectures,
