@@ -217,7 +217,7 @@ def found(table: pd.DataFrame) -> dict[str, Estimate]:
     hidden = (table["layers"] - 1) * table["width"]
     independent = (table["corrected"] == table["basis"]) & (table["corrected_rank"] == table["basis"])
     wrong = table[table["printed"] != table["basis"]]
-    ends = ", ".join(f"{row['printed']} for {row['basis']}" for _, row in wrong.head(2).iterrows())
+    ends = ", ".join(f"{row['printed']:.0f} for {row['basis']:.0f}" for _, row in wrong.head(2).iterrows())
     return {
         "dependent": intervals.largest(table["figure_1_error"]),
         "path_sum": intervals.largest(table["sum_error"]),
@@ -257,7 +257,7 @@ def _draw(figure: Figure, table: pd.DataFrame) -> None:
     for name, (marker, colour, words) in styles.items():
         axes.semilogy(places, table[name], marker, color=colour, ms=6, label=words)
     axes.semilogy(places, table["basis"], "_", color="k", ms=16, label="m − H")
-    labels = [f"{row['width']}×{row['layers']}" for _, row in table.iterrows()]
+    labels = [f"{width}×{layers}" for width, layers in zip(table["width"], table["layers"], strict=True)]
     axes.set_xticks(places, labels)
     axes.set_xlabel("width × weight matrices")
     axes.set_ylabel("number of paths")
