@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -14,11 +13,10 @@ from flatscope.inspection import usable_device
 from flatscope.progress import progress
 from flatscope.studies.cost import MEASURING, TRAINING, Cost, CostRow
 from flatscope.studies.pieces import Piece, pieces_of
-from flatscope.studies.running import device_words, typed_command
+from flatscope.studies.running import provenance_of
 from flatscope.studies.study import Stage, check_scale, find_study
 from flatscope.studies.timing import NotTimed, Timer, epochs_of
 from flatscope.sweeps.store import Store
-from flatscope.version import __version__
 
 BUDGET = 300.0
 
@@ -61,13 +59,7 @@ def costs_of(
         raise next(iter(problems.values()))
     pieces = [piece for plan in plans.values() for piece in plan]
     kinds = list({piece.kind: piece for piece in sorted(pieces, key=lambda piece: piece.part != TRAINING)}.values())
-    provenance = {
-        "version": __version__,
-        "command": typed_command(f"study_costs({list(studies)})"),
-        "device": device_words(place),
-        "torch": torch.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
+    provenance = provenance_of(f"study_costs({list(studies)})", place)
     with tempfile.TemporaryDirectory(prefix="flatscope-cost-") as folder:
         timer = Timer(pieces, Store(folder), budget)
         with progress("timing", total=len(kinds)) as advance:

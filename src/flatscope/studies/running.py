@@ -75,11 +75,7 @@ def study(
         )
     analysis = declared.analyse(Runs(scale, stages, kept))
     provenance = {
-        "version": __version__,
-        "command": typed_command(f'flatscope.study("{name}", "{scale}")'),
-        "device": device_words(place),
-        "torch": torch.__version__,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **provenance_of(f'flatscope.study("{name}", "{scale}")', place),
         "seconds": round(time.perf_counter() - begun, 1),
         "configurations": sum(len(stage.configs) for stage in stages),
         "of which run now": missing,
@@ -145,6 +141,17 @@ def _writable(folder: str | os.PathLike[str]) -> Store:
 def _no_store(folder: str | os.PathLike[str], got: str) -> InputError:
     fix = f"Name another folder with --store or in {STORE_VARIABLE}"
     return InputError("a folder for trained networks", got, where=f"store {os.fspath(folder)}", fix=fix)
+
+
+def provenance_of(call: str, place: torch.device) -> dict[str, str]:
+    """Which version ran where and when, and by which command or call."""
+    return {
+        "version": __version__,
+        "command": typed_command(call),
+        "device": device_words(place),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
 
 
 def device_words(place: torch.device) -> str:
