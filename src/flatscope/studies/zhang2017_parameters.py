@@ -23,6 +23,8 @@ from flatscope.studies.zhang2017_networks import (
     OPEN,
     OPTIMISER,
     SIZES,
+    STEPS,
+    WIDER,
     ends,
     histories,
     per_seed,
@@ -126,9 +128,15 @@ def _by_width(scale: str) -> list[Stage]:
 )
 def figure_3(runs: Runs) -> Analysis:
     """All-convolutional networks with more and more channels on one training set of N samples."""
+    return against_parameters(runs)
+
+
+def against_parameters(runs: Runs) -> Analysis:
+    """Errors against W for a training set of fixed N."""
     points = ends(runs)
     n = float(points["n"].iloc[0])
-    found = width_found(points)
+    reasons = {"zero_error": STEPS, "best_at_boundary": WIDER} if runs.scale == "small" else {}
+    found = with_reasons(width_found(points), width_claims(""), runs.scale, reasons)
     return Analysis(points, found, lambda figure: draw_errors(figure, points, "W", "number of parameters W", n))
 
 
@@ -169,6 +177,7 @@ def figure_4(runs: Runs) -> Analysis:
     n = float(points["n"].iloc[0])
     beyond = _beyond(points[points["W"] >= n], "test_error")
     found = {"no_overfitting": beyond, "unaffected": beyond}
+    found = with_reasons(found, CLAIMS_4, runs.scale, {"unaffected": WIDER} if runs.scale == "small" else {})
 
     def draw(figure: Figure) -> None:
         draw_errors(figure, points, "W", "number of parameters W", n, scale="linear")
@@ -290,7 +299,8 @@ def figure_15(runs: Runs) -> Analysis:
     points = at_epoch(histories(runs), last)
     parts = [f"{words} {_widest(points, name).value:+.3f}" for name, (words, _, _) in curves.ERRORS.items()]
     note = f"from the smallest to the largest network, mean over N: {', '.join(parts)}; their difference is the gap's"
-    reasons = dict.fromkeys(("anywhere", "beyond_samples"), FASTER)
+    reasons = {"anywhere": FASTER, "beyond_samples": FASTER}
+    reasons |= {"unaffected": WIDER} if runs.scale == "small" else {}
     found = with_reasons(gap_found(points), CLAIMS_15, runs.scale, reasons)
     return Analysis(points, found, lambda figure: _draw_gap(figure, points), (note,))
 

@@ -18,12 +18,11 @@ from flatscope.dynamics.polynomial import PolynomialActivation, polynomial_twin
 from flatscope.studies import curves, intervals
 from flatscope.studies.claims import Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
-from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, stage
-from flatscope.studies.zhang2017_parameters import width_claims, width_found
+from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, histories, stage
+from flatscope.studies.zhang2017_parameters import against_parameters, width_claims
 from flatscope.studies.zhang2017_training import (
     against_size,
     curve_found,
-    draw_errors,
     more_data,
     natural_claims,
     random_claims,
@@ -218,8 +217,5 @@ def figure_23(runs: Runs) -> Analysis:
 )
 def figure_24(runs: Runs) -> Analysis:
     """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
-    points = ends(runs)
-    n = float(points["n"].iloc[0])
-    found = width_found(points)
-    del found["best_at_boundary"]
-    return Analysis(points, found, lambda figure: draw_errors(figure, points, "W", "number of parameters W", n))
+    analysis = against_parameters(runs)
+    return replace(analysis, found={key: value for key, value in analysis.found.items() if key != "best_at_boundary"})

@@ -14,8 +14,19 @@ from matplotlib.figure import Figure
 
 from flatscope.studies import curves, intervals
 from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope.studies.reasons import with_reasons
 from flatscope.studies.study import Analysis, Runs, Stage, study
-from flatscope.studies.zhang2017_networks import COST, DEVIATIONS, SIZES, ends, histories, parameters, per_seed, stage
+from flatscope.studies.zhang2017_networks import (
+    COST,
+    DEVIATIONS,
+    SIZES,
+    STEPS,
+    ends,
+    histories,
+    parameters,
+    per_seed,
+    stage,
+)
 
 CHANCE = 0.9
 ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
@@ -117,7 +128,8 @@ def random_claims(where: str) -> tuple[Claim, ...]:
 def against_size(runs: Runs, *, random: bool) -> Analysis:
     """Errors against N for a network of fixed W; claims of natural or of random labels."""
     points = ends(runs)
-    found = random_found(points) if random else natural_found(points)
+    found, claims = (random_found(points), random_claims("")) if random else (natural_found(points), natural_claims(""))
+    found = with_reasons(found, claims, runs.scale, {"fitted": STEPS} if runs.scale == "small" else {})
     width = int(points["W"].iloc[0])
     return Analysis(
         points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
