@@ -46,7 +46,7 @@ LATER = (
     "24 networks without floors had left the first claim open"
 )
 SIZES: Mapping[str, dict[str, int]] = {
-    "smoke": {"samples": 60, "seeds": 2, "epochs": 20, "starts": 2, "floors": 2, "ordered": 1, "steps": 3},
+    "smoke": {"samples": 30, "seeds": 2, "epochs": 10, "starts": 2, "floors": 2, "ordered": 1, "steps": 2},
     "small": {"samples": 300, "seeds": 6, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
     "paper": {"samples": 1_000, "seeds": 20, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
 }
