@@ -90,9 +90,10 @@ def test_the_rise_is_related_to_the_error_in_order_of_rank(sign: float, due: str
     rises = 10.0 ** np.arange(-10.0, 10.0)
     rises[-1] = math.inf  # behind poles: the sharpest, not left out
     errors = np.arange(20.0) + np.tile([3.0, -3.0], 10)
-    found = related(pd.DataFrame({"rise_psi": rises, "test_accuracy": 90 - sign * errors}))
-    assert found.runs == 20
-    assert verdict("fig3", "related", found) == due
+    networks = pd.DataFrame({"rise_psi": rises, "test_accuracy": 90 - sign * errors, "nearest_pole": errors})
+    estimate = related(networks)
+    assert estimate.runs == 20
+    assert verdict("fig3", "related", estimate) == due
 
 
 def ways(moves: dict[str, float]) -> pd.DataFrame:
@@ -146,6 +147,7 @@ def path_table(slope: float, bound: float, expected: float = 0.1) -> pd.DataFram
         balance = np.exp(generator.normal(size=30))
         flatness = balance**slope * np.exp(0.2 * generator.normal(size=30))
         own = {"balance": balance, "log10_psi": np.log(balance), "psi_epsilon": flatness, "test_error": flatness}
+        own["floor"] = np.repeat([0.01, 0.1], 15)
         parts.append(pd.DataFrame({"shape": shape, "psi_expected": expected * flatness, "psi_trace": 1.0, **own}))
     sizes = {"narrow": 1.0, "wide": 10.0, "shallow": 5.0, "deep": 0.5}
     parts += [pd.DataFrame({"shape": n, "psi_epsilon": v * np.array([1.0, 1.1, 1.2])}) for n, v in sizes.items()]

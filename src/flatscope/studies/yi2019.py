@@ -273,6 +273,7 @@ def networks(runs: Runs) -> pd.DataFrame:
 def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Estimate]:
     """The three comparisons of the batch sizes, from one row per network with equal seeds in equal places."""
     both = small.merge(large, on="seed", suffixes=("_small", "_large"))
+    lower = int((both["rise_psi_small"] < both["rise_psi_large"]).sum())
     unbounded = int(np.isinf(small["rise_psi"]).sum()), int(np.isinf(large["rise_psi"]).sum())
     note = f"{unbounded[0]} and {unbounded[1]} networks with more than half of the plane behind poles left out"
     return {
@@ -280,25 +281,32 @@ def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Estimate]:
         "flatter": intervals.log_ratio(
             large["rise_psi"], small["rise_psi"], "; ".join([*([note] if any(unbounded) else []), _poles(small, large)])
         ),
-        "weight_space": intervals.share(both["rise_weights_small"] < both["rise_weights_large"]),
+        "weight_space": intervals.share(
+            both["rise_weights_small"] < both["rise_weights_large"],
+            f"in path space it is lower in {lower} of {len(both)}",
+        ),
     }
 
 
 def _poles(small: pd.DataFrame, large: pd.DataFrame) -> str:
     """What decides the rise where skeleton paths come close to zero."""
     near = [part["nearest_pole"].median() for part in (small, large)]
-    both = pd.concat([small, large])
-    rank = intervals.correlation(both["nearest_pole"], both["rise_psi"], "spearman").value
     return (
         f"rises follow the nearest pole, the smallest absolute value of a skeleton path (Spearman correlation "
-        f"{rank:.2f}): {near[0]:.2g} with the small and {near[1]:.2g} with the large batch (medians)"
+        f"{_by_pole(pd.concat([small, large])):.2f}): {near[0]:.2g} with the small and {near[1]:.2g} with the large "
+        "batch (medians)"
     )
+
+
+def _by_pole(frame: pd.DataFrame) -> float:
+    return intervals.correlation(frame["nearest_pole"], frame["rise_psi"], "spearman").value
 
 
 def related(frame: pd.DataFrame) -> Estimate:
     """Rank correlation of the rise in path space with the test error; a rise behind poles ranks above all others."""
     rises = frame["rise_psi"].replace(math.inf, np.finfo(float).max)
-    return intervals.correlation(rises, 100 - frame["test_accuracy"], "spearman")
+    note = f"with the distance to the nearest pole the rise correlates at {_by_pole(frame):.2f}"
+    return intervals.correlation(rises, 100 - frame["test_accuracy"], "spearman", note)
 
 
 def _late(frame: pd.DataFrame) -> str:

@@ -236,12 +236,17 @@ def balance_found(table: pd.DataFrame) -> dict[str, Estimate]:
     family, lifted = (table[table["shape"] == name] for name in ("family", "floor"))
     of = {name: table[table["shape"] == name] for name in SHAPES}
     certified = f"no ReLU can change state in {int(table['states_certified'].sum())} of {len(table)}"
-    ordered = table[table["psi_trace"].notna()]
+    ordered, ends = table[table["psi_trace"].notna()], lifted.groupby("floor")["test_error"].median()
     above = ordered["psi_epsilon"] >= EPSILON**2 * ordered["psi_trace"] / ordered["values"]
     return {
         "balanced": intervals.correlation(family["balance"], family["psi_epsilon"], "spearman"),
         "balance_set": intervals.correlation(lifted["balance"], lifted["psi_epsilon"], "spearman", DIVISORS),
-        "balance_error": intervals.correlation(lifted["balance"], lifted["test_error"], "spearman"),
+        "balance_error": intervals.correlation(
+            lifted["balance"],
+            lifted["test_error"],
+            "spearman",
+            f"{ends.iloc[0]:.3g} at the lowest floor, {ends.iloc[-1]:.3g} at the highest (medians)",
+        ),
         "psi": intervals.correlation(family["log10_psi"], family["psi_epsilon"], "spearman", SAME_RANKS),
         "width": intervals.log_ratio(
             of["wide"]["psi_epsilon"],
