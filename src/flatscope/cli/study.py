@@ -125,23 +125,30 @@ def cost(
     scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "paper",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the GPU where there is one.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds after which no further kind of work is timed.")] = 300,
+    reckon: Annotated[
+        bool, typer.Option("--reckon", help="Time nothing: take saved times, other networks by their multiply-adds.")
+    ] = False,
     out: Results = Path("results"),
 ) -> None:
     """Time shortened epochs and measurements, and say what whole studies take; no network is kept."""
-    from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration, untimed_kinds
+    from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration, load_costs, untimed_kinds
     from flatscope.studies.costing import study_costs
+    from flatscope.studies.reckoning import reckoned_costs
 
     chosen = _matching(names)
     for name in chosen:
         check_place(out / name / cost_file(scale), (".json",))
-    costs = study_costs(chosen, scale, device=device, budget=budget)
+    if reckon:
+        costs = reckoned_costs(chosen, load_costs(out, scale), scale)
+    else:
+        costs = study_costs(chosen, scale, device=device, budget=budget)
     rows = []
     for found in costs:
         found.save(out)
         timed = f"{len(found.rows) - len(found.untimed)} of {len(found.rows)}"
         parts = (found.seconds, found.part(TRAINING), found.part(MEASURING), found.additional)
         rows.append([found.name, timed, *(duration(seconds) for seconds in parts)])
-    header = ["study", "kinds timed", "in all", "training", "measuring", "more than those above"]
+    header = ["study", "kinds with a time", "in all", "training", "measuring", "more than those above"]
     show_grid(header, rows, title=f"Cost at {scale} scale on one {costs[0].provenance['device']}")
     typer.echo(f"all of them together: {duration(sum(found.additional for found in costs))}")
     for problem, kinds in untimed_kinds(costs).items():

@@ -29,6 +29,7 @@ class CostRow:
         images: training images of the largest.
         timed_on: training images of the epochs that were timed; for a measurement, the share of its repetitions
             or images.
+        like: a kind that was timed in place of this one, from which this one is reckoned by its multiply-adds.
         problem: why nothing was timed.
     """
 
@@ -40,6 +41,7 @@ class CostRow:
     epochs: int = 0
     images: int = 0
     timed_on: float = 0.0
+    like: str = ""
     problem: str = ""
 
     def text(self) -> str:
@@ -51,6 +53,7 @@ class CostRow:
             timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of it"
             return f"{times}, {duration(self.each)} each{timed}"
         timed = "" if self.timed_on >= self.images else f", timed on {self.timed_on:,.0f}"
+        timed = f", reckoned from {self.like}" if self.like else timed
         return f"{times}, up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,25 +66,36 @@ def costs_of(
             for piece in kinds:
                 _row(timer, [piece])
                 advance(note=piece.what)
-        rows = {name: [_row(timer, alike) for alike in _by_kind(plan)] for name, plan in plans.items()}
-        seen: dict[str, str] = {}
-        costs = []
-        for name in studies:
-            if name in problems:
-                row = CostRow(MEASURING, "everything", 1, problem=str(problems[name]))
-                costs.append(Cost(name, scale, (row,), 0.0, provenance=provenance))
-                continue
-            # A stack of which some networks are there takes about as long as a whole one.
-            left = [piece for piece in plans[name] if not piece.keys <= seen.keys()]
-            additional = sum(_row(timer, alike).total or 0.0 for alike in _by_kind(left))
-            shared = sorted({seen[key] for piece in plans[name] for key in piece.keys if key in seen})
-            costs.append(Cost(name, scale, tuple(rows[name]), additional, tuple(shared), provenance))
-            for piece in plans[name]:
-                seen |= {key: name for key in piece.keys if key not in seen}
+        found = {cost.name: cost for cost in added_up(plans, scale, lambda _, alike: _row(timer, alike), provenance)}
+    for name, reason in problems.items():
+        row = CostRow(MEASURING, "everything", 1, problem=str(reason))
+        found[name] = Cost(name, scale, (row,), 0.0, provenance=provenance)
+    return [found[name] for name in studies]
+
+
+def added_up(
+    plans: Mapping[str, Sequence[Piece]],
+    scale: str,
+    row_of: Callable[[str, Sequence[Piece]], CostRow],
+    provenance: Mapping[str, Any],
+) -> list[Cost]:
+    """Costs of studies one after the other, from the row that is given for the pieces of one kind of a study."""
+    seen: dict[str, str] = {}
+    costs = []
+    for name, plan in plans.items():
+        # A stack of which some networks are there takes about as long as a whole one.
+        left = [piece for piece in plan if not piece.keys <= seen.keys()]
+        additional = sum(row_of(name, alike).total or 0.0 for alike in by_kind(left))
+        shared = sorted({seen[key] for piece in plan for key in piece.keys if key in seen})
+        rows = tuple(row_of(name, alike) for alike in by_kind(plan))
+        costs.append(Cost(name, scale, rows, additional, tuple(shared), provenance))
+        for piece in plan:
+            seen |= {key: name for key in piece.keys if key not in seen}
     return costs
 
 
-def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces that take the same time, together."""
     kinds: dict[str, list[Piece]] = {}
     for piece in pieces:
         kinds.setdefault(piece.kind, []).append(piece)
@@ -92,7 +103,7 @@ def _by_kind(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def _row(timer: Timer, alike: Sequence[Piece]) -> CostRow:
-    """The cost of pieces of one kind."""
+    """The cost of pieces of one kind, timed."""
     largest = max(alike, key=lambda piece: piece.images)
     known: dict[str, Any] = {"part": largest.part, "what": largest.what, "number": len(alike), "images": largest.images}
     try:
@@ -100,15 +111,15 @@ def _row(timer: Timer, alike: Sequence[Piece]) -> CostRow:
             found = timer.training(largest)
             total = sum(found.total(piece) for piece in alike)
             epochs = max(epochs_of(piece) for piece in alike)
-            each, images = _rounded(found.each(largest)), found.images
-            return CostRow(**known, each=each, total=_rounded(total), epochs=epochs, timed_on=images)
+            each, images = rounded(found.each(largest)), found.images
+            return CostRow(**known, each=each, total=rounded(total), epochs=epochs, timed_on=images)
         timed = timer.measuring(largest)
-        each, total = _rounded(timed.seconds), _rounded(timed.seconds * len(alike))
-        return CostRow(**known, each=each, total=total, timed_on=_rounded(timed.share))
+        each, total = rounded(timed.seconds), rounded(timed.seconds * len(alike))
+        return CostRow(**known, each=each, total=total, timed_on=rounded(timed.share))
     except NotTimed as problem:
         return CostRow(**known, problem=str(problem))
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Four digits: times are not known better."""
     return float(f"{value:.4g}")
