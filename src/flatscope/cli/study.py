@@ -8,19 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import pandas as pd
 import typer
 
 from flatscope.cli.output import check_place, show_error, show_grid, show_note
 from flatscope.errors import FlatscopeError, InputError, UnknownNameError
-from flatscope.guards import whole_file, write_whole
-from flatscope.registry import PAPERS
-from flatscope.report.page import report
 
 if TYPE_CHECKING:
     from flatscope.studies.result import StudyResult
 
-# The studies are imported inside the commands: they load plots and statistics, which no other command should pay for.
+# Inside the commands is imported what they need: help and slips must not wait for torch, plots and statistics.
 
 app = typer.Typer(help="Figures and tables of the four papers, re-run with a verdict.", no_args_is_help=True)
 
@@ -89,6 +85,7 @@ def run(
 @app.command("show")
 def show(name: str, results: Results = Path("results"), scale: str | None = None) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
+    from flatscope.registry import PAPERS
     from flatscope.studies import find_study
     from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import by_size, latest, load_results
@@ -162,6 +159,10 @@ def export(
     results: Results = Path("results"),
 ) -> None:
     """Write every claim with its verdict to one file."""
+    import pandas as pd
+
+    from flatscope.guards import whole_file, write_whole
+    from flatscope.report.page import report
     from flatscope.studies import studies
     from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import claim_rows, latest, load_results
