@@ -210,7 +210,7 @@ def test_what_batch_sizes_alone_explain_is_told() -> None:
 def test_the_paper_scale_of_the_mnist_networks() -> None:
     configs = find_study("petzka2019-fig3").stages("paper")[0].configs
     assert len(configs) == 40
-    assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-4}
+    assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-5}
     assert {tuple(c["model"]["options"]["widths"]) for c in configs} == {(784, 50, 50, 50, 30, 10)}
     assert {claim.holds[0] for claim in layer_claims("kappa_trace", "Figure 3", 0.7, "")} == {0.7}
 
