@@ -24,7 +24,7 @@ WORDS = {"all": "all parameters", "top": "top layer"}
 DIRECTIONS = {"smoke": 2, "small": 20, "paper": 100}
 TOLERANCE = {"smoke": 0.2, "small": 0.01, "paper": 1e-4}  # relative accuracy of a radius
 BOTH = "loss and error, as the paper does not say which"
-FEW = "random labels are the harder to fit the more images there are; 1,000 are too few for the printed contrast"
+FEW = "random labels are the harder to fit the more images there are; 2,000 are too few for the printed contrast"
 PRINTED = {  # mean and deviation over minima
     ("mnist", "natural", "all"): (45.4, 2.7),
     ("mnist", "random", "all"): (6.9, 1.0),
@@ -83,7 +83,7 @@ CLAIMS = [*_value_claims(), *_order_claims()]
 
 
 def _reasons() -> dict[str, str]:
-    """Why claims fail at 1,000 images: the labels are too easy, or the network is not the paper's."""
+    """Why claims fail at 2,000 images: the labels are too easy, or the network is not the paper's."""
     other = "the paper's network for CIFAR-10 is not known and not this perceptron, whose top layer has 5,130 of "
     other += "1,209,866 parameters"
     found = {claim.key: FEW for claim in CLAIMS if "-random-" in claim.key or claim.key.endswith("-order")}
