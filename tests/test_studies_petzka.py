@@ -177,6 +177,15 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
     assert "too few" not in found["kappa_trace_max"].note
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_networks_that_were_all_dropped_are_no_tie(left: int) -> None:
+    points = mnist_networks([1.0, 1.0, 1.0, 1.0])
+    points[list(PER_NETWORK)] = 1.0
+    for estimate in lead_found(points.iloc[:left]).values():
+        assert math.isnan(estimate.value)
+        assert "tie" not in estimate.note
+
+
 @pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])
 def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> None:
     points = mnist_networks([1.0, 1.0, 1.0, 1.0])

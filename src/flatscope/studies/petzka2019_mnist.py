@@ -275,6 +275,8 @@ def _layers_of(name: str) -> list[str]:
 
 def _why_close(points: pd.DataFrame, name: str, lead: Estimate) -> str:
     """What keeps a measure of the network from leading: one layer is all of it, or the networks are too few."""
+    if math.isnan(lead.value):
+        return ""
     layers = points[_layers_of(name)]
     for number, column in enumerate(layers.columns, start=1):
         if np.allclose(points[name], layers[column], rtol=1e-6):
