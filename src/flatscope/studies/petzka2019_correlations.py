@@ -25,8 +25,8 @@ ALL_SCALES = (
     "pixels standardised per channel, no augmentation, constant rates",
     "networks at chance (training loss within 1 % of log 10) are no minima and left out; decided after the run at "
     "small scale and before the one at paper scale",
-    "the claims about κ with the second reading of layer 5, and its line in Figure 2, were added after the run at paper "
-    "scale, with the ranges of the first reading",
+    "the claims about κ with the second reading of layer 5, and its line in Figure 2, were added after the run at "
+    "paper scale, with the ranges of the first reading",
 )
 DEVIATIONS = {
     "small": (
