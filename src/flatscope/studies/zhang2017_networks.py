@@ -99,6 +99,7 @@ DEVIATIONS = {
     ),
 }
 STEPS = "too few steps where N is near W: a quarter of them left an error there that was two to ten times as large"
+SETTLED = "with random labels some of these networks settle at a loss above zero, others, near W, were still learning"
 WIDER = "the test error goes on falling beyond W = N: networks near W = N are the hardest to train, wider ones gain"
 COST = "all-convolutional networks, five of a kind as one stack, up to 30,000 steps (60 epochs of 50,000 images)."
 

@@ -19,6 +19,7 @@ from flatscope.studies.study import Analysis, Runs, Stage, study
 from flatscope.studies.zhang2017_networks import (
     COST,
     DEVIATIONS,
+    SETTLED,
     SIZES,
     STEPS,
     ends,
@@ -129,7 +130,8 @@ def against_size(runs: Runs, *, random: bool) -> Analysis:
     """Errors against N for a network of fixed W; claims of natural or of random labels."""
     points = ends(runs)
     found, claims = (random_found(points), random_claims("")) if random else (natural_found(points), natural_claims(""))
-    found = with_reasons(found, claims, runs.scale, {"fitted": STEPS} if runs.scale == "small" else {})
+    reasons = {"fitted": SETTLED if random else STEPS} if runs.scale == "small" else {}
+    found = with_reasons(found, claims, runs.scale, reasons)
     width = int(points["W"].iloc[0])
     return Analysis(
         points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
