@@ -75,8 +75,8 @@ DEVIATIONS = {
     ),
 }
 COST = (
-    "five networks of 9.8 million weights on 60,000 images, some tens of epochs each; products of layers for 100 images "
-    "and 10 networks."
+    "five networks of 9.8 million weights on 60,000 images, some tens of epochs each; products of layers for 100 "
+    "images and 10 networks."
 )
 CONVENTIONS = (
     "Loss: cross-entropy in training; the conditions use none. Margin ε: not used. Pooling: none. Biases: none. h_i: "
