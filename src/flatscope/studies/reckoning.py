@@ -65,12 +65,17 @@ def reckoned_costs(names: Sequence[str], saved: Mapping[str, Cost], scale: str =
     every = {piece.what: piece for name in declared_studies() for piece in _pieces(name, scale)}
     known = {row.what: row for row in timed}
     kins = {what: (row, every[what]) for what, row in known.items() if row.part == TRAINING and what in every}
-    own = {(name, row.what, row.number): row for name, cost in there.items() for row in cost.rows if not row.like}
+    own = {
+        (name, row.what, row.number, row.epochs): row
+        for name, cost in there.items()
+        for row in cost.rows
+        if row.total is not None and not row.like
+    }
 
     def row_of(study: str, alike: Sequence[Piece]) -> CostRow:
         largest = max(alike, key=lambda piece: piece.images)
-        mine = own.get((study, largest.what, len(alike)))
-        if mine is not None and mine.total is not None:
+        epochs = max(epochs_of(piece) for piece in alike) if largest.part == TRAINING else 0
+        if mine := own.get((study, largest.what, len(alike), epochs)):
             return mine
         blank = CostRow(largest.part, largest.what, len(alike), images=largest.images)
         same = known.get(largest.what)
