@@ -1,9 +1,9 @@
 """The 144 LeNet-5 of Petzka et al. (2019), section 3: which are trained, and how they look at each stop rule.
 
-The paper trains "until convergence" with "the standard SGD optimizer". At its learning rates plain SGD is far from
-converged after any number of epochs that can be paid for here, so two variants are run: `momentum` (0.9), which
-converges and is judged, and `plain`, as printed, shown beside it. The judged stop rule was fixed before the runs: the
-first epoch at which the loss on the whole training set is below 0.1, the last epoch for networks that do not get there.
+The paper trains "until convergence" with "the standard SGD optimizer", which may or may not have momentum. Two variants
+are run: `momentum` (0.9), which was expected to converge sooner and is judged, and `plain`, shown beside it. The judged
+stop rule was fixed before the runs: the first epoch at which the loss on the whole training set is below 0.1, the last
+epoch for networks that do not get there.
 Networks that have not learned anything by then are no minima: they are counted, and left out.
 """
 
