@@ -40,8 +40,8 @@ DEVIATIONS = {
     "paper": (
         "40 epochs with momentum, 30 without: how long the paper trained is not stated. No network comes below the "
         "judged level of 0.1, so that all are taken at their last epoch, and plain SGD comes about as far in fewer "
-        "epochs (training losses below); beside the judged rule stands 'settled', the first epoch after five without a new "
-        "lowest training loss",
+        "epochs (training losses below); beside the judged rule stands 'settled', the first epoch after five without a "
+        "new lowest training loss",
         *ALL_SCALES,
     ),
 }
