@@ -72,4 +72,5 @@ if __name__ == "__main__":
     for name, frame in frames().items():
         frame.to_parquet(folder / f"{name} {rank}.parquet")
     (folder / f"refusals {rank}.json").write_text(json.dumps(refusals(rank)))
+    dist.barrier()
     dist.destroy_process_group()

@@ -133,5 +133,6 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
             if dist.get_rank():
                 warnings.simplefilter("ignore")  # the first rank says it for all
             yield own
+        dist.barrier()  # a rank that leaves while another still talks to it can take both down
     finally:
         dist.destroy_process_group()
