@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from flatscope.stats.partial import partial_correlation
 from flatscope.studies import intervals
@@ -321,7 +321,8 @@ def _draw(figure: Figure, points: pd.DataFrame, along: pd.DataFrame, columns: Ma
             axes.scatter(rows[column], rows["gap"], c=colours, label=init, **style)
         axes.set_xscale("log")
         if points[column].max() < 30 * points[column].min():  # powers of ten are too few, and labels of all too many
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            narrow = points[column].max() < 5 * points[column].min()
+            axes.xaxis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
