@@ -96,8 +96,7 @@ class Cost:
         without = "; ".join(f"{problem} ({kinds})" for problem, kinds in untimed_kinds([self]).items())
         if len(self.untimed) == len(self.rows):
             return f"not timed: {without or 'nothing to run'}"
-        # Stop rules may end training early, so that its time is an upper end.
-        bound = "more than" if without else "at most" if self.part(TRAINING) else "about"
+        bound = self._bound()
         rows = sorted((row for row in self.rows if row.total is not None), key=lambda row: -(row.total or 0.0))
         told = [row.text() for row in rows[:NAMED_ROWS]]
         if rows[NAMED_ROWS:]:
@@ -109,6 +108,12 @@ class Cost:
             left = f"{duration(self.additional)} more" if self.additional else "nothing more"
             words += f"; {left} once {', '.join(self.shared)} {'has' if len(self.shared) == 1 else 'have'} run"
         return words
+
+    def _bound(self) -> str:
+        """What the time in all is: stop rules may end training early, and what was not timed comes on top."""
+        if any(row.like for row in self.rows) or (self.untimed and any(row.epochs for row in self.rows)):
+            return "about"
+        return "more than" if self.untimed else "at most" if self.part(TRAINING) else "about"
 
     def save(self, folder: str | Path) -> Path:
         """Write `folder/<study>/<scale>-cost.json`, whole; the path of the file."""
