@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,9 @@ if __name__ == "__main__":
     rank = dist.get_rank()
     for name, frame in frames().items():
         frame.to_parquet(folder / f"{name} {rank}.parquet")
-    (folder / f"refusals {rank}.json").write_text(json.dumps(refusals(rank)))
+    said = refusals(rank)
+    group = weakref.ref(dist.group.WORLD)
     dist.barrier()
     dist.destroy_process_group()
+    said["groups left"] = int(group() is not None)
+    (folder / f"refusals {rank}.json").write_text(json.dumps(said))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FunctionType
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,25 @@ from torch import Tensor
 from flatscope.errors import InputError
 
 PATIENCE = timedelta(minutes=5)
+
+
+def _let_torch_keep_no_group() -> None:
+    """Functions of torch that took the process group as a default argument take the group of the call instead.
+
+    `torch.func` loads their module at its first use, and a group that exists by then stays in these defaults after it
+    was destroyed. Its threads then drop their tensors while the interpreter closes, which now and then aborts a rank
+    whose work is done. A module loaded before there is a group has None there, the group of the call.
+    """
+    import torch.distributed.nn.functional as functions
+
+    for function in vars(functions).values():
+        if isinstance(function, FunctionType) and function.__defaults__:
+            kept = (None if isinstance(default, dist.ProcessGroup) else default for default in function.__defaults__)
+            function.__defaults__ = tuple(kept)
+
+
+if dist.is_available():
+    _let_torch_keep_no_group()
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,6 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
             if dist.get_rank():
                 warnings.simplefilter("ignore")  # the first rank says it for all
             yield own
-        dist.barrier()  # a rank that leaves while another still talks to it can take both down
+        dist.barrier()  # nobody hangs up while another still listens
     finally:
         dist.destroy_process_group()
