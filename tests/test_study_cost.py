@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def train(configs, store, report):
         store.write(config, {"found": 1.0}, weights={"w": torch.ones(2)})
 
 def silent(configs, store, report):
+    note(configs, "silent")
     time.sleep(0.2 + 0.02 * configs[0]["train"]["epochs"])
     for config in configs:
         store.write(config, {"found": 1.0})
@@ -184,6 +186,35 @@ def test_no_time_for_timing(planted: Planted) -> None:
     assert planted.calls() == []
     with pytest.raises(InputError, match="more than 0 seconds"):
         study_costs(["petzka2019-ridge"], budget=0)
+
+
+def test_saved_times_stand_where_the_budget_ends(planted: Planted) -> None:
+    [before] = costs_of({"one": planted.stages(range(2))}, "paper", device="cpu")
+    calls = planted.calls()
+    saved = {"one": before}
+    [same] = costs_of({"one": planted.stages(range(2))}, "paper", device="cpu", budget=1e-9, saved=saved)
+    assert (same.rows, same.additional) == (before.rows, before.additional)
+    [more] = costs_of({"one": planted.stages(range(3))}, "paper", device="cpu", budget=1e-9, saved=saved)
+    looks, before_looks = more.rows[1], before.rows[1]
+    assert looks.number == 3
+    assert looks.total == pytest.approx(1.5 * (before_looks.total or 0), rel=1e-3)
+    assert planted.calls() == calls
+    reckoned = replace(before, rows=tuple(replace(row, like="another") for row in before.rows))
+    elsewhere = replace(before, provenance={**before.provenance, "device": "another"})
+    for other in (reckoned, elsewhere):
+        [none] = costs_of({"one": planted.stages(range(2))}, "paper", device="cpu", budget=1e-9, saved={"one": other})
+        assert len(none.untimed) == 2
+
+
+def test_what_has_no_time_yet_is_timed_first(planted: Planted) -> None:
+    known = Stage([[planted.network(0)]], planted.work("train"))
+    new = Stage([[planted.network(1, images=100)]], planted.work("silent"))
+    [before] = costs_of({"one": [known]}, "paper", device="cpu")
+    calls = planted.calls()
+    [cost] = costs_of({"one": [known, new]}, "paper", device="cpu", saved={"one": before})
+    assert not cost.untimed
+    first = planted.calls()[len(calls)]
+    assert first.startswith("silent"), planted.calls()
 
 
 def test_missing_data_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

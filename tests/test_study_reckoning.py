@@ -53,7 +53,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def timed_cost(name: str = "timed", each: float = 2.0, device: str = "one GPU") -> dict[str, Cost]:
     [piece] = pieces_of(PLANS[name], "cpu")
-    row = CostRow(TRAINING, piece.what, 1, each=each, total=20.0, epochs=10, images=100, timed_on=50)
+    row = CostRow(TRAINING, piece.what, 1, each=each, total=20.0, epochs=10, images=100, timed_on=50, kind=piece.kind)
     return {name: Cost(name, "paper", (row,), 20.0, provenance={**GPU, "device": device})}
 
 

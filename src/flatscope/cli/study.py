@@ -127,7 +127,10 @@ def cost(
     ] = False,
     out: Results = Path("results"),
 ) -> None:
-    """Time shortened epochs and measurements, and say what whole studies take; no network is kept."""
+    """Time shortened epochs and measurements, and say what whole studies take; no network is kept.
+
+    Saved times from the same device stand until they are taken again, and what has none yet is timed first.
+    """
     from flatscope.studies.cost import MEASURING, TRAINING, cost_file, duration, load_costs, untimed_kinds
     from flatscope.studies.costing import study_costs
     from flatscope.studies.reckoning import reckoned_costs
@@ -135,10 +138,11 @@ def cost(
     chosen = _matching(names)
     for name in chosen:
         check_place(out / name / cost_file(scale), (".json",))
+    saved = load_costs(out, scale)
     if reckon:
-        costs = reckoned_costs(chosen, load_costs(out, scale), scale)
+        costs = reckoned_costs(chosen, saved, scale)
     else:
-        costs = study_costs(chosen, scale, device=device, budget=budget)
+        costs = study_costs(chosen, scale, device=device, budget=budget, saved=saved)
     rows = []
     for found in costs:
         found.save(out)

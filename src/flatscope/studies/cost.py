@@ -31,6 +31,7 @@ class CostRow:
             or images.
         like: a kind that was timed in place of this one, from which this one is reckoned by its multiply-adds.
         problem: why nothing was timed.
+        kind: that of its pieces: what has it takes the same time.
     """
 
     part: str
@@ -43,6 +44,7 @@ class CostRow:
     timed_on: float = 0.0
     like: str = ""
     problem: str = ""
+    kind: str = ""
 
     def text(self) -> str:
         """The row in one phrase."""
@@ -53,7 +55,8 @@ class CostRow:
             timed = "" if self.timed_on >= 1 else f", timed on {self.timed_on:.2g} of it"
             return f"{times}, {duration(self.each)} each{timed}"
         timed = "" if self.timed_on >= self.images else f", timed on {self.timed_on:,.0f}"
-        timed = f", reckoned from {self.like}" if self.like else timed
+        kin = "the same with other settings" if self.like == self.what else self.like
+        timed = f", reckoned from {kin}" if kin else timed
         return f"{times}, up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"
 
 
@@ -130,7 +133,7 @@ class Cost:
             return cls(rows=rows, shared=tuple(saved.pop("shared")), **saved)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             got = f"{type(problem).__name__}: {problem}"
-            fix = "Time it again: flatscope study cost NAME"
+            fix = "Remove it and time it again: flatscope study cost NAME"
             raise DataFileError("the cost of a study", got, where=str(path), fix=fix) from problem
 
 

@@ -30,8 +30,8 @@ class Piece:
 
     Attributes:
         part: "training" or "measuring".
-        kind: the same text for what takes the same time.
-        what: the kind in words.
+        kind: the same digits for what takes the same time.
+        what: the kind in words; several may have the same.
         work: "module:function" that does it.
         configs: of the networks of a stack; a measurement has one.
         keys: what it leaves in the store.
@@ -91,7 +91,7 @@ def _training(stack: Sequence[Config], work: str) -> Piece:
     augmented = ", augmented" if first["train"].get("augmentation", "none") != "none" else ""
     return Piece(
         TRAINING,
-        to_json([work, len(stack), _like(first), [_used(stack, name) for name in SOMETIMES]]),
+        key_of({"work": work, "stack": len(stack), **_like(first), "used": [_used(stack, name) for name in SOMETIMES]}),
         f"{len(stack)} {_model_words(first['model'])} on {data} in batches of {batch:,}{augmented}",
         work,
         tuple(stack),
@@ -130,7 +130,7 @@ def _measurement(config: Config, work: str, key: str) -> Piece:
         words += f" of {_model_words(piece.networks[0]['model'])} on {of[0][0].rpartition(':')[2]}"
     return Piece(
         MEASURING,
-        to_json([work, own, of]),
+        key_of({"work": work, "own": own, "of": of}),
         words,
         work,
         piece.configs,

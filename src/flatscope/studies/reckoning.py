@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError
 from flatscope.studies.cost import TRAINING, Cost, CostRow
-from flatscope.studies.costing import added_up, rounded
+from flatscope.studies.costing import added_up, again, blank_row, rounded, timed_rows
 from flatscope.studies.pieces import Piece, pieces_of
 from flatscope.studies.running import typed_command
 from flatscope.studies.study import Config, check_scale, declared_studies, find_study
@@ -61,32 +61,22 @@ def reckoned_costs(names: Sequence[str], saved: Mapping[str, Cost], scale: str =
         raise InputError("saved times", "none", where="study cost, reckon", fix=fix)
     device = devices.most_common(1)[0][0]
     there = {name: cost for name, cost in saved.items() if cost.provenance.get("device") == device}
-    timed = [row for cost in there.values() for row in cost.rows if row.total is not None and not row.like]
-    every = {piece.what: piece for name in declared_studies() for piece in _pieces(name, scale)}
-    known = {row.what: row for row in timed}
-    kins = {what: (row, every[what]) for what, row in known.items() if row.part == TRAINING and what in every}
-    own = {
-        (name, row.what, row.number, row.epochs): row
-        for name, cost in there.items()
-        for row in cost.rows
-        if row.total is not None and not row.like
+    timed = timed_rows(saved, device)
+    every = {piece.kind: piece for name in declared_studies() for piece in _pieces(name, scale)}
+    kins = {
+        kind: (again(timed[kind], "", [piece]), piece)
+        for kind, piece in every.items()
+        if kind in timed and piece.part == TRAINING
     }
 
     def row_of(study: str, alike: Sequence[Piece]) -> CostRow:
-        largest = max(alike, key=lambda piece: piece.images)
-        epochs = max(epochs_of(piece) for piece in alike) if largest.part == TRAINING else 0
-        if mine := own.get((study, largest.what, len(alike), epochs)):
-            return mine
-        blank = CostRow(largest.part, largest.what, len(alike), images=largest.images)
-        same = known.get(largest.what)
-        if largest.part == TRAINING:
-            kin = largest.what if same else _kin(largest, kins)
-            return (
-                _training(blank, alike, known[kin], every[kin]) if kin else replace(blank, problem="no kin was timed")
-            )
-        if same is None or same.each is None:
+        blank = blank_row(alike)
+        if blank.kind in timed:
+            return again(timed[blank.kind], study, alike)
+        if blank.part != TRAINING:
             return replace(blank, problem="no time of this kind of measurement")
-        return replace(blank, each=same.each, total=rounded(same.each * len(alike)), timed_on=same.timed_on)
+        kin = _kin(max(alike, key=lambda piece: piece.images), kins)
+        return _training(blank, alike, *kins[kin]) if kin else replace(blank, problem="no kin was timed")
 
     facts = {**next(iter(there.values())).provenance, "command": typed_command(f"reckoned_costs({list(names)})")}
     found = added_up({name: _pieces(name, scale) for name in names}, scale, row_of, facts)
@@ -108,7 +98,7 @@ def _training(blank: CostRow, alike: Sequence[Piece], row: CostRow, kin: Piece) 
         total=rounded(total),
         epochs=max(epochs_of(piece) for piece in alike),
         timed_on=row.timed_on,
-        like="" if row.what == blank.what else row.what,
+        like=row.what,
     )
 
 
@@ -120,18 +110,18 @@ def _per_image(piece: Piece, row: CostRow, kin: Piece) -> float:
 
 
 def _kin(piece: Piece, timed: Mapping[str, tuple[CostRow, Piece]]) -> str | None:
-    """Name of the kind to reckon from: of the same model if one was timed, else of the same sort.
+    """The kind to reckon from: of the same model if one was timed, else of the same sort.
 
     Each of them gives too long a time, or the right one if it is busy with arithmetic: the shortest counts.
     """
     mine = _load(piece)
-    loads = {what: _load(other) for what, (_, other) in timed.items()}
+    loads = {kind: _load(other) for kind, (_, other) in timed.items()}
     for alike in (
-        [what for what, other in loads.items() if other.model == mine.model],
-        [what for what, other in loads.items() if other.convolutional == mine.convolutional],
+        [kind for kind, other in loads.items() if other.model == mine.model],
+        [kind for kind, other in loads.items() if other.convolutional == mine.convolutional],
     ):
         if alike:
-            return min(alike, key=lambda what: _per_image(piece, *timed[what]))
+            return min(alike, key=lambda kind: _per_image(piece, *timed[kind]))
     return None
 
 
