@@ -2,7 +2,7 @@
 
 A configuration is plain JSON; only `data`, `model` and `train` are needed:
 
-    data             arguments of `load`: name, train_size, test_size, seed, standardize, flatten, crop
+    data             arguments of `load`: name, train_size, test_size, seed, standardize, standardize_by, flatten, crop
     labels           None; {"random": share, "seed": …, "exclude_true": …}; or a confusion set:
                      {"confusion": size, "true_size": …, "seed": …}
     model            {"name": built-in or "file.py:factory", "options": {…}, "seed": of the starting weights}
