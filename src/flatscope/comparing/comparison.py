@@ -208,8 +208,9 @@ class Comparison:
         if self.comparable:
             ranking = self.ranking()
             for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
+                families = "1 family" if row.families == 1 else f"{row.families} families"
                 lines.append(
-                    f"{place} {row.name}: mean rank {row.mean_rank:.2f} over {row.families} families of "
+                    f"{place} {row.name}: mean rank {row.mean_rank:.2f} over {families} of "
                     f"measures, first in {row.families_first}; rank {row.rank_low:g} to {row.rank_high:g}."
                 )
             lines += [tie] if (tie := tie_text(ranking)) else []
