@@ -25,7 +25,8 @@ INTRODUCTION = f"""\
 Written by `flatscope study export` from the saved results; do not edit.
 
 Every figure and table of the four papers is a study, every statement about it a claim. The range of values in which a
-claim holds was fixed before anything ran; the verdict follows from the number found and its interval:
+claim holds was fixed before its study ran, except where "differs from the paper" tells that a claim was added or put
+right, or a setting changed, once results were known. The verdict follows from the number found and its interval:
 
 - {SIGNS[REPRODUCED]} **reproduced**: the whole interval lies in that range;
 - {SIGNS[PARTLY]} **partly**: the value does but its interval does not (or there is none), or only the direction holds;

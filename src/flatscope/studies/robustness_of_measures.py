@@ -116,10 +116,16 @@ def found_in(frame: pd.DataFrame, table: pd.DataFrame, resamples: int) -> dict[s
     return {
         "invariant_kept": _least(table[table["invariant"]]),
         "others_lost": _percentiles(np.median(kept, axis=0), n, f"{len(fragile)} measures"),
-        "wrong_way": intervals.share(wrong, ", ".join(directed["measure"][wrong])),
+        "wrong_way": intervals.share(wrong, "; ".join([", ".join(directed["measure"][wrong]), _namesakes(directed)])),
         "link_lost": _percentiles(loss, n, f"{len(fragile)} measures"),
         "best_invariant": lead_of_best(best[0], best[1], n, f"best as declared: {sound[int(best[0][:, 0].argmax())]}"),
     }
+
+
+def _namesakes(directed: pd.DataFrame) -> str:
+    """How many measures there really are: some rank every population alike, as a product and its square root do."""
+    distinct = len(directed.drop_duplicates([f"granulated_kendall{end}" for end in ENDS]))
+    return f"{distinct} of the {len(directed)} rank these networks each in their own way, which the interval overlooks"
 
 
 def _least(invariant: pd.DataFrame) -> Estimate:
