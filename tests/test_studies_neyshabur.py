@@ -33,12 +33,14 @@ from flatscope.studies.neyshabur2017_conditions import (
     PARAMETERS,
     _learned_over_initial,
     apart,
+    worst_layer,
 )
 from flatscope.studies.neyshabur2017_confusion import CLAIMS as CLAIMS_3
 from flatscope.studies.neyshabur2017_confusion import rise
 from flatscope.studies.neyshabur2017_interactions import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
 from flatscope.studies.neyshabur2017_label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
 from flatscope.studies.neyshabur2017_labels import CLAIMS_1, most_pronounced, same_order
+from flatscope.studies.neyshabur2017_overlap import histograms, in_common, overlap
 from flatscope.studies.neyshabur2017_width import CLAIMS, change
 from flatscope.sweeps.store import Store
 from flatscope.training.data import load
@@ -289,6 +291,44 @@ def test_columns_of_figure_6() -> None:
     shares = histogram([0.0, 0.1, 0.9, math.inf], [0.0, 1.0, math.inf], bins=2)
     assert shares["share"].tolist() == pytest.approx([2 / 3, 1 / 3])
     assert shares["high"].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("apart_by", "width", "expected"),
+    [(0.0, 1.0, REPRODUCED), (0.5, 1.0, PARTLY), (0.0, 10.0, NOT_REPRODUCED), (2.0, 1.0, NOT_REPRODUCED)],
+)
+def test_distributions_and_not_only_their_medians(apart_by: float, width: float, expected: str) -> None:
+    """A spike and a slab around the same median are not alike."""
+    generator = np.random.default_rng(0)
+    drawn = {"initial": (0.0, 1.0), "learned": (apart_by, width)}
+    values = {
+        which: pd.DataFrame({"seed": np.repeat([0, 1, 2], 4_000), "v": generator.normal(*law, 12_000)})
+        for which, law in drawn.items()
+    }
+    each = histograms(values, "v", pd.concat(values)["v"])
+    found = in_common(each)
+    assert verdict(CLAIMS_6, "distribution_all", found) == expected
+    assert "two initializations overlap by 0.9" in found.note
+    assert overlap(each["initial", 0], each["initial", 0]) == pytest.approx(1.0)
+    if width == 1:  # what two bell curves so far apart have in common
+        assert found.value == pytest.approx(math.erfc(apart_by / 2 / math.sqrt(2)), abs=0.05)
+
+
+def test_layers_that_move_apart_are_named() -> None:
+    """Averaged over layers, opposite differences cancel; the note has the layers one by one."""
+    shares = {"initial": {"a": 0.5, "b": 0.5}, "learned": {"a": 0.9, "b": 0.2}}
+    curves = {
+        which: pd.DataFrame(
+            [
+                {"seed": seed, "layer": layer, "delta": delta, "share": delta * up, "relative_share": delta}
+                for seed, (layer, up), delta in itertools.product(range(2), of_layer.items(), (0.0, 0.5, 1.0))
+            ]
+        )
+        for which, of_layer in shares.items()
+    }
+    assert apart(curves)["share"].tolist() == pytest.approx([0.05, 0.05])
+    assert "0.35 on average over layers and 0.4 in the worst, a " in worst_layer(curves, "share")
+    assert "0 on average" in worst_layer(curves, "relative_share")
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(1.05, REPRODUCED), (1.6, PARTLY), (3.0, NOT_REPRODUCED)])

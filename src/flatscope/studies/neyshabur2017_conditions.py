@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -29,19 +29,26 @@ from flatscope.studies.neyshabur2017_interactions import (
     of_panel,
     stages,
 )
+from flatscope.studies.neyshabur2017_overlap import LATER, histograms, in_common, middle, same_distribution
 from flatscope.studies.study import Analysis, Runs, study
 
 ALIKE, ROUGHLY = (0.8, 1.25), (0.5, 2.0)  # learned / random: what counts as very similar, and as of the same order
 PARAMETERS = sum((a + 1) * b for a, b in pairwise([784, *[1_000] * 10, 10]))
+Analyse = Callable[[Runs], Analysis]
 SHARED = "the networks of neyshabur2017-fig5; nothing is trained or measured again."
-_study = functools.partial(study, stages=stages, deviations=DEVIATIONS)
 
 
-def _alike(key: str, figure: int, condition: str, words: str, number: str) -> Claim:
+def _study(name: str, *later: str, **declared: Any) -> Callable[[Analyse], Analyse]:
+    """A study of these networks; `later` is what was restated or added after its results were known."""
+    deviations = {scale: (*words, *later) for scale, words in DEVIATIONS.items()}
+    return study(name, stages=stages, deviations=deviations, **declared)
+
+
+def _alike(key: str, figure: int, value: str, number: str, of: str = "") -> Claim:
     return Claim(
         key,
         f"appendix D, Figure {figure}",
-        f"{condition} of the learned network is very similar to that of its initialization{words}",
+        f"{value} of a learned network is very similar to that of its random initialization{of}",
         f"{number} learned / initial, mean over seeds",
         "very similar",
         holds=ALIKE,
@@ -53,7 +60,7 @@ CLAIMS_5 = (
     Claim(
         "mu",
         "section 4, Figure 5 left",
-        "C1 holds with μ ≥ 1/4",
+        "condition C1 of Theorem 1 holds with μ ≥ 1/4 for a learned network of ten layers",
         "smallest μ over training images and triples of layers, learned weights, mean over seeds",
         "≥ 1/4",
         holds=(0.25, math.inf),
@@ -61,7 +68,7 @@ CLAIMS_5 = (
     Claim(
         "c2",
         "section 4, Figure 5 middle",
-        "C2 holds with C₂ ≤ 5",
+        "condition C2 of Theorem 1 holds with C₂ ≤ 5 for a learned network of ten layers",
         f"largest C₂ over images and hidden layers, pixels in [0, 1], δ of at least {FLOOR:g} rms, mean over seeds",
         "≤ 5",
         holds=(0.0, 5.0),
@@ -69,7 +76,7 @@ CLAIMS_5 = (
     Claim(
         "c2_as_stated",
         "section 4, condition C2 of Theorem 1",
-        "the same as the theorem needs it: for ‖x‖ = 1 and every δ",
+        "condition C2 holds with C₂ ≤ 5 as Theorem 1 needs it: for ‖x‖ = 1 and every δ",
         "largest C₂ over images and hidden layers, ‖x‖ = 1, any δ, mean over seeds",
         "≤ 5",
         holds=(0.0, 5.0),
@@ -77,7 +84,7 @@ CLAIMS_5 = (
     Claim(
         "c3",
         "section 4, Figure 5 right",
-        "row norms are at most three times the mean of their layer",
+        "norms of incoming weights are at most three times the mean of their layer (C3 as the figure has it)",
         "largest row norm / mean row norm, learned weights, mean over seeds",
         "≤ 3",
         holds=(0.0, 3.0),
@@ -85,7 +92,7 @@ CLAIMS_5 = (
     Claim(
         "c3_as_stated",
         "section 4, condition C3",
-        "C3 holds with C₃ ≤ 3",
+        "condition C3 of Theorem 1, as it is stated, holds with C₃ ≤ 3 for a learned network of ten layers",
         "largest √h ‖W‖_{2,∞} / ‖DW‖_F over images and layers, learned weights, mean over seeds",
         "≤ 3",
         holds=(0.0, 3.0),
@@ -146,11 +153,21 @@ def figure_5(runs: Runs) -> Analysis:
     return _analysis(points, found, draw, parts)
 
 
-CLAIMS_6 = tuple(_alike(panel, 6, "C1", f": {words}", "median 1/μ") for panel, words in PANELS.items())
+TRIPLES = {panel: f", over triples of layers with {words.removeprefix('all ')}" for panel, words in PANELS.items()}
+CLAIMS_6 = (
+    *(_alike(panel, 6, "the typical condition number 1/μ (C1)", "median 1/μ", of) for panel, of in TRIPLES.items()),
+    *(
+        same_distribution(f"distribution_{panel}", 6, "the condition number 1/μ (C1)", "1/μ", of)
+        for panel, of in TRIPLES.items()
+    ),
+)
 
 
 @_study(
     "neyshabur2017-fig6",
+    "restated after the results were known: `all`, `inner` and `edge` compare medians, and now say so; numbers and "
+    "limits are as before",
+    LATER.format("`distribution_all`, `distribution_inner` and `distribution_edge`"),
     figure="Figure 6",
     title="Condition C1 at random initialization and after training",
     claims=CLAIMS_6,
@@ -161,11 +178,14 @@ def figure_6(runs: Runs) -> Analysis:
     points, products = networks(runs), distributions(runs, "products")
     found = {panel: _learned_over_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
     both = pd.concat(products)["inverse_mu"]
-    shares = {
-        (which, panel): histogram(of_panel(products[which], panel)["inverse_mu"], both, weights=which, panel=panel)
-        for which in WEIGHTS
-        for panel in PANELS
-    }
+    shares, by_seed = {}, []
+    for panel in PANELS:
+        values = {which: of_panel(frame, panel) for which, frame in products.items()}
+        for which in WEIGHTS:
+            shares[which, panel] = histogram(values[which]["inverse_mu"], both, weights=which, panel=panel)
+        each = histograms(values, "inverse_mu", both)
+        by_seed += [part.assign(panel=panel) for part in each.values()]
+        found[f"distribution_{panel}"] = in_common(each, middle(values, "inverse_mu"))
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(9.5, 5.0)
@@ -174,17 +194,25 @@ def figure_6(runs: Runs) -> Analysis:
             for axes, (panel, title) in zip(grid[row], PANELS.items(), strict=True):
                 _draw_histogram(axes, shares[which, panel], "condition number 1/μ" if row else "", COLOURS[row])
                 axes.set_title(f"{words}: {title}", fontsize=8)
+        for axes, panel in zip(grid[1], PANELS, strict=True):
+            told = f"overlap with\nthe above {found[f'distribution_{panel}'].value:.2f}"
+            axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top", fontsize=8)
 
-    parts = [*shares.values(), points.assign(panel="network")]
-    return _analysis(points, found, draw, parts, _range(points, "inverse_mu_max/all", "largest 1/μ"))
+    parts = [*shares.values(), *by_seed, points.assign(panel="network")]
+    shown = (
+        f"The figure shows (all triples): the learned median is {found['all'].value:.2f} of the initial one, while the "
+        f"histograms have {found['distribution_all'].value:.0%} of their area in common; {middle(products, 'inverse_mu')}"
+    )
+    return _analysis(points, found, draw, parts, shown, _range(points, "inverse_mu_max/all", "largest 1/μ"))
 
 
 CLAIMS_7 = (
     Claim(
         "curve",
         "appendix D, Figure 7",
-        "the share of activations that flip is very similar for learned and random weights",
-        "largest difference of the two curves over δ, mean over hidden layers, mean over seeds",
+        "the share of activations that flip under a perturbation of size δ is very similar for learned and random "
+        "weights",
+        "largest difference over δ of the two curves, each averaged over hidden layers first; mean over seeds",
         "very similar",
         holds=(0.0, 0.1),
         partly=(0.0, 0.3),
@@ -192,19 +220,28 @@ CLAIMS_7 = (
     Claim(
         "curve_relative",
         "appendix D, Figure 7",
-        "the same where a perturbation is measured against the pre-activations, which the caption leaves open",
-        "largest difference of the two curves over δ / root mean square of the layer, mean over hidden layers, mean "
-        "over seeds",
+        "the share of activations that flip under a perturbation measured against the size of the pre-activations "
+        "(the caption leaves open how) is very similar for learned and random weights",
+        "largest difference over δ / root mean square of the layer of the two curves, each averaged over hidden layers "
+        "first; mean over seeds",
         "very similar",
         holds=(0.0, 0.1),
         partly=(0.0, 0.3),
     ),
-    _alike("constant", 7, "C₂", "", f"largest C₂ (pixels in [0, 1], δ of at least {FLOOR:g} rms)"),
+    _alike(
+        "constant",
+        7,
+        "the constant C₂ of condition C2",
+        f"largest C₂ (pixels in [0, 1], δ of at least {FLOOR:g} rms)",
+    ),
 )
 
 
 @_study(
     "neyshabur2017-fig7",
+    "restated after the results were known: `curve` and `curve_relative` average the curves over layers before they "
+    "take the difference, so that differences of opposite sign cancel; numbers and limits are as before, and the notes "
+    "give the layers one by one",
     figure="Figure 7",
     title="Condition C2 at random initialization and after training",
     claims=CLAIMS_7,
@@ -213,9 +250,10 @@ CLAIMS_7 = (
 def figure_7(runs: Runs) -> Analysis:
     """Share of activations within δ of switching against δ, before and after training."""
     points, curves = networks(runs), distributions(runs, "switching")
-    gaps, notes = apart(curves), {"curve": _half(curves)}
+    gaps, notes = apart(curves), {key: worst_layer(curves, name) for key, name in CURVES.items()}
+    notes["curve"] += f"; {_half(curves)}"
     found = {
-        **{key: intervals.mean(gaps[name], notes.get(key, ""), bounds=(0, 1)) for key, name in CURVES.items()},
+        **{key: intervals.mean(gaps[name], notes[key], bounds=(0, 1)) for key, name in CURVES.items()},
         "constant": _learned_over_initial(points, "c2_floor_pixels/max"),
     }
 
@@ -229,6 +267,9 @@ def figure_7(runs: Runs) -> Analysis:
         panels[2].set_ylim(0, 0.3)
 
     parts = [_mean_curve(curves[which]).assign(weights=which) for which in WEIGHTS]
+    for which in WEIGHTS:  # what the claims compare
+        means = curves[which].groupby(["seed", "delta"])[list(SHARES)].mean().reset_index()
+        parts.append(means.assign(layer="mean of hidden layers", weights=which))
     constants = _range(points, "c2_floor_pixels/max", f"largest C₂ (δ of at least {FLOOR:g} rms)")
     return _analysis(points, found, draw, [*parts, points.assign(layer="network")], constants)
 
@@ -242,14 +283,31 @@ def apart(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return (means["learned"] - means["initial"]).abs().groupby("seed").max()
 
 
+def worst_layer(curves: dict[str, pd.DataFrame], name: str) -> str:
+    """The largest difference of each hidden layer's own two curves, before any averaging over layers."""
+    values = {which: frame.set_index(["seed", "layer", "delta"])[name] for which, frame in curves.items()}
+    largest = (values["learned"] - values["initial"]).abs().groupby(["layer", "seed"]).max()
+    means = largest.groupby("layer").mean()
+    return (
+        f"layer by layer the largest difference is {means.mean():.2g} on average over layers and {means.max():.2g} in "
+        f"the worst, {means.idxmax()} (means over seeds; largest of all {largest.max():.2g})"
+    )
+
+
 CLAIMS_8 = (
-    _alike("figure", 8, "C3", ": row norm / mean row norm", "its largest value"),
-    _alike("condition", 8, "C3", ": as the condition states it", "its largest value"),
+    _alike("figure", 8, "the largest row norm over the mean of its layer (C3 in the figure)", "its value"),
+    _alike(
+        "condition", 8, "the smallest C₃ with which condition C3, as it is stated, holds at the weights", "its value"
+    ),
+    same_distribution("distribution", 8, "row norms over the mean of their layer (C3)", "row norm / mean"),
 )
 
 
 @_study(
     "neyshabur2017-fig8",
+    "restated after the results were known: `figure` and `condition` compare largest values, and now say so; numbers "
+    "and limits are as before",
+    LATER.format("`distribution`"),
     figure="Figure 8",
     title="Condition C3 and outputs at random initialization and after training",
     claims=CLAIMS_8,
@@ -263,6 +321,9 @@ def figure_8(runs: Runs) -> Analysis:
     both = pd.concat(rows)["ratio"]
     parts = [histogram(rows[w]["ratio"], both, weights=w, quantity="row norm / mean of its layer") for w in WEIGHTS]
     parts += [histogram(outputs[w]["output"], weights=w, quantity="output") for w in WEIGHTS]
+    each = histograms(rows, "ratio", both)
+    found["distribution"] = in_common(each, middle(rows, "ratio"))
+    by_seed = [part.assign(quantity=parts[0]["quantity"].iloc[0]) for part in each.values()]
 
     def draw(figure: Figure) -> None:
         for number, (axes, part) in enumerate(zip(_panels(figure, 4), parts, strict=True)):
@@ -271,7 +332,7 @@ def figure_8(runs: Runs) -> Analysis:
             axes.set_title(WEIGHTS[which], fontsize=9)
 
     spread = _range(points, "output_rms", "root mean square of the outputs")
-    return _analysis(points, found, draw, [*parts, points.assign(quantity="network")], spread)
+    return _analysis(points, found, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
 
 
 def _analysis(
