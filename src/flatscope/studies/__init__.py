@@ -7,6 +7,7 @@ from flatscope.studies import (  # noqa: F401  declare studies
     neyshabur2017_width,
     petzka2019_correlations,
     petzka2019_mnist,
+    petzka2019_reparameterized,
     petzka2019_table1,
     petzka2019_theory,
     robustness_of_measures,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -30,6 +30,7 @@ INITS: Mapping[str, dict[str, Any]] = {
 }
 RATES = {4: 0.001, 32: 0.008, 64: 0.02, 512: 0.1}  # batch size: learning rate, as printed
 MOMENTUM = {"momentum": 0.9, "plain": 0.0}
+JUDGED = "momentum"
 CHANCE = 0.99 * math.log(10)  # training loss of a network that tells no class from another, but for one per cent
 SIZES: Mapping[str, dict[str, Any]] = {
     "smoke": {
@@ -122,7 +123,7 @@ def followed(runs: Runs) -> pd.DataFrame:
     return seen
 
 
-def at_rule(seen: pd.DataFrame, rule: str, variant: str = "momentum") -> pd.DataFrame:
+def at_rule(seen: pd.DataFrame, rule: str, variant: str = JUDGED) -> pd.DataFrame:
     """Each network where the rule stops it, at its end where the rule never does; without those at chance there."""
     chosen = seen[(seen["variant"] == variant) & seen["rule"].isin((rule, "end"))]
     by_rule = chosen.assign(late=(chosen["rule"] != rule).astype(int)).sort_values(["network", "late"], kind="stable")
@@ -167,5 +168,16 @@ def summary_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
         if len(out):
             setups = Counter(f"{init}/{batch}" for init, batch in zip(out["init"], out["batch"], strict=True))
             listed = ", ".join(f"{count} {setup}" for setup, count in setups.items())
-            notes.append(f"{variant}: {len(out)} networks at chance at their end ({listed}) are left out there")
-    return tuple(notes)
+            are = "network at chance at its end is" if len(out) == 1 else "networks at chance at their end are"
+            notes.append(f"{variant}: {len(out)} {are} left out there ({listed})")
+    return (*notes, *missing_notes(at_rule(seen, RULE), [c for c in runs.stages[0].configs if c["variant"] == JUDGED]))
+
+
+def missing_notes(points: pd.DataFrame, trained: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Initialisations of which no network is left to be judged."""
+    per_init = Counter(config["init"] for config in trained)
+    return tuple(
+        f"none of the {number} networks with the initialisation '{init}' is among the {len(points)} judged"
+        for init, number in per_init.items()
+        if init not in set(points["init"])
+    )
