@@ -220,6 +220,18 @@ def test_plateaus_measure_the_flat_region_of_each_corner() -> None:
     assert plateaus(lopsided)[0] < plateaus(lopsided)[1]
 
 
+def test_mixtures_between_two_minima_count_for_both_or_for_none() -> None:
+    ties = simplex(0.4)
+    between = (ties[LAMBDAS].to_numpy() == ties[LAMBDAS].max(axis=1).to_numpy()[:, None]).sum(axis=1) > 1
+    assert between.sum() == 7  # three edges' middles, the centre, and one more towards each edge
+    ties["accuracy"] = np.where(between, 1.0, 0.1)
+    assert plateaus(ties, ties=False) == [0.0, 0.0, 0.0]
+    assert min(plateaus(ties)) > 0
+    ties["accuracy"] = np.where(between, 0.1, 1.0)
+    assert plateaus(ties, ties=False) == [1.0, 1.0, 1.0]
+    assert max(plateaus(ties)) < 1
+
+
 def test_flat_regions_and_wells_are_told_apart() -> None:
     assert verdict("fig12", "wells", intervals.mean([0.02, 0.03, 0.05], bounds=(0, 1))) == REPRODUCED
     assert verdict("fig12", "wells", intervals.mean([0.6, 0.62, 0.61], bounds=(0, 1))) == NOT_REPRODUCED
@@ -303,13 +315,34 @@ def test_margins_are_compared_in_the_direction_of_the_claim() -> None:
     rows = []
     for labels, start, seed in itertools.product(LABELS, STARTS, range(3)):
         margin = 5.0 - 2 * (labels == "random") - (start == 10) + 0.01 * seed
-        rows.append({"labels": labels, "start": start, "median_margin": margin, "last_l2": 10 - margin})
+        margin += 0.001 * ((start == 10) * seed + (labels == "random") * seed**2)  # seeds do not differ all alike
+        row = {"labels": labels, "start": start, "seed": seed, "median_margin": margin, "last_l2": 10 - margin}
+        rows.append(row)
     networks = pd.DataFrame(rows)
     as_printed = compared(networks, "margin", "median_margin", "-") | compared(networks, "norm", "last_l2", "+")
     assert {verdict("fig17", key, value) for key, value in as_printed.items()} == {REPRODUCED}
     networks["median_margin"] *= -1
     turned = compared(networks, "margin", "median_margin", "-")
     assert {verdict("fig17", key, value) for key, value in turned.items()} == {NOT_REPRODUCED}
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0.1, REPRODUCED), (-0.1, NOT_REPRODUCED)])
+def test_networks_of_one_seed_are_compared_with_each_other(shift: float, expected: str) -> None:
+    rows = []
+    for seed, labels, start in itertools.product((2, 0, 1), LABELS, STARTS):  # in no order
+        norm = 10.0 * start + 5.0 * seed + (shift + 0.001 * seed) * (labels == "random") + 0.01 * start * seed**2
+        rows.append({"labels": labels, "start": start, "seed": seed, "last_l2": norm})
+    found = compared(pd.DataFrame(rows).sample(frac=1, random_state=0), "norm", "last_l2", "+")
+    # Seeds differ by fifty times as much as labels do: unpaired, neither would be seen.
+    assert verdict("fig17", "norm-labels-x1", found["norm-labels-x1"]) == expected
+    assert found["norm-labels-x1"].runs == 3
+    assert "cannot fail" in found["norm-start-natural"].note
+    assert not found["norm-labels-x10"].note
+
+
+def test_claims_that_the_paper_does_not_make_say_so() -> None:
+    assert all("not said in the paper" in one.statement for one in find_study("zhang2017-fig16").claims)
+    assert not any("not said" in one.statement for one in find_study("zhang2017-fig17").claims)
 
 
 def test_norms_of_a_network() -> None:

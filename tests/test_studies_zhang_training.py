@@ -23,7 +23,15 @@ from flatscope.studies.zhang2017_networks import (
     polynomial_all_conv,
     training,
 )
-from flatscope.studies.zhang2017_parameters import CLAIMS_15, EPOCHS_15, at_epoch, gap_found, width_claims, width_found
+from flatscope.studies.zhang2017_parameters import (
+    CLAIMS_15,
+    EPOCHS_15,
+    at_epoch,
+    gap_found,
+    why_affected,
+    width_claims,
+    width_found,
+)
 from flatscope.studies.zhang2017_polynomial import CLAIMS_21, overhead, similar_found
 from flatscope.studies.zhang2017_training import (
     curve_claims,
@@ -157,6 +165,10 @@ def test_natural_labels() -> None:
     assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5)))["generalizes"] == REPRODUCED
     assert verdicts(claims, natural_found(by_size(0.0, 0.4, 0.5)))["generalizes"] == PARTLY
     assert other["generalizes"] == NOT_REPRODUCED
+    little = natural_found(by_size(0.0, 0.48, 0.89))["good_test_error"]
+    assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.89)))["good_test_error"] == REPRODUCED
+    assert "test error of 0.89" in little.note  # reproduced, but the reader sees how good it is
+    assert "which is little" in next(claim for claim in claims if claim.key == "good_test_error").statement
 
 
 def test_random_labels() -> None:
@@ -211,6 +223,14 @@ def test_the_gap_against_parameters() -> None:
     better = verdicts(CLAIMS_15, gap_found(by_width(0.3)))
     assert better["expected_error"] == REPRODUCED
     assert better["unaffected"] == NOT_REPRODUCED
+    told = gap_found(by_width(0.3))["unaffected"]
+    assert "N = 1,000: 0.50" in told.note
+    assert why_affected(told) == "the test error goes on falling beyond W = N"
+
+
+def test_a_reason_is_that_of_the_number() -> None:
+    assert "no effect is shown" in why_affected(Estimate(-0.02, -0.08, 0.03, 3))
+    assert not why_affected(Estimate(0.1, 0.05, 0.15, 3))
 
 
 def test_networks_are_read_at_their_epoch() -> None:

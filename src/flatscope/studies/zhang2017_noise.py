@@ -105,7 +105,7 @@ CLAIMS = (
     Claim(
         "centre",
         "Figure 5",
-        "the average over mini-batches, the gradient of the full loss, is very small",
+        "the average of the gradients over mini-batches, the gradient of the full loss, is very small",
         "its norm over the root of the trace of the mini-batches' covariance",
         "very small",
         holds=(0.0, 0.1),
@@ -114,7 +114,7 @@ CLAIMS = (
     Claim(
         "batch",
         "Figure 5",
-        "mini-batches must not be too small for that",
+        "mini-batches must not be too small for the components of their gradients to be Gaussian",
         "share of Gaussian components at the batch of training, less the same for single samples",
         "not too small",
         holds=POSITIVE,
@@ -122,7 +122,7 @@ CLAIMS = (
     Claim(
         "large_batch",
         "Figure 5",
-        "nor must mini-batches be too large",
+        "mini-batches must not be too large for the components of their gradients to be Gaussian",
         "share of Gaussian components at the batch of training, less the same at the largest batch looked at",
         "not too large",
         holds=POSITIVE,

@@ -62,7 +62,7 @@ def _stages_19(scale: str) -> list[Stage]:
         Claim(
             "size",
             "section 9.5, equation 44",
-            "γ is the size of the perturbation",
+            "γ is the size of the noise that is added to an image",
             "root mean square change of a pixel over γ",
             "1 by definition; the figure has no numbers",
             holds=(0.98, 1.02),
@@ -113,7 +113,7 @@ CLAIMS_20 = (
     Claim(
         "fitted",
         "section 9.5",
-        "a model that fits the training set perfectly has no error at γ = 0",
+        "a network that fits the training set perfectly has no error on images without noise (γ = 0)",
         "largest error at γ = 0 over networks",
         "0",
         holds=(0.0, 0.0),
@@ -122,7 +122,7 @@ CLAIMS_20 = (
     Claim(
         "worse",
         "section 9.5, Figure 20",
-        "random labels give slightly worse robustness than natural labels",
+        "random labels give slightly worse robustness to noise in the images than natural labels",
         "random minus natural: mean error over the sizes of noise",
         "slightly worse",
         holds=(POSITIVE[0], 0.1),
@@ -131,7 +131,7 @@ CLAIMS_20 = (
     Claim(
         "worse-near",
         "section 9.5, Figure 20 (right)",
-        "so it is where the noise is small",
+        "random labels give slightly worse robustness than natural labels where the noise in the images is small",
         f"random minus natural: mean error over the sizes of noise up to {ZOOM}",
         "slightly worse",
         holds=(POSITIVE[0], 0.1),

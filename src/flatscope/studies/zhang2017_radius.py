@@ -42,7 +42,8 @@ def _value_claims() -> list[Claim]:
         Claim(
             f"{data}-{labels}-{moved}-{objective}",
             "Table 1",
-            f"{TITLES[data]}, {labels} labels, {WORDS[moved]}: the {objective} changes by 0.05 at this distance",
+            f"{TITLES[data]}, {labels} labels, {WORDS[moved]}: the {objective} has changed by 0.05 at a distance of "
+            f"{mean} ± {sd}",
             "flatness radius, mean over minima",
             f"{mean} ± {sd}",
             holds=(mean - sd, mean + sd),
@@ -58,7 +59,8 @@ def _order_claims() -> list[Claim]:
         Claim(
             f"{data}-{moved}-{objective}-order",
             "Table 1, section 6.1",
-            f"{TITLES[data]}, {WORDS[moved]}, {objective}: natural labels have the larger radius",
+            f"{TITLES[data]}, {WORDS[moved]}: the flatness radius of the {objective} is larger with natural than with "
+            "random labels",
             "log10 of the ratio of the radii, natural to random",
             f"log10 of {PRINTED[data, 'natural', moved][0]} / {PRINTED[data, 'random', moved][0]}",
             holds=POSITIVE,
@@ -69,7 +71,8 @@ def _order_claims() -> list[Claim]:
         Claim(
             f"cifar-top-above-all-{objective}",
             "Table 1",
-            f"CIFAR-10, natural labels, {objective}: the top layer alone can go further than all parameters",
+            f"CIFAR-10, natural labels: the flatness radius of the {objective} is larger for the top layer than for "
+            "all parameters",
             "radius of the top layer minus that of all parameters, per minimum",
             "19.5 against 17.0",
             holds=POSITIVE,

@@ -32,6 +32,10 @@ from flatscope.studies.zhang2017_networks import (
 CHANCE = 0.9
 ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
 NEARLY_ZERO = (-math.inf, 0.05)
+GOOD = (
+    "restated after the results were known: any test error below chance counts as good, and it was not said that this "
+    "is all that is judged"
+)
 TOGETHER, NEARLY_TOGETHER = (-0.05, 0.05), (-0.2, 0.2)  # of a test and a training error
 SHARE = (0.0, 1.0)
 
@@ -51,15 +55,16 @@ def natural_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "good_test_error",
             where,
-            "with N < W the test error is good although nothing guarantees it",
-            "test error of the networks with N < W minus 0.9, chance",
+            "with fewer samples than parameters the test error is good although nothing guarantees it (judged: better "
+            "than chance, which is little)",
+            "test error of the networks with N < W minus 0.9, chance: an error of 0.89 would count as good",
             "good",
             holds=NEGATIVE,
         ),
         Claim(
             "no_generalization",
             where,
-            "with N < W training and test error are far apart",
+            "with fewer samples than parameters training and test error are far apart",
             "test minus training error of the networks with N < W",
             "no generalization",
             holds=(0.1, 1.0),
@@ -68,7 +73,7 @@ def natural_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "gap_closes",
             where,
-            "with N > W training and test error are closer to each other than with N < W",
+            "with more samples than parameters training and test error are closer to each other than with fewer",
             "test minus training error at the largest N minus that of the networks with N < W, per seed",
             "generalization for N > W",
             holds=NEGATIVE,
@@ -76,7 +81,7 @@ def natural_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "generalizes",
             where,
-            "with N > W there is generalization: training and test error come together",
+            "with more samples than parameters there is generalization: training and test error come together",
             "test minus training error at the largest N",
             "generalization for N > W",
             holds=TOGETHER,
@@ -91,7 +96,7 @@ def random_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "chance",
             where,
-            "the test error is at chance at every size",
+            "with random labels the test error is at chance whatever the number of samples",
             "test error, mean over sizes, then over seeds",
             "at chance, 0.9",
             holds=(0.88, 0.92),
@@ -109,7 +114,7 @@ def random_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "rises",
             where,
-            "with N > W the training error rises towards the expected error",
+            "with more samples than parameters the training error on random labels rises towards the expected error",
             "training error at the largest N minus that of the networks with N < W, per seed",
             "starts to increase",
             holds=POSITIVE,
@@ -117,7 +122,7 @@ def random_claims(where: str) -> tuple[Claim, ...]:
         Claim(
             "reaches_chance",
             where,
-            "with N > W the training error comes to reach the expected error",
+            "with more samples than parameters the training error on random labels comes to reach the expected error",
             "test minus training error at the largest N",
             "reaches the expected error",
             holds=TOGETHER,
@@ -143,7 +148,7 @@ def natural_found(points: pd.DataFrame) -> dict[str, Estimate]:
     few, most = sides(points)
     return {
         "fitted": intervals.mean(per_seed(few, "train_error"), worst(few), bounds=SHARE),
-        "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE),
+        "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE, _as_error(few)),
         "no_generalization": intervals.mean(per_seed(few, "gap")),
         "gap_closes": intervals.paired_difference(per_seed(most, "gap"), per_seed(few, "gap")),
         "generalizes": intervals.mean(per_seed(most, "gap")),
@@ -164,6 +169,11 @@ def random_found(points: pd.DataFrame) -> dict[str, Estimate]:
 def sides(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Networks with fewer samples than parameters, and those with the most samples."""
     return points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
+
+
+def _as_error(few: pd.DataFrame) -> str:
+    """The test error itself: below chance says little of how good it is."""
+    return f"a test error of {per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"
 
 
 def worst(few: pd.DataFrame) -> str:
@@ -218,7 +228,7 @@ def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Sta
     title="Errors against the number of training samples, natural labels",
     claims=natural_claims("section 3, Figure 1"),
     stages=_by_size("base"),
-    deviations=DEVIATIONS,
+    deviations=DEVIATIONS | {"small": (*DEVIATIONS["small"], GOOD)},
     paper_cost=COST,
 )
 def figure_1(runs: Runs) -> Analysis:
