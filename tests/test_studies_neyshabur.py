@@ -39,7 +39,7 @@ from flatscope.studies.neyshabur2017_confusion import CLAIMS as CLAIMS_3
 from flatscope.studies.neyshabur2017_confusion import rise
 from flatscope.studies.neyshabur2017_interactions import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
 from flatscope.studies.neyshabur2017_label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
-from flatscope.studies.neyshabur2017_labels import CLAIMS_1, most_pronounced, same_order
+from flatscope.studies.neyshabur2017_labels import CLAIMS_1, mean_growth, most_pronounced, same_order
 from flatscope.studies.neyshabur2017_overlap import histograms, in_common, overlap
 from flatscope.studies.neyshabur2017_width import CLAIMS, change
 from flatscope.sweeps.store import Store
@@ -68,6 +68,9 @@ def test_smoke(name: str, store: Path) -> None:
         assert word in told
     if name in NAMES[:4]:
         assert "Demand “" in told
+    if name in NAMES[1:4]:  # two columns for one level: their names and the notes say which is which
+        assert {"kl_at_0.05_refined", "kl_at_0.05_on_grid"} <= set(result.table)
+        assert "kl_at_0.05_refined" in told
 
 
 def test_figures_share_their_networks(store: Path) -> None:
@@ -153,9 +156,21 @@ def test_exponents_are_found() -> None:
         assert growth(rows, name, "random") == pytest.approx(power)
         assert growth(rows, name, "true") == pytest.approx(0.5)
         assert gap_slope(rows, name) == pytest.approx(power - 0.5)
+    assert mean_growth(rows, "true") == pytest.approx(0.5)
+    assert mean_growth(rows, "random") == pytest.approx(np.mean(list(EXPONENTS.values())))
     assert most_pronounced(rows) == pytest.approx(1.5 - 1.2)
     swapped = rows.rename(columns={"l2_norm": "spectral_norm", "spectral_norm": "l2_norm"})
     assert most_pronounced(swapped) == pytest.approx(1.1 - 1.6)
+
+
+@pytest.mark.parametrize(("exponent", "expected"), [(0.1, REPRODUCED), (0.4, PARTLY), (0.9, NOT_REPRODUCED)])
+def test_small_increases_with_true_labels(exponent: float, expected: str) -> None:
+    points = planted(1.0, 0.001)
+    factors = (points["size"] / 1000) ** (exponent - 0.5)
+    points[list(NORMS)] = points[list(NORMS)].mul(factors, axis=0)
+    found = over_seeds(points, lambda rows: mean_growth(rows, "true"))
+    assert found.value == pytest.approx(exponent, abs=0.01)
+    assert verdict(CLAIMS_1, "small_increase", found) == expected
 
 
 def test_a_missing_value_is_no_value() -> None:
@@ -175,6 +190,7 @@ def test_the_share_of_comparisons_that_do_not_depend_on_epsilon(seeds: int, expe
     frames = by_epsilon(points)
     assert same_order(points, frames).value == 1.0
     assert same_order(points, frames).runs == 3 * seeds  # pairs of networks; not times four norms and three ε
+    assert ("out of reach: 73 groups" in same_order(points, frames).note) == (3 * seeds < 73)
     assert verdict(CLAIMS_1, "epsilon", same_order(points, frames)) == expected
     for frame in frames[::2]:  # true labels: far above random ones at one of the three other ε
         frame.loc[frame["epsilon"] == 0.1, list(NORMS)] *= 1e6

@@ -44,7 +44,9 @@ EPSILON = 0.05
 EPSILONS = (0.001, 0.01, EPSILON, 0.1)
 LEVEL = 0.05  # expected sharpness at which the paper's text reads the divergence off
 LEVELS = (0.02, LEVEL, 0.1, 0.5)
-KL, SHARPNESS = "kl_at_level", "sharpness"
+KL, SHARPNESS = f"kl_at_{LEVEL:g}_refined", "sharpness"
+ON_GRID = {f"kl_at/{level:g}": f"kl_at_{level:g}_on_grid" for level in LEVELS}
+COLUMNS = {"kl_at_level": KL, **ON_GRID}  # as stored, and as they are called in tables
 ASKED = ("network.", "norms.", "perturbations.", "first", "key", "device")  # columns that are settings, not numbers
 FITTED = ("train_loss", "train_error", "test_error", "epochs")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442", "#882255")
@@ -54,8 +56,10 @@ CONVENTIONS = (
     "width; where widths count, h_i is the number of channels or units of each layer, the last included. Biases: "
     "edges from an always-on unit in path norms, left out of ℓ2 and spectral norms, perturbed in sharpness and KL. "
     "Max-pooling: `max`; convolutions in the spectral norm as operators. BatchNorm folded before anything is measured. "
-    "KL without the ½, as in appendix A (twice the divergence). Bars in the figure reach from the smallest to the "
-    "largest seed; curves are means over seeds."
+    "KL without the ½, as in appendix A (twice the divergence). KL at an expected sharpness s: columns kl_at_s_on_grid "
+    f"interpolate the noise levels of the table; {KL} takes a further noise level where that interpolation puts "
+    f"{LEVEL:g} and interpolates again, and is meant where nothing else is said. Bars in the figure reach from the "
+    "smallest to the largest seed; curves are means over seeds."
 )
 
 
@@ -108,7 +112,9 @@ def perturbations(configs: list[dict[str, Any]], store: Store, report: Report) -
             at_level = kl_at_sharpness(ctx, LEVEL, alpha=grid, draws=draws, appendix=True, refinements=1).kl
         except NotApplicable:
             at_level = math.nan
-        metrics = {SHARPNESS: sharp, KL: at_level} | {f"kl_at/{level:g}": _at(curve, level) for level in LEVELS}
+        metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {
+            f"kl_at/{level:g}": _at(curve, level) for level in LEVELS
+        }
         points = [
             {"alpha": point.alpha, "kl": point.kl, "expected_sharpness": point.sharpness, "stderr": point.stderr}
             for point in curve
@@ -141,7 +147,8 @@ def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
     parts = [trained[list(settings)].set_axis(list(settings.values()), axis=1), trained[list(FITTED)]]
     for stage in range(1, len(runs.stages)):
         found = runs.frame(stage)
-        parts.append(found[[name for name in found if not str(name).startswith(ASKED)]])
+        kept = found[[name for name in found if not str(name).startswith(ASKED)]]
+        parts.append(kept.rename(columns=COLUMNS))
     return pd.concat(parts, axis=1)
 
 

@@ -201,7 +201,8 @@ def figure_6(runs: Runs) -> Analysis:
     parts = [*shares.values(), *by_seed, points.assign(panel="network")]
     shown = (
         f"The figure shows (all triples): the learned median is {found['all'].value:.2f} of the initial one, while the "
-        f"histograms have {found['distribution_all'].value:.0%} of their area in common; {middle(products, 'inverse_mu')}"
+        f"histograms have {found['distribution_all'].value:.0%} of their area in common; "
+        f"{middle(products, 'inverse_mu')}"
     )
     return _analysis(points, found, draw, parts, shown, _range(points, "inverse_mu_max/all", "largest 1/μ"))
 

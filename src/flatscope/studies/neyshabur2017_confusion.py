@@ -77,7 +77,7 @@ CLAIMS = (
     Claim(
         "zero_error",
         "section 3, Figure 3 left",
-        "every network has zero error on the training and on the confusion set",
+        "every network has zero error on its training set and on the confusion set of images with random labels",
         "largest error on both sets together",
         "0",
         holds=(0.0, 0.0),
@@ -85,7 +85,7 @@ CLAIMS = (
     Claim(
         "test_error",
         "section 3, Figure 3 left",
-        "the test error rises with the size of the confusion set",
+        "the test error rises with the size of the confusion set, images with random labels that are fitted as well",
         "rank correlation (Spearman) of the test error with that size within a seed, mean over seeds",
         "rises",
         holds=(0.8, 1.0),
@@ -95,7 +95,7 @@ CLAIMS = (
         Claim(
             f"follows_{name}",
             "section 3, Figure 3 middle",
-            f"{label} over margin is predictive of the test error",
+            f"{label} over margin is predictive of the test error of networks that fit the same training set",
             "rank correlation (Spearman) with the test error over networks",
             "predictive",
             holds=(TRACKS, 1.0),
@@ -106,7 +106,7 @@ CLAIMS = (
     Claim(
         "sharpness",
         "section 3, Figure 3 middle",
-        "sharpness behaves poorly: it does not follow the test error",
+        "sharpness behaves poorly: it does not follow the test error of networks that fit the same training set",
         "rank correlation (Spearman) with the test error over networks",
         "poor behaviour",
         holds=(-1.0, TRACKS),
@@ -114,8 +114,9 @@ CLAIMS = (
     Claim(
         "kl",
         "section 3, Figure 3 right",
-        "at a fixed expected sharpness, networks with a higher test error have higher norms",
-        f"rank correlation (Spearman) of the KL at expected sharpness {LEVEL:g} with the test error over networks",
+        "at a fixed expected sharpness, networks with a higher test error have higher norms (KL)",
+        f"rank correlation (Spearman) of the KL at expected sharpness {LEVEL:g} ({KL}) with the test error over "
+        "networks",
         "higher",
         holds=(TRACKS, 1.0),
         partly=POSITIVE,

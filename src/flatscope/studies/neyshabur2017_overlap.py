@@ -19,8 +19,8 @@ VERY_SIMILAR, SIMILAR = (0.9, 1.0), (0.75, 1.0)
 LATER = (
     "added after the results were known: {}, since a ratio of two numbers says nothing of the distributions that the "
     "figure shows; an overlap of 0.9 counts as very similar and one of 0.75 as partly so, that of two bell curves a "
-    "quarter and two thirds of a standard deviation apart; notes give the overlap of networks of different seeds, which "
-    "is as much as chance leaves"
+    "quarter and two thirds of a standard deviation apart; notes give the overlap of networks of different seeds, "
+    "which is as much as chance leaves"
 )
 
 Histograms = Mapping[tuple[str, int], pd.DataFrame]

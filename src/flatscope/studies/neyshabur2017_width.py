@@ -111,7 +111,7 @@ class Move(NamedTuple):
 
     def claim(self, key: str) -> Claim:
         """The same as a claim."""
-        of = {KL: f" of the KL at expected sharpness {LEVEL:g}"}.get(self.column, "")
+        of = {KL: f" of the KL at expected sharpness {LEVEL:g} ({KL})"}.get(self.column, " of the norm over margin")
         of = " of the capacity" if self.column in CAPACITIES else of
         number = f"log10{of} at {self.last or 'the largest width'} minus at {self.first} units, mean over seeds"
         return Claim(key, self.where, self.statement, number, self.reported, holds=self.holds)
@@ -120,15 +120,17 @@ class Move(NamedTuple):
 CAPACITIES = {f"{name}_capacity": f"{NORMS[name]} with widths" for name in ("l2_path_norm", "spectral_norm")}
 RIGHT = "section 3, Figure 4 right"
 MOVES: dict[str, Move] = {
-    f"falls_{name}": Move(f"{label} over margin decreases up to 128 units", "decreases", NEGATIVE, name, 32, 128)
+    f"falls_{name}": Move(f"{label} over margin decreases up to 128 hidden units", "decreases", NEGATIVE, name, 32, 128)
     for name, label in NORMS.items()
 }
 MOVES |= {
-    f"rises_{name}": Move(f"{NORMS[name]} over margin increases beyond 128 units", "increases", POSITIVE, name, 128)
+    f"rises_{name}": Move(
+        f"{NORMS[name]} over margin increases beyond 128 hidden units", "increases", POSITIVE, name, 128
+    )
     for name in ("l2_norm", "l1_path_norm")
 }
 MOVES["l2_path_keeps_falling"] = Move(
-    "ℓ2-path norm over margin goes on decreasing beyond 128 units",
+    "ℓ2-path norm over margin goes on decreasing beyond 128 hidden units",
     "provides some explanation",
     NEGATIVE,
     "l2_path_norm",
@@ -136,7 +138,7 @@ MOVES["l2_path_keeps_falling"] = Move(
 )
 MOVES |= {
     f"counted_{name.removesuffix('_capacity')}": Move(
-        f"{label}, as its bound has it, cannot explain the falling test error",
+        f"{label} counted, as its bound has it, cannot explain the test error that falls beyond 128 hidden units",
         "does not decrease",
         POSITIVE,
         name,
@@ -147,7 +149,7 @@ MOVES |= {
 }
 MOVES |= {
     "spectral_beyond_512": Move(
-        "spectral norm over margin increases beyond 512 units",
+        "spectral norm over margin increases beyond 512 hidden units",
         "some increase",
         POSITIVE,
         "spectral_norm",
@@ -155,10 +157,16 @@ MOVES |= {
         where="section 3",
     ),
     "kl_falls": Move(
-        "the joint PAC-Bayes measure decreases up to 128 units", "decreases", NEGATIVE, KL, 32, 128, RIGHT
+        "the joint PAC-Bayes measure (KL at a fixed expected sharpness) decreases up to 128 hidden units",
+        "decreases",
+        NEGATIVE,
+        KL,
+        32,
+        128,
+        RIGHT,
     ),
     "kl_fails": Move(
-        "beyond 128 units the joint PAC-Bayes measure does not decrease any more",
+        "beyond 128 hidden units the joint PAC-Bayes measure (KL at a fixed expected sharpness) does not decrease",
         "fails to explain",
         (0.0, math.inf),
         KL,
@@ -179,7 +187,7 @@ CLAIMS = (
     Claim(
         "test_error",
         "section 3, Figure 4 left",
-        "wider networks generalize better",
+        "two-layer networks with more hidden units than are needed to fit the data generalize better",
         "test error at 32 units minus that at the largest width, mean over seeds",
         "decreases",
         holds=POSITIVE,
