@@ -152,7 +152,7 @@ CLAIMS = (
     Claim(
         "accuracy_small_batch",
         "Figure 3",
-        "test accuracy with batch 128",
+        "the test accuracy with batches of 128 is 87.78 %",
         "mean test accuracy over seeds, in per cent",
         "87.78",
         holds=(86.78, 88.78),
@@ -161,7 +161,7 @@ CLAIMS = (
     Claim(
         "accuracy_large_batch",
         "Figure 3",
-        "test accuracy with batch 2048",
+        "the test accuracy with batches of 2048 is 86.3 %",
         "mean test accuracy over seeds, in per cent",
         "86.3",
         holds=(85.3, 87.3),
@@ -170,7 +170,7 @@ CLAIMS = (
     Claim(
         "generalizes",
         "section 6",
-        "the smaller batch generalizes better",
+        "networks trained with the smaller batch generalize better",
         "test accuracy, small minus large batch, percentage points",
         "1.48",
         holds=POSITIVE,
@@ -178,7 +178,7 @@ CLAIMS = (
     Claim(
         "flatter",
         "Figure 3",
-        "the surface in path space is flatter for the smaller batch",
+        "the loss in path space is flatter around networks trained with the smaller batch",
         "log10 of the median rise over t in [-1, 1]², large minus small batch",
         "flatter by eye",
         holds=POSITIVE,
@@ -194,7 +194,7 @@ CLAIMS = (
     Claim(
         "weight_space",
         "section 7",
-        "in weight space the smaller batch fails to look flatter in some cases",
+        "in weight space the loss around networks trained with the smaller batch fails to look flatter in some cases",
         "share of seeds in which the median rise in weight space is lower for the smaller batch",
         "fails to appear for some cases",
         holds=(0.0, 1.0 - 1e-9),

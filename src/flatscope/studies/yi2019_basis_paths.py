@@ -133,7 +133,7 @@ CLAIMS = (
     Claim(
         "path_sum",
         "equation (2)",
-        "an output is the sum over paths of value, activation and input",
+        "an output of a ReLU network is the sum over its paths of path value times activation times input",
         "largest relative difference from the forward pass",
         "equal",
         holds=(0.0, 1e-12),
@@ -141,7 +141,7 @@ CLAIMS = (
     Claim(
         "count",
         "section 4",
-        "there are m − H basis paths",
+        "a network of m weights and H hidden nodes has m − H basis paths",
         "largest difference of the rank of all path vectors from m − H",
         "m − H",
         holds=(0.0, 0.0),
@@ -165,7 +165,7 @@ CLAIMS = (
     Claim(
         "bijection",
         "equations (19) to (21)",
-        "with the free skeleton weights fixed, path values determine the weights",
+        "with the free skeleton weights fixed, the values of the basis paths determine the weights",
         "largest relative difference of v from the path values of the weights that v gives",
         "bijection",
         holds=(0.0, 1e-10),
@@ -173,7 +173,7 @@ CLAIMS = (
     Claim(
         "lemma",
         "Lemma 5.1",
-        "the value of every other path is a product of basis-path values over another",
+        "the value of every path outside the basis is a product of basis-path values over another such product",
         "largest relative difference",
         "equal",
         holds=(0.0, 1e-10),
@@ -181,7 +181,7 @@ CLAIMS = (
     Claim(
         "degrees",
         "Lemma 5.1",
-        "that product has L + 1 factors over L",
+        "the value of a path outside the basis is a product of L + 1 basis-path values over one of L",
         "share of networks in which the largest numerator has L + 1 factors, none of which cancels",
         "always",
         holds=(1.0, 1.0),
@@ -189,8 +189,8 @@ CLAIMS = (
     Claim(
         "others",
         "proof of Theorem 5.1",
-        "there are (L − 1) d₁ paths outside the basis",
-        "share of networks in which there are",
+        "a network of L layers of width d₁ has (L − 1) d₁ paths outside the basis",
+        "share of networks in which there are so many",
         "always",
         holds=(1.0, 1.0),
     ),

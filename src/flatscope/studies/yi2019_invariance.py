@@ -146,7 +146,7 @@ CLAIMS = (
     Claim(
         "expected_shrunk",
         "proof of Theorem 3.2",
-        "the same construction makes expected flatness large",
+        "a layer shrunk to norm ε makes expected flatness large",
         "smallest factor, over networks, by which expected flatness grows",
         "relatively large",
         holds=(2.0, math.inf),
@@ -155,7 +155,7 @@ CLAIMS = (
     Claim(
         "trace_grows",
         "equation (6)",
-        "the trace grows like α⁻² as a layer's scale α goes to zero",
+        "the trace of the Hessian grows like α⁻² as a layer's scale α goes to zero",
         "slope of log trace against log α at α = 0.001, mean over networks",
         "-2",
         holds=(-2.01, -1.99),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from flatscope.bounds.psi import pac_bayes_gap
 from flatscope.problem import Problem
+from flatscope.stats.proportions import wilson
 from flatscope.studies import intervals
 from flatscope.studies.claims import NEGATIVE, POSITIVE, Claim, Estimate
 from flatscope.studies.study import Analysis, Runs, Stage, study
@@ -100,7 +102,7 @@ CLAIMS = (
     Claim(
         "vacuous",
         "section 5",
-        "as the perturbation vanishes the KL term goes to infinity and the bound with it",
+        "as the perturbation of the path values vanishes the KL term goes to infinity, and the PAC-Bayes bound with it",
         "slope of log bound against log σ at the smallest σ, mean over networks",
         "to infinity; -1 by its formula",
         holds=(-1.05, -0.95),
@@ -109,7 +111,7 @@ CLAIMS = (
     Claim(
         "trade_off",
         "section 5",
-        "a larger perturbation costs flatness",
+        "a larger perturbation of the path values costs flatness",
         "PSI-expected flatness at the largest minus at the smallest σ, mean over networks",
         "trade-off",
         holds=POSITIVE,
@@ -117,7 +119,7 @@ CLAIMS = (
     Claim(
         "best_between",
         "section 5",
-        "so that there is a trade-off: the bound is smallest at a perturbation in between",
+        "the PAC-Bayes bound trades flatness against the KL term: it is smallest at a perturbation in between",
         "bound at the largest σ minus its smallest value over the σ below, mean over networks",
         "trade-off",
         holds=POSITIVE,
@@ -125,7 +127,7 @@ CLAIMS = (
     Claim(
         "close",
         "section 5",
-        "a small perturbation brings the perturbed gap close to the real one",
+        "a small perturbation of the path values brings the perturbed generalization gap close to the real one",
         "largest distance of the perturbed gap at σ = 0.001 from test minus training error",
         "close",
         holds=(0.0, 0.01),
@@ -133,7 +135,7 @@ CLAIMS = (
     Claim(
         "bound",
         "equation (8)",
-        "the perturbed gap is at most the right-hand side",
+        "the generalization gap of the perturbed network is at most the right-hand side of (8)",
         "share of networks and σ in which it is, by the gap on test samples",
         "with probability 0.95",
         holds=(0.95, 1.0),
@@ -177,8 +179,24 @@ def pac_found(table: pd.DataFrame) -> dict[str, Estimate]:
         "trade_off": intervals.paired_difference(wide["flatness"][last], wide["flatness"][first]),
         "best_between": intervals.paired_difference(right[last], right.drop(columns=last).min(axis=1), SATURATED),
         "close": intervals.largest((wide["left"][first] - gaps).abs()),
-        "bound": intervals.share(table["left"] <= table["right"], f"{free}{len(table)} cases", groups=table["network"]),
+        "bound": intervals.share(
+            table["left"] <= table["right"],
+            "; ".join([*_at_best(len(gaps)), f"{free}{len(table)} cases"]),
+            groups=table["network"],
+        ),
     }
+
+
+def _at_best(networks: int) -> list[str]:
+    """What so few networks could show at all; nothing if they are enough."""
+    low, _ = wilson(networks, networks)
+    if low >= 1 - DELTA:
+        return []
+    enough = next(number for number in itertools.count(networks) if wilson(number, number)[0] >= 1 - DELTA)
+    return [
+        f"cannot come out reproduced: {networks} of {networks} networks give a low end of {low:.3f}, and {1 - DELTA:g} "
+        f"takes {enough} of {enough}"
+    ]
 
 
 def _draw(figure: Figure, table: pd.DataFrame) -> None:
