@@ -111,6 +111,21 @@ def test_the_full_table_has_a_heading_per_family_and_says_a_reason_once(
     assert f"[{numbers[0]}] expected a positive margin" in joined
 
 
+def test_a_table_without_the_long_measures_is_not_called_all(
+    measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, fit, context = measured
+    known = declarations()
+    assert len(table.names) < len(known)
+    title = f"{len(table.names)} of {len(known)} measures by family; the long ones with -m all"
+    assert title in printed(monkeypatch, table, fit)
+    kept = [name for name in table.names if known[name].cost == "light"]
+    some = printed(monkeypatch, fs.measure(context.problem, kept, context=context), fit)
+    assert f"{len(kept)} of {len(known)} measures by family\n" in re.sub(" +\n", "\n", some)
+    monkeypatch.setattr(summary, "declarations", lambda kind="measure": {name: known[name] for name in table.names})
+    assert f"All {len(table.names)} measures by family" in printed(monkeypatch, table, fit)
+
+
 def test_few_measures_are_not_said_twice(
     measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:

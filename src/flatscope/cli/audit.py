@@ -68,14 +68,13 @@ def audit(
 ) -> None:
     """Rewrite a network's weights without changing its function, and see which measures move."""
     from flatscope import auditing
-    from flatscope.cli.sources import find_initial, load_problem, parse_model_options, parse_options
+    from flatscope.cli.sources import check_measures, find_initial, load_problem, parse_model_options, parse_options
     from flatscope.ranks import process_group
-    from flatscope.registry import select
     from flatscope.symmetries.audit import Audit
     from flatscope.symmetries.folding import has_batchnorm
     from flatscope.training.weights import read_weights
 
-    select(measures)
+    check_measures(measures)
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
     begun = find_initial(initial, weights)
     for way in by or ():

@@ -67,15 +67,14 @@ def compare(
 ) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
     from flatscope import comparing
-    from flatscope.cli.sources import load_model, parse_model_options, parse_options
+    from flatscope.cli.sources import check_measures, load_model, parse_model_options, parse_options
     from flatscope.comparing import Comparison
     from flatscope.problem import Problem
     from flatscope.ranks import process_group
-    from flatscope.registry import select
     from flatscope.report.page import report as write_report
     from flatscope.training.data import load
 
-    select(measures)
+    check_measures(measures)
     options, factory_options = parse_options(option or ()), parse_model_options(model_option)
     for path, endings in ((out, Comparison.ENDINGS), (report, (".html",))):
         if path is not None:

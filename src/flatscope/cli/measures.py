@@ -19,7 +19,6 @@ from flatscope.cli.options import (
     Initial,
     LossName,
     MeasureNames,
-    MeasureOptions,
     ModelName,
     ModelOptions,
     Standardize,
@@ -37,7 +36,7 @@ from flatscope.cli.output import (
     show_note,
     show_table,
 )
-from flatscope.errors import UnknownNameError
+from flatscope.errors import InputError, UnknownNameError
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
@@ -53,8 +52,16 @@ def measure(
     weights: Weights = None,
     initial: Initial = None,
     measures: MeasureNames = None,
-    option: MeasureOptions = None,
-    bounds: Annotated[bool, typer.Option(help="Evaluate the bounds as well.")] = False,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME.option=value, of a measure or a bound; repeatable.")
+    ] = None,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Evaluate the bounds that do not take long as well.")
+    ] = False,
+    bound: Annotated[
+        list[str] | None, typer.Option("--bound", help='Bound to evaluate: name or glob, or "all"; repeatable.')
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Bounds hold with probability 1 - delta.")] = 0.05,
     loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
@@ -76,18 +83,31 @@ def measure(
 ) -> None:
     """Measure a trained model and print the table."""
     from flatscope import measuring
-    from flatscope.cli.sources import find_initial, load_problem, parse_dtype, parse_model_options, parse_options
+    from flatscope.cli.sources import (
+        check_measures,
+        chosen_bounds,
+        find_initial,
+        load_problem,
+        parse_dtype,
+        parse_model_options,
+        parse_options,
+        split_options,
+    )
     from flatscope.cli.summary import Fit, show_measured
     from flatscope.context import Context
     from flatscope.ranks import process_group
-    from flatscope.registry import select
+    from flatscope.registry import declarations
     from flatscope.report.page import report as write_report
     from flatscope.table import Table
     from flatscope.training.weights import read_weights
 
     # Everything that can be wrong with the command is refused before any data is read.
-    select(measures, "measure")
-    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    check_measures(measures)
+    certificates = chosen_bounds(bounds, bound)
+    options, bound_options = split_options(parse_options(option or ()), with_bounds=bool(certificates))
+    factory_options = parse_model_options(model_option)
+    if not 0 < delta < 1:
+        raise InputError("a probability between 0 and 1", repr(delta), where="--delta")
     precision, begun = parse_dtype(dtype), find_initial(initial, weights)
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
@@ -114,8 +134,10 @@ def measure(
         )
         context = Context(problem, seed=seed)
         tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
-        if bounds:
-            tables["bounds"] = measuring.bounds(problem, context=context)
+        if certificates:
+            tables["bounds"] = measuring.bounds(
+                problem, certificates, options=bound_options, delta=delta, context=context
+            )
         fit = Fit.of(context, loaded)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
@@ -124,19 +146,22 @@ def measure(
         table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
     if as_json:
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
-        typer.echo(json.dumps(whole, indent=1) if bounds else tables["measures"].to_json())
+        typer.echo(json.dumps(whole, indent=1) if certificates else tables["measures"].to_json())
     else:
         show_measured(tables["measures"], fit)
-        if bounds:
+        if certificates:
             show_table(tables["bounds"], title="bounds")
     show_note(str(fit))
+    left = [name for name in declarations("bound") if name not in certificates]
+    if bounds and left:
+        show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
     if weights is not None and not fit.fits:
         show_note(MISFIT)
     note_missing_weights(weights)
     note_found_initial(initial, begun)
     if out is not None:
         tables["measures"].save(out)
-        if bounds:
+        if certificates:
             tables["bounds"].save(out.with_stem(f"{out.stem}-bounds"))
     if report is not None:
         write_report(list(tables.values()), report, command=command)

@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
+import flatscope.bounds
+import flatscope.measures  # noqa: F401  declares what may be named
 from flatscope.cli.options import INITIAL_FILE
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
 from flatscope.problem import Problem
+from flatscope.registry import declarations, select
 from flatscope.training import models
 from flatscope.training.data import Data, load
 from flatscope.training.initialization import private_randomness
 from flatscope.training.weights import load_weights
 
+Options = dict[str, dict[str, Any]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -131,9 +135,48 @@ def find_initial(initial: Path | None, weights: Path | None) -> Path | None:
     return beside if initial is None and beside is not None and beside.is_file() else initial
 
 
-def parse_options(entries: Iterable[str]) -> dict[str, dict[str, Any]]:
+def check_measures(names: Iterable[str] | None) -> None:
+    """Refuse names that no measure has; whoever names a bound learns how bounds are asked for."""
+    for name in names or ():
+        try:
+            select([name])
+        except UnknownNameError as problem:
+            if name in declarations("bound"):
+                problem.fix = f"{name} is a bound: flatscope measure --bound {name}"
+            raise
+
+
+def chosen_bounds(default: bool, named: Iterable[str] | None) -> list[str]:
+    """Names of the bounds that --bounds and --bound ask for, together."""
+    asked = [*(select(None, "bound") if default else ()), *select(named or (), "bound")]
+    return list(dict.fromkeys(entry.name for entry in asked))
+
+
+def split_options(options: Options, with_bounds: bool) -> tuple[Options, Options]:
+    """Options of measures and those of bounds, checked before any data is read.
+
+    Args:
+        options: as `parse_options` gives them.
+        with_bounds: whether any bound is evaluated; options of bounds would be lost without.
+    """
+    parts: dict[str, Options] = {"measure": {}, "bound": {}}
+    known = declarations() | declarations("bound")
+    for name, given in options.items():
+        if name not in known:
+            raise UnknownNameError.among(name, known, "measure or bound in --option")
+        entry = known[name]
+        if entry.kind == "bound" and "delta" in given:
+            raise InputError("one delta for all bounds", f"{name}.delta", where="--option", fix="Give it as --delta")
+        if entry.kind == "bound" and not with_bounds:
+            fix = f"Add --bound {name}"
+            raise InputError("a bound that is evaluated", f"{name}, which is not asked for", where="--option", fix=fix)
+        parts[entry.kind][name] = entry.checked_options(given)
+    return parts["measure"], parts["bound"]
+
+
+def parse_options(entries: Iterable[str]) -> Options:
     """`measure.option=value` entries as {measure: {option: value}}; values are Python literals or words."""
-    options: dict[str, dict[str, Any]] = {}
+    options: Options = {}
     for entry in entries:
         name, found, value = entry.partition("=")
         measure, dot, option = name.partition(".")

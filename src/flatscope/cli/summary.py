@@ -72,11 +72,20 @@ def show_measured(table: Table, fit: Fit) -> None:
     if len(rows) > MANY:
         screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
         screen.print(_headline_grid(rows))
-        screen.print(Text(f"All {len(table.names)} measures by family"))
+        screen.print(Text(_extent(table)))
     notes: dict[str, int] = {}
     screen.print(_family_grid(rows, notes))
     for remark, place in notes.items():
         screen.print(Text(f"[{place}] {remark}"))
+
+
+def _extent(table: Table) -> str:
+    """How many of the measures the table has, and how to get the others where only long ones are missing."""
+    left = [entry for entry in declarations().values() if entry.name not in table.names]
+    if not left:
+        return f"All {len(table.names)} measures by family"
+    others = "; the long ones with -m all" if all(entry.cost == "long" for entry in left) else ""
+    return f"{len(declarations()) - len(left)} of {len(declarations())} measures by family{others}"
 
 
 @dataclass(frozen=True)
