@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from flatscope.errors import DataFileError, InputError, UnknownNameError
 from flatscope.studies import study as run_study
 from flatscope.studies.claims import (
+    NEGATIVE,
     NOT_JUDGED,
     NOT_REPRODUCED,
     PARTLY,
@@ -138,7 +139,7 @@ def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
 
 def test_estimates_in_words() -> None:
     assert estimate_text(Estimate(0.91234567, 0.85, 0.95)) == "0.9123 [0.85, 0.95]"
-    assert estimate_text(Estimate.exact(43758)) == "43758 (exact)"
+    assert estimate_text(Estimate.exact(43758)) == "43,758 (exact)"
     assert estimate_text(Estimate(1.5)) == "1.5 (one run, no interval)"
     assert estimate_text(Estimate(1.5, runs=3)) == "1.5 (3 runs, no interval)"
     assert estimate_text(Estimate(math.nan)) == "—"
@@ -176,3 +177,28 @@ def test_unknown_study_and_scale() -> None:
         run_study("zhang2017-fig999")
     with pytest.raises(UnknownNameError):
         run_study("zhang2017-fig999", "large")
+
+
+def test_a_rule_in_words() -> None:
+    def rule(holds: tuple[float, float], partly: tuple[float, float] | None = None) -> str:
+        return Claim("k", "w", "s", "n", "r", holds=holds, partly=partly).rule
+
+    assert rule(POSITIVE) == "holds above 0"
+    assert rule(NEGATIVE, (-math.inf, 0.5)) == "holds below 0; in part at most 0.5"
+    assert rule((0.86, 0.96), (0.7, 1.0)) == "holds from 0.86 to 0.96; in part from 0.7 to 1"
+    assert rule((1209866, 1209866)) == "holds at 1,209,866"
+    assert rule((0.95, math.inf)) == "holds at least 0.95"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seen", "undecided"),
+    [(-1.0, -0.1, "", False), (-1.0, 0.2, "", True), (-1.0, 0.2, "networks", False), (None, None, "", False)],
+)
+def test_what_more_runs_could_turn_is_undecided(
+    low: float | None, high: float | None, seen: str, undecided: bool
+) -> None:
+    finding = judge(Claim("k", "w", "s", "n", "r", holds=POSITIVE), Estimate(-0.5, low, high, seen=seen), "small")
+    assert finding.verdict == NOT_REPRODUCED
+    assert finding.undecided == undecided
+    partly = judge(Claim("k", "w", "s", "n", "r", holds=(-0.6, 1.0)), Estimate(-0.5, -1.0, 0.2), "small")
+    assert not partly.undecided

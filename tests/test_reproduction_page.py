@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,7 @@ from markdown_it import MarkdownIt
 from flatscope.studies.claims import SIGNS, Estimate, judge
 from flatscope.studies.cost import MEASURING, Cost, CostRow
 from flatscope.studies.intervals import COVERED
-from flatscope.studies.reproduction import claim_rows
+from flatscope.studies.reproduction import claim_frame, claim_rows
 from flatscope.studies.reproduction_page import reproduction_markdown, text
 from flatscope.studies.result import StudyResult
 from flatscope.studies.study import declared_studies, find_study
@@ -75,6 +76,23 @@ def test_counts_are_those_of_the_verdicts() -> None:
     assert len(given) > 2
     for word, number in given.items():
         assert cells[f"{SIGNS[word]} {word}"] == str(number)
+
+
+def test_ranges_and_what_is_undecided_are_shown() -> None:
+    entry = find_study(NAME)
+    claim = next(claim for claim in entry.claims if math.isfinite(claim.holds[1]))
+    wide = Estimate(claim.holds[1] + 1, claim.holds[1] - 1, claim.holds[1] + 3)
+    findings = tuple(judge(other, wide if other is claim else Estimate.exact(-1e9), "small") for other in entry.claims)
+    page = reproduction_markdown({NAME: {"small": result(NAME, findings=findings)}})
+    row = next(line for line in section(page, NAME).splitlines() if text(claim.statement) in line)
+    assert text(claim.rule) in row
+    assert "<sub>undecided</sub>" in row
+    assert "1 are undecided" in page
+    frame = claim_frame({NAME: {"small": result(NAME, findings=findings)}})
+    own = frame[(frame["study"] == NAME) & (frame["key"] == claim.key)].iloc[0]
+    assert (own["value"], own["interval_low"], own["holds_high"]) == (wide.value, wide.low, claim.holds[1])
+    assert len(frame) == len(claim_rows({}))
+    assert frame[frame["study"] != NAME]["value"].isna().all()
 
 
 def test_what_fails_is_told_first_with_the_reason_stated_or_else_noted() -> None:

@@ -163,13 +163,11 @@ def export(
     results: Results = Path("results"),
 ) -> None:
     """Write every claim with its verdict to one file."""
-    import pandas as pd
-
     from flatscope.guards import whole_file, write_whole
     from flatscope.report.page import report
     from flatscope.studies import studies
     from flatscope.studies.cost import load_costs
-    from flatscope.studies.reproduction import claim_rows, latest, load_results
+    from flatscope.studies.reproduction import claim_frame, latest, load_results
     from flatscope.studies.reproduction_page import reproduction_markdown
 
     check_place(out, EXPORTS)
@@ -183,7 +181,7 @@ def export(
             raise InputError("at least one saved result", "none", where=str(results), fix="flatscope study run NAME")
         report(found, out, title="Reproduction of the four papers")
     else:
-        frame = pd.DataFrame(claim_rows(saved))
+        frame = claim_frame(saved)
         with whole_file(out) as temporary:
             frame.to_csv(temporary, index=False) if out.suffix == ".csv" else frame.to_parquet(temporary)
     show_note(f"wrote {out}")

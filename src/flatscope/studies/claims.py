@@ -54,6 +54,12 @@ class Claim:
         if self.partly is not None and not (self.partly[0] <= self.holds[0] and self.holds[1] <= self.partly[1]):
             raise InputError("a range around `holds`", repr(self.partly), where=f"claim {self.key}, partly")
 
+    @property
+    def rule(self) -> str:
+        """Where it holds, and where in part, in words."""
+        wider = f"; in part {range_text(self.partly)}" if self.partly else ""
+        return f"holds {range_text(self.holds)}{wider}"
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -90,6 +96,14 @@ class Finding:
     estimate: Estimate
     verdict: str
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not reproduced although its interval reaches where the claim holds: more runs could turn it."""
+        low, high = self.estimate.low, self.estimate.high
+        if self.verdict != NOT_REPRODUCED or low is None or high is None or self.estimate.seen:
+            return False
+        return low <= self.claim.holds[1] and self.claim.holds[0] <= high
+
 
 def judge(claim: Claim, estimate: Estimate, scale: str) -> Finding:
     """The verdict. Nothing is judged from a smoke run, nor from a number that is not there.
@@ -112,6 +126,25 @@ def judge(claim: Claim, estimate: Estimate, scale: str) -> Finding:
 
 def _inside(inner: Range, outer: Range) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def range_text(ends: Range) -> str:
+    """A range in words: "above 0", "at most 0.5", "from 0.86 to 0.96", "at 1,209,866"."""
+    low, high = ends
+    if ends in (POSITIVE, NEGATIVE):
+        return "above 0" if ends == POSITIVE else "below 0"
+    if low == high:
+        return f"at {number_text(low)}"
+    if math.isinf(low) or math.isinf(high):
+        words = f"at least {number_text(low)}" if math.isinf(high) else f"at most {number_text(high)}"
+        return "anywhere" if math.isinf(low) and math.isinf(high) else words
+    return f"from {number_text(low)} to {number_text(high)}"
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """Whole numbers whole, others to some digits."""
+    whole = abs(value) < 1e15 and value == int(value) if math.isfinite(value) else False
+    return f"{int(value):,}" if whole else f"{value:.{digits}g}"
 
 
 def counted(verdicts: Iterable[str]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from flatscope.studies.claims import NOT_RUN
+import pandas as pd
+
+from flatscope.studies.claims import NOT_RUN, Estimate, Finding
 from flatscope.studies.result import VERDICTS_FILE, StudyResult, estimate_text
 from flatscope.studies.study import SCALES, Study, declared_studies
 
@@ -32,6 +35,27 @@ def latest(results: Mapping[str, StudyResult]) -> StudyResult | None:
 def claim_rows(results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
     """One row per claim of every declared study, at the largest scale there is; those without a result say so."""
     return [row for declared in declared_studies().values() for row in rows_of(declared, results)]
+
+
+def claim_frame(results: Mapping[str, Mapping[str, StudyResult]]) -> pd.DataFrame:
+    """The same as a table, with estimates and ranges as numbers too; NaN for an end that is not there."""
+    rows = []
+    for declared in declared_studies().values():
+        result = latest(results.get(declared.name, {}))
+        nothing = (Finding(claim, Estimate(math.nan), NOT_RUN) for claim in declared.claims)
+        findings = result.findings if result else nothing
+        rows += [{**row, **_numbers(of)} for row, of in zip(rows_of(declared, results), findings, strict=True)]
+    return pd.DataFrame(rows).astype({"runs": int})
+
+
+def _numbers(finding: Finding) -> dict[str, str | float]:
+    claim, estimate = finding.claim, finding.estimate
+    ranges = {"interval": (estimate.low, estimate.high), "holds": claim.holds, "partly": claim.partly or (None, None)}
+    found: dict[str, str | float] = {"key": claim.key, "value": estimate.value}
+    for name, (low, high) in ranges.items():
+        found[f"{name}_low"] = math.nan if low is None else low
+        found[f"{name}_high"] = math.nan if high is None else high
+    return found
 
 
 def rows_of(declared: Study, results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
@@ -62,10 +86,12 @@ def _row_without_result(declared: Study, number: int) -> dict[str, str]:
         "statement": claim.statement,
         "number": claim.number,
         "reported": claim.reported,
+        "rule": claim.rule,
         "found": "—",
         "runs": "0",
         "scale": "—",
         "verdict": NOT_RUN,
+        "undecided": "",
         "note": "",
         "elsewhere": "",
     }

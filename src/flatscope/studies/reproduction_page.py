@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from flatscope.registry import PAPERS
 from flatscope.studies.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, SIGNS
@@ -29,9 +30,13 @@ claim holds was fixed before its study ran, except where "differs from the paper
 right, or a setting changed, once results were known. The verdict follows from the number found and its interval:
 
 - {SIGNS[REPRODUCED]} **reproduced**: the whole interval lies in that range;
-- {SIGNS[PARTLY]} **partly**: the value does but its interval does not (or there is none), or only the direction holds;
-- {SIGNS[NOT_REPRODUCED]} **not reproduced**: neither;
+- {SIGNS[PARTLY]} **partly**: the value does but its interval does not (or there is none), or the whole interval lies in
+  a second, wider range (the right sign, or the right size within a factor), where the claim has one;
+- {SIGNS[NOT_REPRODUCED]} **not reproduced**: neither; *undecided* where the interval still reaches the first range, so
+  that more runs could turn it;
 - {SIGNS[NOT_JUDGED]} **not judged**: the number could not be had, for the reason given.
+
+Both ranges stand below what the paper says.
 
 Intervals in brackets are of 95 %. *All*, *largest* and *smallest of n networks* is what was seen among those networks:
 such claims are about every network, and the note says what share of such networks that speaks for. *Exact* numbers
@@ -86,20 +91,29 @@ def _summary(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     lines.append(counts("**all**", everything))
     scales = Counter(of_study[0]["scale"] for of_study in rows.values() if of_study and of_study[0]["scale"] != "—")
     at = ", ".join(f"{number} at `{scale}` scale" for scale, number in sorted(scales.items()))
-    return [*lines, "", f"{len(rows)} studies; judged here: {at or 'none'}."]
+    told = f"{len(rows)} studies; judged here: {at or 'none'}."
+    failed, undecided = (sum(bool(of(row)) for row in everything) for of in (_failed, itemgetter("undecided")))
+    if undecided:
+        told += f" Of the {failed} not reproduced, {undecided} are undecided: their interval reaches the range."
+    return [*lines, "", told]
+
+
+def _failed(row: Row) -> bool:
+    return row["verdict"] == NOT_REPRODUCED
 
 
 def _failures(studies: Mapping[str, Study], rows: Mapping[str, Sequence[Row]], results: Results) -> list[str]:
     lines = _table_head(["study", "not reproduced", "claims", "likeliest reason, or what was noted"])
     for name, declared in studies.items():
-        failed = [row for row in rows[name] if row["verdict"] == NOT_REPRODUCED]
+        failed = [row for row in rows[name] if _failed(row)]
         result = latest(results.get(name, {}))
         if not failed or result is None:
             continue
         named = [row["statement"] for row in failed[:NAMED]]
         more = [f"and {len(failed) - NAMED} more"] if len(failed) > NAMED else []
         study = f"[{text(declared.figure)} of {PAPERS[declared.paper]}](#{name})"
-        count = f"{len(failed)} of {len(rows[name])}"
+        open_ones = sum(bool(row["undecided"]) for row in failed)
+        count = f"{len(failed)} of {len(rows[name])}" + (f", {open_ones} undecided" if open_ones else "")
         lines.append(_line([study, count, text("; ".join([*named, *more])), _reason(result, failed)]))
     return lines if len(lines) > 2 else ["Nothing."]
 
@@ -145,8 +159,9 @@ def _remarks(declared: Study, result: StudyResult | None, told: dict[tuple[str, 
 def _claim_line(row: Row) -> str:
     here = "<br>".join(part for part in (text(row["found"]), _small(row["note"]), _small(row["elsewhere"])) if part)
     claim = f"{text(row['statement'])}<br>{_small(row['number'])}"
-    verdict = f"{SIGNS[row['verdict']]}&nbsp;{row['verdict']}"
-    return _line([text(row["where"]), claim, text(row["reported"]), here, row["runs"], verdict])
+    paper = f"{text(row['reported'])}<br>{_small(row['rule'])}"
+    verdict = f"{SIGNS[row['verdict']]}&nbsp;{row['verdict']}{'<br><sub>undecided</sub>' if row['undecided'] else ''}"
+    return _line([text(row["where"]), claim, paper, here, row["runs"], verdict])
 
 
 def _bullets(label: str, words: Sequence[str], name: str, told: dict[tuple[str, ...], str]) -> list[str]:

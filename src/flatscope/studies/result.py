@@ -15,8 +15,9 @@ import pandas as pd
 from flatscope.errors import DataFileError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope.studies.claims import Claim, Estimate, Finding, counted
+from flatscope.studies.claims import Claim, Estimate, Finding, counted, number_text
 
+UNDECIDED = "undecided: the interval reaches where the claim holds"
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
 
 
@@ -94,9 +95,11 @@ class StudyResult:
                 "statement": finding.claim.statement,
                 "number": finding.claim.number,
                 "reported": finding.claim.reported,
+                "rule": finding.claim.rule,
                 "found": estimate_text(finding.estimate),
                 "runs": str(finding.estimate.runs),
                 "verdict": finding.verdict,
+                "undecided": UNDECIDED if finding.undecided else "",
                 "note": finding.estimate.note,
             }
             for finding in self.findings
@@ -146,7 +149,7 @@ class StudyResult:
                 "the result of a study",
                 f"{type(problem).__name__}: {problem}",
                 where=str(target),
-                fix="Run the study again: flatscope study run NAME",
+                fix=f"Run it again: flatscope study run {target.parent.name} --scale {target.name}",
             ) from problem
 
 
@@ -159,7 +162,7 @@ def estimate_text(estimate: Estimate) -> str:
     if estimate.seen:
         return _seen_text(estimate)
     if estimate.low == estimate.value == estimate.high:
-        return f"{estimate.value:.6g} (exact)"
+        return f"{number_text(estimate.value, 6)} (exact)"
     return f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
 
 
