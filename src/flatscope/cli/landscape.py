@@ -24,7 +24,7 @@ from flatscope.cli.options import (
     TrainSize,
     Weights,
 )
-from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, show_grid
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def landscape(
 
     for path in out or ():
         check_place(path, (*Surface.ENDINGS, ".html"))
+    if checkpoint is not None:
+        check_folder(checkpoint)
     if to is not None and directions != "gaussian":
         raise InputError("either --directions or --to", "both", where="landscape")
     options = parse_model_options(model_option)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,11 +57,36 @@ def check_place(path: Path, endings: Iterable[str]) -> None:
     """Refuse a file that could not be written, before the work whose result it is to hold."""
     if path.suffix.lower() not in endings:
         raise InputError(f"a file name ending in {', '.join(endings)}", str(path), where="output")
-    existing = next((folder for folder in path.parents if folder.exists()), path.parent)
-    if path.is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
-        no_folder = "is not a folder" if not existing.is_dir() else "may not be written to"
-        found = "a folder of that name" if path.is_dir() else f"{existing}, which {no_folder}"
+    _refuse_unwritable(path, path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder in which no file could be written, before the work whose results it is to hold."""
+    _refuse_unwritable(folder, folder)
+
+
+def _refuse_unwritable(path: Path, folder: Path) -> None:
+    try:
+        found = "a folder of that name" if path != folder and path.is_dir() else _hindrance(folder)
+    except OSError as problem:  # a name that is too long, a folder that may not be looked into
+        found = problem.strerror or str(problem)
+    if found:
         raise InputError("a place that can be written to", found, where=str(path), fix="Choose another path")
+
+
+def _hindrance(folder: Path) -> str:
+    """Why nothing could be written into a folder, which need not be there yet; nothing is left behind."""
+    existing = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if not existing.is_dir():
+        return f"{existing}, which is not a folder"
+    # Tried and not asked: some file systems, as that of /proc, permit by their modes what they do not do. A name of
+    # its own in the nearest folder that is there, since several processes may look at one place at once.
+    attempt = tempfile.TemporaryFile if existing == folder else tempfile.TemporaryDirectory
+    try:
+        with attempt(dir=existing):
+            return ""
+    except OSError as problem:
+        return f"{existing}, which may not be written to ({problem.strerror or problem})"
 
 
 def show_table(table: Table, title: str = "") -> None:

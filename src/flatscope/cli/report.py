@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, command_line, show_note
+from flatscope.cli.output import check_folder, check_place, command_line, show_note
 from flatscope.errors import InputError
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
@@ -37,6 +37,8 @@ def report(
     from flatscope.report.page import report as write_report
 
     check_place(out, (".html",))
+    if figures is not None:
+        check_folder(figures)
     chosen = [name.strip().lower() for name in formats.split(",") if name.strip()]
     for name in chosen or [""]:
         if name not in PICTURES:

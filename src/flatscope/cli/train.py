@@ -21,7 +21,7 @@ from flatscope.cli.options import (
     TestSize,
     TrainSize,
 )
-from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.errors import InputError
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
@@ -75,6 +75,7 @@ def train(
     from flatscope.training.loop import train as train_model
     from flatscope.training.weights import WEIGHTS_FILE, save_weights
 
+    check_folder(out)
     if population is not None:
         _refuse_beside_population(context)
         train_file(population, out, device, data_root)
