@@ -18,7 +18,7 @@ from flatscope.studies.petzka2019_correlations import CLAIMS_1
 from flatscope.studies.petzka2019_lenet import RULE, at_rule, correlations, stages
 from flatscope.studies.petzka2019_mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
 from flatscope.studies.petzka2019_table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
-from flatscope.studies.petzka2019_theory import injected, minimum, remarks, ridge_found
+from flatscope.studies.petzka2019_theory import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 from flatscope.studies.tail_curvature import tail_curvature
 from flatscope.training.data import load
 from flatscope.training.models import build
@@ -154,6 +154,26 @@ def test_noise_of_the_right_law_raises_the_loss_as_much_as_random_matrices() -> 
     assert twice["noise_rise"] == pytest.approx(4 * found["noise_rise"], rel=0.1)
 
 
+def rises(rest: float, order: float) -> pd.DataFrame:
+    """Ratios of the rise to (δ²/2)κ of three regressions: a half, and a rest that is of this order in δ."""
+    rows = [
+        {"seed": seed, "delta": delta, "ratio": 0.5 + seed * rest * delta ** (order - 2)}
+        for seed in (1, 2, 3)
+        for delta in DELTAS
+    ]
+    return pd.DataFrame(rows).pivot(index="seed", columns="delta", values="ratio")
+
+
+@pytest.mark.parametrize(("order", "due"), [(3, REPRODUCED), (4, REPRODUCED), (2.5, NOT_REPRODUCED)])
+def test_the_order_of_what_is_left_is_seen(order: float, due: str) -> None:
+    claims = {claim.key: claim for claim in find_study("petzka2019-feature-robustness").claims}
+    found = order_of_rest(rises(0.02, order))
+    if order == 3:
+        assert found.to_numpy() == pytest.approx(3.0, abs=1e-6)
+    apart = intervals.mean(found + np.array([0.0, 1e-6, -1e-6]))  # that three agree exactly gives no interval
+    assert judge(claims["third_order"], apart, "small").verdict == due
+
+
 def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
     """Four batch sizes; layer l is the gap plus noise of size `of_layers[l]`, layer 1 a thousand times larger."""
     generator = np.random.default_rng(0)
@@ -164,6 +184,16 @@ def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
             scale = 1000.0 if number == 1 else 1.0
             frame[f"{measure}/fc{number}"] = scale * (10 + gap + noise * generator.normal(size=n))
     return frame
+
+
+def test_a_measure_without_the_output_matrix_is_given_beside_it() -> None:
+    points = mnist_networks([0.5, 1.0, 1.0, 1.0])
+    points[list(PER_NETWORK)] = np.random.default_rng(1).normal(size=(len(points), 4))  # all of the output matrix
+    for name, estimate in lead_found(points).items():
+        family = {"rho_max": "rho", "rho_sum": "rho_layer_sum"}.get(name, "kappa_trace")
+        layers = points[[f"{family}/fc{number}" for number in range(1, 5)]]
+        hidden = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
+        assert f"over the four hidden layers alone {hidden.corr(points['gap']):.2f}" in estimate.note
 
 
 def test_a_measure_that_is_one_layer_can_only_tie() -> None:
@@ -200,7 +230,7 @@ def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
     points = mnist_networks(noises, n=200)
     columns = [f"rho/fc{number}" for number in range(1, 5)]
     found = intervals.spread_of_correlations(points, columns, "gap")
-    assert judge(spread_claim("Figure 5"), found, "small").verdict == due
+    assert judge(spread_claim("rho", "Figure 5"), found, "small").verdict == due
 
 
 def test_what_batch_sizes_alone_explain_is_told() -> None:
@@ -259,6 +289,12 @@ def test_the_change_of_a_layer_is_against_its_largest_value() -> None:
     units = pd.DataFrame({"measure": "rho_unit", "layer": ["a", "a", "b"], "unit": [0, 1, 0], "value": [0.0, 2.0, 8.0]})
     (one,) = changes(units, units.assign(value=[0.5, 2.0, 9.0]))
     assert one == {"measure": "rho_unit", "change": 0.25}
+
+
+def test_no_two_networks_of_table_1_share_their_factors() -> None:
+    looks = find_study("petzka2019-table1").stages("small")[1].configs
+    drawn = [look["seed"] * look["number"] + draw for look in looks for draw in range(look["number"])]
+    assert len(drawn) == len(set(drawn)) == 100
 
 
 def test_biases_left_alone_change_the_function() -> None:
