@@ -196,7 +196,7 @@ CLAIMS = (
     _claim(
         "power",
         "section 9.10.1",
-        "the homogeneous polynomials of degree i have dimension C(d + i, d)",
+        "the homogeneous polynomials of degree i in d variables have dimension C(d + i, d)",
         f"rank of the monomials of degree i at random points, d = {SMALL[0]}, i = {SMALL[1]}",
         math.comb(sum(SMALL), SMALL[0]),
     ),

@@ -89,7 +89,7 @@ CLAIMS_7 = (
         Claim(
             f"D{d}",
             "Figure 7",
-            f"D = {d}: the minimum that is twice as wide in each dimension is 2^{d} times as likely",
+            f"D = {d}: a minimum twice as wide in each dimension as another of equal depth is {2**d} times as likely",
             "share of the chains' time in the wide minimum",
             f"no number; volumes give {2**d / (2**d + 1):.4f}",
             holds=(2**d / (2**d + 1) - TOLERANCE, 2**d / (2**d + 1) + TOLERANCE),
@@ -186,7 +186,7 @@ CLAIMS_9 = (
     Claim(
         "prefers",
         "Figure 9",
-        "Langevin gradient descent prefers the degenerate minimum in every dimension in which there is one",
+        "Langevin gradient descent prefers the degenerate minimum in any number of dimensions from two on",
         "smallest share of the chains' time in the valley for D = 2 to 5, less 1/2",
         "preferred",
         holds=POSITIVE,
@@ -277,7 +277,7 @@ CLAIMS_10 = (
     Claim(
         "average",
         "section 5.2, Figure 10",
-        "within the flat region the weights found by SGD are mostly around their average value",
+        "within the flat region of a degenerate minimum the weights found by SGD are mostly around their average value",
         "share of SGD's time in the valley that is spent in the half of it around the average, less 1/2",
         "mostly around their average value",
         holds=POSITIVE,

@@ -164,7 +164,7 @@ def _claims(
         Claim(
             f"{quantity}-labels-x{start}",
             where,
-            f"random labels give {words} than natural labels (starting weights ×{start}){unsaid}",
+            f"random labels give {words} than natural labels (starting weights ×{start}{unsaid})",
             f"{number}, {'random minus natural' if sign == '+' else 'natural minus random'}, per seed",
             reported,
             holds=POSITIVE,
@@ -175,7 +175,7 @@ def _claims(
         Claim(
             f"{quantity}-start-{kind}",
             where,
-            f"starting weights ten times as large give {words} than the usual ones ({kind} labels){unsaid}",
+            f"starting weights ten times as large give {words} than the usual ones ({kind} labels{unsaid})",
             f"{number}, {'×10 minus ×1' if sign == '+' else '×1 minus ×10'}, per seed",
             reported,
             holds=POSITIVE,
@@ -228,7 +228,7 @@ CLAIMS_16 = _claims(
     "mean ℓ1 norm of the weights into a unit after training",
     "+",
     "nothing in words; expected as in Figure 17",
-    " (not said in the paper)",
+    "; not said in the paper",
 )
 CLAIMS_17 = [
     *_claims("margin", "Figure 17", "a smaller margin", "median functional margin", "-", "smaller"),

@@ -177,11 +177,18 @@ def _by_width(scale: str) -> list[Stage]:
     return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True)]
 
 
+def _of_polynomials(*claims: Claim) -> tuple[Claim, ...]:
+    """The claims of Figures 1 to 3, said of polynomial networks."""
+    return tuple(replace(claim, statement=f"polynomial networks: {claim.statement}") for claim in claims)
+
+
 @study(
     "zhang2017-fig22",
     figure="Figure 22",
     title="Errors of a polynomial network against the number of training samples, natural labels",
-    claims=(*natural_claims("section 9.10, Figure 22"), more_data("section 9.10, Proposition 3, Figure 22")),
+    claims=_of_polynomials(
+        *natural_claims("section 9.10, Figure 22"), more_data("section 9.10, Proposition 3, Figure 22")
+    ),
     stages=_natural,
     deviations=POLYNOMIAL_DEVIATIONS | {"small": (*POLYNOMIAL_DEVIATIONS["small"], GOOD)},
     paper_cost=COST,
@@ -197,7 +204,7 @@ def figure_22(runs: Runs) -> Analysis:
     "zhang2017-fig23",
     figure="Figure 23",
     title="Errors of a polynomial network against the number of training samples, random labels",
-    claims=random_claims("section 9.10, Figure 23"),
+    claims=_of_polynomials(*random_claims("section 9.10, Figure 23")),
     stages=_random,
     deviations=POLYNOMIAL_DEVIATIONS,
     paper_cost=COST,
@@ -211,7 +218,8 @@ def figure_23(runs: Runs) -> Analysis:
     "zhang2017-fig24",
     figure="Figure 24",
     title="Errors of polynomial networks against the number of parameters",
-    claims=width_claims("section 9.10, Figure 24")[:-1],  # where the test error is best is said of Figure 3 only
+    # where the test error is best is said of Figure 3 only
+    claims=_of_polynomials(*width_claims("section 9.10, Figure 24")[:-1]),
     stages=_by_width,
     deviations=POLYNOMIAL_DEVIATIONS,
     paper_cost=COST,
