@@ -25,7 +25,7 @@ class CostRow:
         number: how often: stacks of networks, or measurements.
         each: seconds of the largest of them: of an epoch, or of a measurement.
         total: seconds of all; None where nothing could be timed.
-        epochs: up to how many epochs; 0 for a measurement.
+        epochs: up to how many epochs of the largest; 0 for a measurement.
         images: training images of the largest.
         timed_on: training images of the epochs that were timed; for a measurement, the share of its repetitions
             or images.
@@ -57,7 +57,9 @@ class CostRow:
         timed = "" if self.timed_on >= self.images else f", timed on {self.timed_on:,.0f}"
         kin = "the same with other settings" if self.like == self.what else self.like
         timed = f", reckoned from {kin}" if kin else timed
-        return f"{times}, up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"
+        largest = f"up to {self.epochs:,} epochs of {duration(self.each)} ({self.images:,} images{timed})"
+        in_all = "" if self.number == 1 else f"{duration(self.total or 0.0)} in all, the largest "
+        return f"{times}, {in_all}{largest}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Cost:
             told.append(f"{_kinds(len(rows) - NAMED_ROWS)} that take{'s' * (len(rows) == NAMED_ROWS + 1)} less")
         if without:
             told.append(f"not timed: {without}")
-        words = f"{bound} {duration(self.seconds)} on one {self.provenance.get('device', 'device')}: {'; '.join(told)}"
+        words = f"{bound} {duration(self.seconds)}{', what was not timed left out,' if self.untimed else ''}"
+        words += f" on one {self.provenance.get('device', 'device')}: {'; '.join(told)}"
         if self.shared:
             left = f"{duration(self.additional)} more" if self.additional else "nothing more"
             words += f"; {left} once {', '.join(self.shared)} {'has' if len(self.shared) == 1 else 'have'} run"

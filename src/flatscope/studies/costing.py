@@ -111,7 +111,7 @@ def again(before: Mapping[str, CostRow], study: str, alike: Sequence[Piece]) -> 
     row = before.get(study) or next(iter(before.values()))
     assert row.each is not None
     images = max(piece.images for piece in alike)
-    epochs = max(epochs_of(piece) for piece in alike) if row.part == TRAINING else 0
+    epochs = epochs_of(max(alike, key=lambda piece: piece.images)) if row.part == TRAINING else 0
     if (row.number, row.epochs, row.images) == (len(alike), epochs, images):
         return row
     if row.part != TRAINING:
@@ -158,7 +158,7 @@ def _row(timer: Timer, alike: Sequence[Piece]) -> CostRow:
         if largest.part == TRAINING:
             found = timer.training(largest)
             total = sum(found.total(piece) for piece in alike)
-            epochs = max(epochs_of(piece) for piece in alike)
+            epochs = epochs_of(largest)
             each, images = rounded(found.each(largest)), found.images
             return replace(known, each=each, total=rounded(total), epochs=epochs, timed_on=images)
         timed = timer.measuring(largest)

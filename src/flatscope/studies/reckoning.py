@@ -96,7 +96,7 @@ def _training(blank: CostRow, alike: Sequence[Piece], row: CostRow, kin: Piece) 
         blank,
         each=rounded(per_image * blank.images),
         total=rounded(total),
-        epochs=max(epochs_of(piece) for piece in alike),
+        epochs=epochs_of(max(alike, key=lambda piece: piece.images)),
         timed_on=row.timed_on,
         like=row.what,
     )
