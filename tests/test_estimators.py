@@ -9,11 +9,13 @@ import pytest
 import torch
 from networks import attention, smooth
 from references import TWINS, Dense
-from torch import Tensor
+from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.curvature import estimators, products
-from flatscope.curvature.estimators import trace
+from flatscope.context import Context
+from flatscope.curvature import estimators
+from flatscope.curvature.estimators import multiplied_out, trace
+from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import extreme_eigenpair, spectral_density
 from flatscope.errors import NumericalWarning
 
@@ -38,13 +40,19 @@ class Matrix:
 
 
 SPECTRA = {
-    "decaying": torch.arange(1, 801).double() ** -1.5,
-    "flat": torch.ones(800) + 0.1 * torch.linspace(-1, 1, 800),
-    "negative": -(torch.arange(1, 801).double() ** -1.0),
+    "decaying": torch.arange(1, 1101).double() ** -1.5,
+    "flat": torch.ones(1100) + 0.1 * torch.linspace(-1, 1, 1100),
+    "negative": -(torch.arange(1, 1101).double() ** -1.0),
     "mixed": torch.cat(
-        [torch.tensor([50.0, -20.0]), 0.1 * torch.randn(798, generator=torch.Generator().manual_seed(1)) + 0.2]
+        [torch.tensor([50.0, -20.0]), 0.1 * torch.randn(1098, generator=torch.Generator().manual_seed(1)) + 0.2]
     ),
 }
+
+
+def always_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sum over directions is small enough to be multiplied out."""
+    monkeypatch.setattr(estimators, "FEW", 0)
+    monkeypatch.setattr(estimators, "MULTIPLIED_OUT", 0)
 
 
 @pytest.mark.parametrize("name", SPECTRA)
@@ -62,13 +70,72 @@ def test_standard_error_covers_and_accuracy_is_reached(name: str) -> None:
     assert 0.5 < np.std(zs) < 1.6
 
 
-def test_small_matrices_are_multiplied_out() -> None:
-    matrix = Matrix(torch.randn(300, generator=torch.Generator().manual_seed(0)))
+@pytest.mark.parametrize("size", [300, 1024])
+def test_small_matrices_are_multiplied_out(size: int) -> None:
+    matrix = Matrix(torch.randn(size, generator=torch.Generator().manual_seed(0)))
     found = trace(matrix, torch.Generator().manual_seed(0))
     assert found.exact
     assert found.stderr == 0.0
-    assert found.products == matrix.products == 300
+    assert found.products == matrix.products == size
     assert found.value == pytest.approx(float(matrix.dense.trace()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most_products", "expected"),
+    [
+        ([1024], 1024, [True]),
+        ([1025], 1024, [False]),
+        ([1025], 4096, [False]),  # a larger budget is for estimates that need it
+        ([300], 299, [False]),
+        ([512, 512, 512, 1000], 1024, [True, True, True, True]),
+        ([512, 600, 424], 1024, [True, True, True]),
+        ([512, 600, 513], 1024, [True, False, False]),  # one estimate serves both
+        ([100, 600], 500, [True, False]),
+        ([], 1024, []),
+    ],
+)
+def test_one_product_per_direction_where_that_costs_no_more_than_the_estimate(
+    counts: list[int], most_products: int, expected: list[bool]
+) -> None:
+    assert multiplied_out(counts, most_products) == expected
+
+
+def gelu_network(n_in: int, width: int) -> fs.Problem:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(n_in, width), nn.GELU(), nn.Linear(width, 10)).double()
+    with torch.no_grad():
+        for value in net.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64) / value.shape[-1] ** 0.5)
+    x = torch.randn(20, n_in, generator=generator, dtype=torch.float64)
+    return fs.Problem(net, train=(x, torch.arange(20) % 10))
+
+
+def test_the_trace_of_a_small_network_that_is_not_piecewise_linear_is_exact_for_every_seed() -> None:
+    """520 of its 610 parameters lie before the GELU; estimates of 1 % took up to twice as many products."""
+    problem = gelu_network(64, 8)
+    ctx = Context(problem)
+    true = float((Hessian(ctx) @ torch.eye(610, dtype=torch.float64)).trace())
+    for seed in (0, 1):
+        table = fs.measure(
+            problem, ["hessian_trace", "rho_sum", "rho_max", "layer_trace", "kappa_trace_sum"], seed=seed
+        )
+        frame = table.to_frame().set_index("measure")
+        assert frame["exact"].all()
+        assert (frame["stderr"] == 0).all()
+        assert table["hessian_trace"] == pytest.approx(true, rel=1e-12)
+        assert frame.loc["hessian_trace", "passes"] == pytest.approx(520 + 1 + 10, abs=2)
+        words = "2 parameter tensors by products, one for each of 520 directions: Gelu is not piecewise linear"
+        assert table.reason("hessian_trace") == words
+        assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: Gelu is not piecewise linear"
+        assert frame.loc["kappa_trace_sum", "passes"] == 0, "the layers' traces are there already"
+
+
+def test_above_the_limit_the_trace_is_estimated_as_before() -> None:
+    table = fs.measure(gelu_network(68, 15), "hessian_trace", options={"hessian_trace": {"accuracy": 0.5}})
+    (row,) = table.to_frame().to_dict("records")
+    assert not row["exact"]
+    assert row["stderr"] > 0
+    assert row["passes"] < 100
 
 
 def test_accuracy_out_of_reach_warns_and_says_so() -> None:
@@ -128,7 +195,7 @@ def test_density_of_few_distinct_eigenvalues_is_exact() -> None:
 @pytest.mark.parametrize("measure", ["layer_trace", "rho_unit", "relative_flatness"])
 def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Force the random branch on a smooth network: all layers from the same products, errors that cover."""
-    monkeypatch.setattr(products, "MULTIPLIED_OUT", 0)
+    always_estimated(monkeypatch)
     tiny = smooth()
     expected = TWINS[measure](Dense(tiny))["0"]
     expected = torch.as_tensor(expected, dtype=torch.float64).reshape(-1)
@@ -146,7 +213,7 @@ def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.Monke
 
 
 def test_whole_trace_of_a_network_that_is_not_piecewise_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimators, "MULTIPLIED_OUT", 0)
+    always_estimated(monkeypatch)
     tiny = attention()
     exact = TWINS["hessian_trace"](Dense(tiny))
     table = fs.measure(tiny.problem(), "hessian_trace", options={"hessian_trace": {"accuracy": 0.2}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from flatscope.errors import InputError, NumericalWarning
 
-MULTIPLIED_OUT = 512
+# Directions that are always taken one by one, and those that are where nothing is left to estimate then.
+FEW = 512
+MULTIPLIED_OUT = 1024
 
 
 class Operator(Protocol):
@@ -37,6 +40,22 @@ class Estimate:
     converged: bool
 
 
+def multiplied_out(counts: Sequence[int], most_products: int) -> list[bool]:
+    """Which of several sums over directions take one product per direction, and are exact, instead of an estimate.
+
+    At most 512 directions always do. More do where that replaces the estimate, which serves all of them at once, at
+    no more products than it may take: all sums of more than 512 together at most 1,024, and at most `most_products`.
+    The limit does not grow with `most_products`: an estimate that may take more mostly stops long before.
+
+    Args:
+        counts: number of directions of each sum.
+        most_products: what the estimate may take.
+    """
+    few = min(FEW, most_products)
+    replaced = sum(count for count in counts if count > few) <= min(MULTIPLIED_OUT, most_products)
+    return [count <= few or replaced for count in counts]
+
+
 def trace(
     operator: Operator,
     generator: torch.Generator,
@@ -52,7 +71,7 @@ def trace(
     A sketch catches the few large eigenvalues exactly: tr(QᵀAQ) with Q an orthonormal basis of A applied to
     random signs. The rest, (I−QQᵀ)A(I−QQᵀ), is estimated with independent random signs; their spread is the
     standard error. It is looked at only after 32, 64, 128, … signs: stopping at the first moment that looks good
-    would stop by luck. A matrix of at most 512 columns is multiplied out instead: cheaper, and exact.
+    would stop by luck. A matrix of at most 1,024 columns is multiplied out instead if `most_products` allows: exact.
 
     Args:
         operator: symmetric matrix.
@@ -69,7 +88,7 @@ def trace(
         raise InputError(
             "positive accuracy, products and block", f"{accuracy}, {most_products}, {block}", where="trace"
         )
-    if size <= min(MULTIPLIED_OUT, most_products):
+    if multiplied_out([size], most_products)[0]:
         return Estimate(_trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True)
     basis = torch.zeros(size, 0, dtype=torch.float64)
     top = 0.0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import MULTIPLIED_OUT
+from flatscope.curvature.estimators import multiplied_out
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.patches import by_output
 from flatscope.errors import NumericalWarning
@@ -129,9 +129,10 @@ def by_products(
     accuracy: float = 0.02,
     most_products: int = 1024,
 ) -> dict[str, Estimated]:
-    """Values by layer name; exact where a layer has few directions, otherwise to `accuracy` or `most_products`."""
+    """Values by layer name; exact where there are few directions, otherwise to `accuracy` or `most_products`."""
     wanted = {layer: directions_of(ctx.params[layer.weight], layer) for layer in layers}
-    few = {layer: found for layer, found in wanted.items() if found.count <= MULTIPLIED_OUT}
+    chosen = multiplied_out([found.count for found in wanted.values()], most_products)
+    few = {layer: found for (layer, found), out in zip(wanted.items(), chosen, strict=True) if out}
     many = {layer: found for layer, found in wanted.items() if layer not in few}
     result = {layer.name: _multiplied_out(ctx, layer, found) for layer, found in few.items()}
     if many:

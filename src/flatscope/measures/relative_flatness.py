@@ -144,7 +144,7 @@ def kappa_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 10
         accuracy: relative standard error to reach where products are needed.
         most_products: give up after so many Hessian products.
     """
-    return _times_squared_norm(ctx, layer_traces(ctx, accuracy, most_products))
+    return _times_squared_norm(ctx, ctx.sweep(layer_traces, accuracy=accuracy, most_products=most_products))
 
 
 _declare_over_layers(kappa_trace, r"\kappa_\tau")
@@ -185,11 +185,16 @@ def rho_unit(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
         ctx: the network.
         reading: "column" (the paper's: outgoing weights of unit j of the layer before) or "row" (incoming weights).
     """
+    if reading not in ("column", "row"):
+        raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
+    return ctx.sweep(unit_rho, reading=reading)
+
+
+def unit_rho(ctx: Context, reading: str) -> dict[str, Value]:
+    """ρ of every unit, computed once for all measures that are made of it."""
     if reading == "column":
         return exact_or_products(ctx, lambda sums: sums.rho, column_directions)
-    if reading == "row":
-        return exact_or_products(ctx, lambda sums: sums.rho_rows, row_directions, rows=True)
-    raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
+    return exact_or_products(ctx, lambda sums: sums.rho_rows, row_directions, rows=True)
 
 
 for _name, _summary, _symbol, _per, _combine in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ from flatscope.curvature.sweep import exact_sweep
 from flatscope.layers import Layer
 from flatscope.params import norm
 from flatscope.registry import Value, measure
+
+MOST_REASONS = 3
 
 
 @measure(
@@ -54,12 +57,12 @@ def gradient_norm(ctx: Context) -> float:
 def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 1024) -> Value:
     """Trace of the Hessian of the training loss over all trainable parameters.
 
-    Exact on piecewise-linear networks. Parameters whose block is not Gauss-Newton are estimated from Hessian
-    products and added.
+    Exact on piecewise-linear networks. The trace over parameters whose block is not Gauss-Newton comes from Hessian
+    products and is added: one for every direction, and exact, up to 1,024 of them; an estimate beyond.
 
     Args:
         ctx: the network.
-        accuracy: relative standard error to reach where products are needed.
+        accuracy: relative standard error to reach where it must be estimated.
         most_products: give up after so many Hessian products.
     """
     swept = ctx.sweep(exact_sweep)
@@ -74,7 +77,9 @@ def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 
         most_products=most_products,
         offset=known,
     )
-    reason = f"{len(swept.curved)} parameter tensors by products: {next(iter(swept.curved.values()))}"
+    ways = f"products, one for each of {found.products:,} directions" if found.exact else "products"
+    tensors = "1 parameter tensor" if len(swept.curved) == 1 else f"{len(swept.curved)} parameter tensors"
+    reason = f"{tensors} by {ways}: {next(iter(swept.curved.values()))}"
     if not found.converged:
         reason += f"; asked for {accuracy:.2g} relative, not reached in {found.products} products"
     return Value(known + found.value, stderr=found.stderr, exact=found.exact, reason=reason)
@@ -98,7 +103,7 @@ def layer_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 10
         accuracy: relative standard error to reach where products are needed.
         most_products: give up after so many Hessian products.
     """
-    return layer_traces(ctx, accuracy, most_products)
+    return ctx.sweep(layer_traces, accuracy=accuracy, most_products=most_products)
 
 
 @measure(
@@ -231,7 +236,7 @@ def one_number_each(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def layer_traces(ctx: Context, accuracy: float, most_products: int) -> dict[str, Value]:
-    """Trace of every layer's Hessian block."""
+    """Trace of every layer's Hessian block, computed once for all measures that are made of it."""
     return one_number_each(
         exact_or_products(
             ctx, lambda sums: sums.trace, trace_directions, accuracy=accuracy, most_products=most_products
@@ -249,11 +254,22 @@ def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
 
 def combined(values: dict[str, Value], how: str) -> Value:
     """Sum or maximum over layers; the error of a sum adds up as if the layers' errors were independent."""
+    exact, reason = all_exact(values), shared_reason(values)
     if how == "max":
         top = max(values.values(), key=lambda v: float(v.value))
-        return Value(float(top.value), top.stderr, data_stderr=top.data_stderr, exact=all_exact(values))
+        return Value(float(top.value), top.stderr, data_stderr=top.data_stderr, exact=exact, reason=reason)
     stderr = math.sqrt(sum(value.stderr**2 for value in values.values()))
-    return Value(sum(float(value.value) for value in values.values()), stderr, exact=all_exact(values))
+    return Value(sum(float(value.value) for value in values.values()), stderr, exact=exact, reason=reason)
+
+
+def shared_reason(values: dict[str, Value]) -> str:
+    """The remarks of the layers as one: each once, and where not all layers have it, how many do."""
+    counted = Counter(value.reason for value in values.values() if value.reason)
+    parts = [
+        reason if count == len(values) else f"{count} of {len(values)} layers: {reason}"
+        for reason, count in counted.most_common(MOST_REASONS)
+    ]
+    return "; ".join([*parts, *(["…"] if len(counted) > MOST_REASONS else [])])
 
 
 def all_exact(values: dict[str, Value]) -> bool:
