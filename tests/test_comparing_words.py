@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.cli.compare import _names
-from flatscope.comparing.rankings import places, tie_text
+from flatscope.comparing.rankings import close_text, places, tie_text
+from flatscope.comparing.verdicts import on_a_slope
 
 
 def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:
@@ -52,3 +54,57 @@ def test_a_shared_first_place_is_said_in_words() -> None:
 )
 def test_checkpoints_are_called_by_what_tells_their_paths_apart(paths: list[str], names: list[str]) -> None:
     assert _names([Path(path) for path in paths], None) == names
+
+
+def test_an_order_that_hangs_on_one_family_is_too_close_to_call() -> None:
+    def voices(*ranks: tuple[float, ...]) -> dict[str, np.ndarray]:
+        return {f"f{number}": np.array(given) for number, given in enumerate(ranks)}
+
+    a, b, nearly = (1.0, 2.0), (2.0, 1.0), (1.4, 1.6)
+    (text,) = close_text(voices(a, a, b), ["a", "b"])
+    assert text.startswith("a before b is too close to call: one family of measures more or less would turn it round.")
+    assert text.endswith("Without f0 or f1, a would not be ahead.")
+    (text,) = close_text(voices(b, b, nearly, a, nearly, a), ["a", "b"])  # a leads by 0.4 of a family
+    assert "Without f3 or f5" in text
+    assert close_text(voices(a, a, a, b), ["a", "b"]) == []  # ahead by two families
+    assert close_text(voices(a, a), ["a", "b"]) == []
+    assert close_text(voices(a, b), ["a", "b"]) == [], "a tie is said elsewhere"
+    assert close_text(voices(a), ["a", "b"]) == ["One family of measures alone (f0) makes this order."]
+    third = close_text(voices((1.0, 2.0, 3.0), (1.0, 3.0, 2.0), (1.0, 2.0, 3.0)), ["a", "b", "c"])
+    assert [text.partition(" is too")[0] for text in third] == ["b before c"]
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_mean(left_out: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 8, generator=generator), torch.arange(60) % 3
+    networks: dict[str, nn.Module] = {}
+    for name, seed in (("a", 1), ("b", 2)):
+        network = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+        draws = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for value in network.parameters():
+                value.copy_(torch.randn(value.shape, generator=draws) / 3)
+        networks[name] = network.eval()
+    if left_out:
+        networks["copy"] = fs.rescale(networks["a"], x, seed=1)
+    measures = ["gradient_norm", "margin", "*path_norm", "lipschitz_linf", "rho_sum"]
+    found = fs.compare(networks, (x, y), measures)
+    text, families = found.summary(), int(found.ranking()["families"].iloc[0])
+    assert families > 2
+    for row in found.ranking().itertuples():
+        assert f"first in {row.families_first} of the {families} families of measures" in text
+    assert "the places in 95 % of draws from the standard errors" in text
+    assert "a value without ± counts as exact" in text
+    assert ("copy is not ranked: it is the same function as a." in text) is left_out
+    (slope,) = [line for line in text.splitlines() if line.startswith("Still on a slope: a (gradient norm ")]
+    assert slope in found.warnings()
+    assert "b (gradient norm" in slope
+    settled = fs.compare(networks, (x, y), measures[1:])
+    assert "on a slope" not in settled.summary(), "the gradient was not measured"
+
+
+def test_only_networks_on_a_slope_are_said_to_be() -> None:
+    (text,) = on_a_slope({"flat": 1e-5, "nearly": 9e-3, "steep": 0.5, "unknown": float("nan")})
+    assert text.startswith("Still on a slope: steep (gradient norm 0.5). ")
+    assert on_a_slope({"flat": 1e-5}) == []

@@ -13,7 +13,16 @@ import pandas as pd
 
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.quantities import Quantity, quantities
-from flatscope.comparing.rankings import agreement, consensus, order_text, places, ranked, tie_text
+from flatscope.comparing.rankings import (
+    agreement,
+    close_text,
+    consensus,
+    family_ranks,
+    order_text,
+    places,
+    ranked,
+    tie_text,
+)
 from flatscope.comparing.verdicts import (
     LOSS_FACTOR,
     Standing,
@@ -22,6 +31,7 @@ from flatscope.comparing.verdicts import (
     far_apart,
     judge,
     loss_factor,
+    on_a_slope,
     undertrained,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
@@ -31,6 +41,10 @@ from flatscope.table import Table, number
 ERRORS = (
     "± is a standard error: of the random draws where a value is estimated, and of the training samples being a draw "
     "where that is known. For values without ± none was computed."
+)
+INTERVALS = (
+    "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
+    "without ± counts as exact, and measures that disagree do not widen them."
 )
 _COPIES_DIFFER = "differ between copies of one function"
 
@@ -196,6 +210,8 @@ class Comparison:
                 "left out of the ranking. Compare checkpoints at about the same loss."
             )
         found += undertrained(self.networks)
+        if "gradient_norm" in self._quantities:
+            found += on_a_slope(self._quantities["gradient_norm"].value)
         if len({network.architecture for network in self.networks.values()}) > 1:
             found.append("The architectures differ: only measures of the function itself are comparable.")
         return found
@@ -206,14 +222,7 @@ class Comparison:
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:
-            ranking = self.ranking()
-            for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
-                families = "1 family" if row.families == 1 else f"{row.families} families"
-                lines.append(
-                    f"{place} {row.name}: mean rank {row.mean_rank:.2f} over {families} of "
-                    f"measures, first in {row.families_first}; rank {row.rank_low:g} to {row.rank_high:g}."
-                )
-            lines += [tie] if (tie := tie_text(ranking)) else []
+            lines += self._ranking_text()
             for order, labels in self.orders().items():
                 lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
         else:
@@ -223,6 +232,23 @@ class Comparison:
                 lines.append(f"Not comparable, {reason}: {', '.join(labels)}.")
         lines.append(ERRORS)
         return "\n".join(lines)
+
+    def _ranking_text(self) -> list[str]:
+        """The ranking by all comparable measures, what its intervals mean, who is not in it, and what it hangs on."""
+        ranking = self.ranking()
+        lines = []
+        for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
+            families = "the only family" if row.families == 1 else f"the {row.families} families"
+            lines.append(
+                f"{place} {row.name}: mean rank {row.mean_rank:.2f}, first in {row.families_first} of {families} of "
+                f"measures; rank {row.rank_low:g} to {row.rank_high:g}."
+            )
+        lines.append(INTERVALS.format(100 * float(self.meta.get("confidence", 0.95))))
+        originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
+        lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
+        lines += [tie] if (tie := tie_text(ranking)) else []
+        voices = family_ranks([self._quantities[label] for label in self.comparable], self.distinct)
+        return lines + close_text(voices, self.distinct)
 
     def not_comparable(self) -> dict[str, list[str]]:
         """Reasons why measures do not rank these networks, with the measures concerned."""

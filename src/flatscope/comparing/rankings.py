@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,21 +44,16 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
     """
     from scipy.stats import rankdata
 
-    families = sorted({quantity.entry.family for quantity in found if quantity.entry is not None})
+    families = _by_family(found)
     drawn = np.zeros((DRAWS, len(names)))
-    means = np.zeros(len(names))
-    first = np.zeros(len(names))
-    for number, family in enumerate(families):
-        members = [quantity for quantity in found if quantity.entry is not None and quantity.entry.family == family]
-        own = np.zeros(len(names))
+    for number, members in enumerate(families.values()):
         for place, quantity in enumerate(members):
-            values = np.array([quantity.value[name] for name in names]) * (1 if quantity.lower_is_better else -1)
             spread = np.array([quantity.total_stderr(name) for name in names])
             noise = np.random.default_rng([number, place]).standard_normal((DRAWS, len(names)))
-            drawn += rankdata(values + spread * noise, axis=1) / (len(members) * len(families))
-            own += rankdata(values) / len(members)
-        means += own / len(families)
-        first += own == own.min()
+            noisy = rankdata(_badness(quantity, names) + spread * noise, axis=1)
+            drawn += noisy / (len(members) * len(families))
+    voices = np.array(list(family_ranks(found, names).values()))  # (families, networks)
+    means, first = voices.mean(axis=0), (voices == voices.min(axis=1, keepdims=True)).sum(axis=0)
     ranks = rankdata(drawn.round(9), axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(ranks, [tail, 1 - tail], axis=0, method="closest_observation")
@@ -71,11 +66,57 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
             "rank_low": low,
             "rank_high": high,
             "probability_best": (best / best.sum(axis=1, keepdims=True)).mean(axis=0),
-            "families_first": first.astype(int),
+            "families_first": first,
             "families": len(families),
         }
     )
     return frame.sort_values("rank", kind="stable", ignore_index=True)
+
+
+def family_ranks(found: Sequence[Quantity], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The voice of every family of measures: mean ranks (networks,) over its measures."""
+    from scipy.stats import rankdata
+
+    return {
+        family: np.mean([rankdata(_badness(quantity, names)) for quantity in members], axis=0)
+        for family, members in _by_family(found).items()
+    }
+
+
+def close_text(voices: Mapping[str, np.ndarray], names: Sequence[str]) -> list[str]:
+    """Neighbours in the order by mean rank that would not be in this order without some one family, a sentence each.
+
+    Args:
+        voices: what `family_ranks` gave.
+        names: the networks, in the order of its columns.
+    """
+    if len(voices) == 1:
+        return [f"One family of measures alone ({next(iter(voices))}) makes this order."]
+    total = np.sum(list(voices.values()), axis=0).round(9)
+    order = np.argsort(total, kind="stable")
+    sentences = []
+    for one, other in itertools.pairwise(order):
+        lead = total[other] - total[one]
+        decisive = [family for family, ranks in voices.items() if ranks[other] - ranks[one] >= lead - 1e-9]
+        if lead > 0 and decisive:
+            sentences.append(
+                f"{names[one]} before {names[other]} is too close to call: one family of measures more or less would "
+                f"turn it round. Without {' or '.join(decisive)}, {names[one]} would not be ahead."
+            )
+    return sentences
+
+
+def _by_family(found: Sequence[Quantity]) -> dict[str, list[Quantity]]:
+    families: dict[str, list[Quantity]] = {}
+    for quantity in found:
+        if quantity.entry is not None:
+            families.setdefault(quantity.entry.family, []).append(quantity)
+    return dict(sorted(families.items()))
+
+
+def _badness(quantity: Quantity, names: Sequence[str]) -> np.ndarray:
+    """Values (networks,), lower is better."""
+    return np.array([quantity.value[name] for name in names]) * (1 if quantity.lower_is_better else -1)
 
 
 def places(ranking: pd.DataFrame) -> list[str]:
@@ -104,7 +145,7 @@ def agreement(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
     from flatscope.stats.correlation import correlate
 
-    badness = {q.label: [q.value[name] * (1 if q.lower_is_better else -1) for name in names] for q in found}
+    badness = {q.label: _badness(q, names) for q in found}
     labels = list(badness)
     matrix = np.eye(len(labels))
     for row, one in enumerate(labels):

@@ -12,10 +12,14 @@ from scipy.special import ndtri
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.quantities import Quantity
 from flatscope.registry import Declaration
+from flatscope.table import number
 
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
 LOSS_FACTOR = 3.0
+# Gradient norms up to which a network counts as settled, and as nearly so; beyond, training stopped on a slope. Rules
+# of thumb, and said to be: the gradient norm has no natural scale.
+SETTLED, NEARLY = 1e-3, 1e-2
 # A training error that much above the lowest is that of a network which was not trained to the end.
 ERROR_APART = 0.05
 # These depend on the outputs as a function of the inputs, whatever the network that computes them looks like.
@@ -132,6 +136,15 @@ def loss_factor(networks: Mapping[str, Standing]) -> float:
     """Largest training loss over the smallest."""
     losses = [network.loss for network in networks.values()]
     return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
+
+
+def on_a_slope(gradient_norms: Mapping[str, float]) -> list[str]:
+    """That some networks are at no minimum, in a sentence."""
+    steep = {name: value for name, value in gradient_norms.items() if value > NEARLY}
+    if not steep:
+        return []
+    shown = ", ".join(f"{name} (gradient norm {number(value)})" for name, value in steep.items())
+    return [f"Still on a slope: {shown}. Curvature there describes where training stopped, not a minimum."]
 
 
 def undertrained(networks: Mapping[str, Standing]) -> list[str]:

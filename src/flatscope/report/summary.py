@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.report.comparison import Cell, Line, lines, written
 from flatscope.table import Table
 
-# Rules of thumb, said as such on the page: the gradient norm has no natural scale.
-SETTLED, NEARLY = 1e-3, 1e-2
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue
 
 
