@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
@@ -148,7 +148,87 @@ def test_show_says_how_it_was_run_and_what_the_paper_scale_takes(results: Path) 
     counts = StudyResult.load(results / STUDY / "small").counts
     for words in (counts, "Run\n", f"study run {STUDY} --scale small", studies()[STUDY].paper_cost):
         assert words in shown
-    with pytest.raises(UnknownNameError, match="paper"):
-        RUNNER.invoke(
-            app, ["study", "show", STUDY, "--results", str(results), "--scale", "paper"], catch_exceptions=False
-        )
+
+
+def invoke(*words: str | Path) -> Result:
+    return RUNNER.invoke(app, ["study", *map(str, words)], env={"COLUMNS": "300"}, catch_exceptions=False)
+
+
+def line_of(shown: Result, name: str) -> str:
+    return next(line for line in shown.stdout.splitlines() if f" {name} " in line)
+
+
+def test_a_scale_that_has_not_been_run_comes_with_the_command_that_runs_it(results: Path) -> None:
+    with pytest.raises(InputError, match=f"study run {STUDY} --scale paper --out {results}") as caught:
+        invoke("show", STUDY, "--results", results, "--scale", "paper")
+    assert "at small scale only" in str(caught.value)
+    with pytest.raises(UnknownNameError, match="Did you mean small"):
+        invoke("show", STUDY, "--results", results, "--scale", "smal")
+
+
+def test_a_named_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, got in ((tmp_path / "nothere", "nothing there"), (tmp_path / "file", "got a file")):
+        for words in (["list"], ["show", STUDY], ["export", tmp_path / "x.md"]):
+            with pytest.raises(InputError, match=f"--results {place}: expected a folder of saved results, .*{got}"):
+                invoke(*words, "--results", place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_before_anything_was_run_there_is_a_list_and_nothing_to_export(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "not run" in line_of(invoke("list"), STUDY)
+    for name in ("x.md", "x.csv", "x.parquet", "x.html"):
+        with pytest.raises(InputError, match="nothing has been run"):
+            invoke("export", name)
+    small = StudyResult.load(results / STUDY / "small")
+    replace(small, scale="smoke").save(tmp_path / "results" / STUDY / "smoke")
+    with pytest.raises(InputError, match="never judged"):
+        invoke("export", "x.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert "smoke, never judged" in line_of(invoke("list"), STUDY)
+
+
+def test_one_damaged_result_does_not_hide_the_others(results: Path, tmp_path: Path) -> None:
+    small, other = StudyResult.load(results / STUDY / "small"), "petzka2019-fig1"
+    small.save(tmp_path / STUDY / "small")
+    (tmp_path / other / "small").mkdir(parents=True)
+    (tmp_path / other / "small" / "verdicts.json").write_text('{"name": ')
+    shown = invoke("list", "--results", tmp_path)
+    assert shown.exit_code == 0
+    assert small.counts in line_of(shown, STUDY)
+    assert "unreadable" in line_of(shown, other)
+    assert f"{len(studies()[other].claims)} unreadable" in shown.stderr
+    advice = f"flatscope study run {other} --scale small"
+    assert advice in shown.stderr
+    assert small.counts in invoke("show", STUDY, "--results", tmp_path).stdout
+    for words in (["export", tmp_path / "x.md"], ["show", other], ["show", other, "--scale", "small"]):
+        with pytest.raises(InputError, match=advice):
+            invoke(*words, "--results", tmp_path)
+    (tmp_path / STUDY / "paper").mkdir()
+    (tmp_path / STUDY / "paper" / "verdicts.json").write_text("")
+    shown = invoke("list", "--results", tmp_path)
+    assert f"{small.counts} (paper" in line_of(shown, STUDY)
+    assert "unreadable)" in shown.stdout
+    beside = invoke("show", STUDY, "--results", tmp_path)
+    assert f"flatscope study run {STUDY} --scale paper" in beside.stderr
+
+
+def test_times_that_are_not_known_are_not_called_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "data"))
+    words = ["--scale", "small", "--device", "cpu", "--out", tmp_path / "out"]
+    done = invoke("cost", "zhang2017-fig1", *words)
+    assert done.exit_code == 1
+    assert line_of(done, "zhang2017-fig1").count("unknown") == 4
+    assert "all of them together: unknown" in done.stdout
+    assert "nothing could be timed" in done.stderr
+    assert not (tmp_path / "out").exists()
+    mixed = invoke("cost", "zhang2017-fig1", STUDY, *words)
+    assert mixed.exit_code == 0
+    assert line_of(mixed, "zhang2017-fig1").count("unknown") == 4
+    assert " s, without zhang2017-fig1\n" in mixed.stdout
+    assert "unknown" not in line_of(mixed, STUDY)
+    assert [path.parent.name for path in (tmp_path / "out").glob("*/*.json")] == [STUDY]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatscope.cli.output import check_place, show_error, show_grid, show_note
-from flatscope.errors import FlatscopeError, InputError, UnknownNameError
+from flatscope.errors import DataFileError, FlatscopeError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from flatscope.studies.cost import Cost
     from flatscope.studies.result import StudyResult
 
 # Inside the commands is imported what they need: help and slips must not wait for torch, plots and statistics.
@@ -21,25 +22,39 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Figures and tables of the four papers, re-run with a verdict.", no_args_is_help=True)
 
 Names = Annotated[list[str], typer.Argument(help="Studies by name or pattern, as in 'petzka2019-*'.")]
-Results = Annotated[Path, typer.Option(help="Folder of saved results, one folder per study and scale.")]
+FOLDER = Path("results")
+Out = Annotated[Path, typer.Option(help="Folder of saved results, one folder per study and scale.")]
+# None unless it was named: that nothing has been saved where results go by default is no slip.
+Results = Annotated[
+    Path | None,
+    typer.Option(help="Folder of saved results, one folder per study and scale.", show_default=str(FOLDER)),
+]
+UNREADABLE = "unreadable"
+UNKNOWN = "unknown"
 EXPORTS = (".md", ".csv", ".parquet", ".html")
 
 
 @app.command("list")
-def list_studies(results: Results = Path("results")) -> None:
+def list_studies(results: Results = None) -> None:
     """All studies, and the verdicts of those that have been run."""
     from flatscope.studies import studies
-    from flatscope.studies.claims import NOT_RUN, counted
+    from flatscope.studies.claims import counted
     from flatscope.studies.reproduction import claim_rows, latest, load_results
 
-    saved = load_results(results)
+    damaged: dict[tuple[str, str], DataFileError] = {}
+    saved = load_results(_saved_folder(results), damaged)
     rows = []
     for name, entry in studies().items():
-        result = latest(saved.get(name, {}))
-        counts, scale = (result.counts, result.scale) if result else (NOT_RUN, "")
-        rows.append([name, entry.figure, entry.title, str(len(entry.claims)), scale, counts])
+        scales = [scale for study, scale in damaged if study == name]
+        rows.append([name, entry.figure, entry.title, str(len(entry.claims)), *_standing(saved.get(name, {}), scales)])
     show_grid(["study", "source", "what", "claims", "scale", "verdicts"], rows)
-    show_note(f"all claims: {counted(row['verdict'] for row in claim_rows(saved))}")
+    claims = claim_rows(saved)
+    lost = {name for name, _ in damaged if latest(saved.get(name, {})) is None}
+    known = [row["verdict"] for row in claims if row["study"] not in lost]
+    others = f", {len(claims) - len(known)} {UNREADABLE}" if len(known) < len(claims) else ""
+    show_note(f"all claims: {counted(known)}{others}")
+    for problem in damaged.values():
+        show_note(str(problem))
 
 
 @app.command("run")
@@ -51,7 +66,7 @@ def run(
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder of trained networks; else FLATSCOPE_STORE.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the GPU where there is one.")] = None,
-    out: Results = Path("results"),
+    out: Out = FOLDER,
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope.studies import study
@@ -83,27 +98,40 @@ def run(
 
 
 @app.command("show")
-def show(name: str, results: Results = Path("results"), scale: str | None = None) -> None:
+def show(
+    name: str,
+    results: Results = None,
+    scale: Annotated[str | None, typer.Option(help="Which of the saved results; the largest by default.")] = None,
+) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
     from flatscope.registry import PAPERS
     from flatscope.studies import find_study
     from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import by_size, latest, load_results
+    from flatscope.studies.study import check_scale
 
-    entry = find_study(name)
-    saved = load_results(results).get(name, {})
+    entry, folder = find_study(name), _saved_folder(results)
+    if scale is not None:
+        check_scale(scale)
+    damaged: dict[tuple[str, str], DataFileError] = {}
+    saved = load_results(folder, damaged).get(name, {})
+    own = {other: problem for (study, other), problem in damaged.items() if study == name}
+    again = f"flatscope study run {name} --scale {scale or 'small'}{'' if results is None else f' --out {folder}'}"
+    if scale in own or (own and not saved and scale is None):
+        raise own[scale or next(iter(own))]
     if scale and saved and scale not in saved:
-        raise UnknownNameError.among(scale, saved, f"scale among the saved results of {name}")
+        got = f"results at {' and '.join(saved)} scale only"
+        raise InputError(f"a result at {scale} scale", got, where=str(folder / name), fix=f"Run it: {again}")
     result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
     typer.echo(f"{entry.title}\n{PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
-    costs = load_costs(results)
+    costs = load_costs(folder)
     cost = costs[name].text() if name in costs else entry.paper_cost
     if result is None:
         show_grid(
             ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
         )
         _list("At paper scale", [cost])
-        show_note(f"no saved result in {results}; flatscope study run {name}")
+        show_note(f"no saved result in {folder}; {again}")
         return
     _show(result)
     others = [other for other in by_size(saved) if other is not result]
@@ -114,6 +142,8 @@ def show(name: str, results: Results = Path("results"), scale: str | None = None
     _list("Also seen", result.notes)
     _list("Run", [f"{result.how}; {result.command}"])
     _list("At paper scale", [cost])
+    for problem in own.values():
+        show_note(str(problem))
 
 
 @app.command("cost")
@@ -125,7 +155,7 @@ def cost(
     reckon: Annotated[
         bool, typer.Option("--reckon", help="Time nothing: take saved times, other networks by their multiply-adds.")
     ] = False,
-    out: Results = Path("results"),
+    out: Out = FOLDER,
 ) -> None:
     """Time shortened epochs and measurements, and say what whole studies take; no network is kept.
 
@@ -144,23 +174,30 @@ def cost(
     else:
         costs = study_costs(chosen, scale, device=device, budget=budget, saved=saved)
     rows = []
+    without = [found for found in costs if found.untimed and len(found.untimed) == len(found.rows)]
     for found in costs:
-        found.save(out)
+        if found not in without:  # a file without a time would only take the place of one with times
+            found.save(out)
         timed = f"{len(found.rows) - len(found.untimed)} of {len(found.rows)}"
-        parts = (found.seconds, found.part(TRAINING), found.part(MEASURING), found.additional)
-        rows.append([found.name, timed, *(duration(seconds) for seconds in parts)])
+        seconds = (found.seconds, _part(found, TRAINING), _part(found, MEASURING), found.additional)
+        rows.append([found.name, timed, *(UNKNOWN if s is None or found in without else duration(s) for s in seconds)])
     header = ["study", "kinds with a time", "in all", "training", "measuring", "more than those above"]
     show_grid(header, rows, title=f"Cost at {scale} scale on one {costs[0].provenance['device']}")
-    typer.echo(f"all of them together: {duration(sum(found.additional for found in costs))}")
+    none, together = len(without) == len(costs), duration(sum(found.additional for found in costs))
+    left_out = f", without {', '.join(found.name for found in without)}" if without else ""
+    typer.echo(f"all of them together: {UNKNOWN if none else together + left_out}")
     for problem, kinds in untimed_kinds(costs).items():
         show_note(f"not timed: {kinds}: {problem}")
+    if none:
+        show_error("nothing could be timed, and nothing was saved")
+        raise typer.Exit(code=1)
     show_note(f"one {cost_file(scale)} per study in {out}; stop rules may end training before the epochs counted here")
 
 
 @app.command("export")
 def export(
     out: Annotated[Path, typer.Argument(help="reproduction.md, claims.csv, claims.parquet or report.html.")],
-    results: Results = Path("results"),
+    results: Results = None,
 ) -> None:
     """Write every claim with its verdict to one file."""
     from flatscope.guards import whole_file, write_whole
@@ -171,20 +208,51 @@ def export(
     from flatscope.studies.reproduction_page import reproduction_markdown
 
     check_place(out, EXPORTS)
-    saved = load_results(results)
+    folder = _saved_folder(results)
+    saved = load_results(folder)
+    found = [result for name in studies() if (result := latest(saved.get(name, {})))]
+    if not found:
+        got = "smoke runs only, which are never judged" if saved else "none: nothing has been run"
+        fix = "Run studies first, as in flatscope study run 'petzka2019-*'; flatscope study list names them"
+        raise InputError("at least one saved result", got, where=str(folder), fix=fix)
     if out.suffix == ".md":
-        figures = Path(os.path.relpath(results, out.parent)).as_posix()
-        write_whole(out, reproduction_markdown(saved, load_costs(results), figures).encode())
+        figures = Path(os.path.relpath(folder, out.parent)).as_posix()
+        write_whole(out, reproduction_markdown(saved, load_costs(folder), figures).encode())
     elif out.suffix == ".html":
-        found = [result for name in studies() if (result := latest(saved.get(name, {})))]
-        if not found:
-            raise InputError("at least one saved result", "none", where=str(results), fix="flatscope study run NAME")
         report(found, out, title="Reproduction of the four papers")
     else:
         frame = claim_frame(saved)
         with whole_file(out) as temporary:
             frame.to_csv(temporary, index=False) if out.suffix == ".csv" else frame.to_parquet(temporary)
     show_note(f"wrote {out}")
+
+
+def _saved_folder(results: Path | None) -> Path:
+    """Where saved results are; a folder that was named has to be there."""
+    if results is not None and not results.is_dir():
+        got = "a file" if results.is_file() else "nothing there"
+        fix = "Name the folder that flatscope study run --out wrote"
+        raise InputError("a folder of saved results", got, where=f"--results {results}", fix=fix)
+    return results or FOLDER
+
+
+def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str, str]:
+    """The scale and the verdicts to show for a study, of what was saved of it and the scales that cannot be read."""
+    from flatscope.studies.claims import NOT_RUN
+    from flatscope.studies.reproduction import latest
+
+    result = latest(saved)
+    if result is not None:
+        return result.scale, result.counts + (f" ({', '.join(damaged)} {UNREADABLE})" if damaged else "")
+    if damaged:
+        return ", ".join(damaged), UNREADABLE
+    return ("smoke", "smoke, never judged") if "smoke" in saved else ("", NOT_RUN)
+
+
+def _part(cost: Cost, name: str) -> float | None:
+    """Seconds of training or of measuring; None where there is such work and no time of it is known."""
+    totals = [row.total for row in cost.rows if row.part == name]
+    return cost.part(name) if not totals or any(total is not None for total in totals) else None
 
 
 def _matching(patterns: list[str]) -> list[str]:

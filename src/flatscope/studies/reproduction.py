@@ -8,16 +8,34 @@ from pathlib import Path
 
 import pandas as pd
 
+from flatscope.errors import DataFileError
 from flatscope.studies.claims import NOT_RUN, Estimate, Finding
 from flatscope.studies.result import VERDICTS_FILE, StudyResult, estimate_text
 from flatscope.studies.study import SCALES, Study, declared_studies
 
 
-def load_results(folder: str | Path) -> dict[str, dict[str, StudyResult]]:
-    """Saved results by study and scale, from `folder/<study>/<scale>/`."""
+def load_results(
+    folder: str | Path, damaged: dict[tuple[str, str], DataFileError] | None = None
+) -> dict[str, dict[str, StudyResult]]:
+    """Saved results by study and scale, from `folder/<study>/<scale>/`.
+
+    Args:
+        folder: of all results.
+        damaged: is given, by the folders of study and scale, what is wrong with results that cannot be read; they
+            are left out then.
+
+    Raises:
+        DataFileError: a result cannot be read, and `damaged` is not there to say so.
+    """
     found: dict[str, dict[str, StudyResult]] = {}
     for path in sorted(Path(folder).glob(f"*/*/{VERDICTS_FILE}")):
-        result = StudyResult.load(path.parent)
+        try:
+            result = StudyResult.load(path.parent)
+        except DataFileError as problem:
+            if damaged is None:
+                raise
+            damaged[path.parts[-3], path.parts[-2]] = problem
+            continue
         found.setdefault(result.name, {})[result.scale] = result
     return found
 
