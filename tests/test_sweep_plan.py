@@ -192,7 +192,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "Did you mean rates" in err
     (tmp_path / "other.toml").write_text('work = "trial_work:square"\n[grid]\nx = [3]\n')
     _, _, err = call(monkeypatch, capsys, "run", tmp_path / "other.toml", "--store", folder, "--workers", 0)
-    assert "1 trials of the 'other'" in err
+    assert "1 trial of the 'other' that was run here before is no longer" in err
     code, _, err = call(monkeypatch, capsys, "run", tmp_path / "other.toml", "--store", folder, "--engine", "rey")
     assert code == 2
     assert "ray" in err

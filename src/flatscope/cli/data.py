@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.output import numbered, show_grid, show_note
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
@@ -25,7 +25,7 @@ def list_sets(data_root: Root = None) -> None:
 
     rows = []
     for entry in available(data_root):
-        n_files = f"{len(entry.missing)} files" if entry.status == "absent" else ", ".join(entry.missing)
+        n_files = numbered(len(entry.missing), "file") if entry.status == "absent" else ", ".join(entry.missing)
         shape = "x".join(str(extent) for extent in entry.shape)
         row = [entry.name, entry.status, str(entry.n_train), str(entry.n_test), shape, str(entry.n_classes)]
         rows.append([*row, str(entry.folder or ""), n_files])

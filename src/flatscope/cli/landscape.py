@@ -24,7 +24,7 @@ from flatscope.cli.options import (
     TrainSize,
     Weights,
 )
-from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, numbered, show_grid
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def show_surface(surface: Surface) -> None:
     rows = [
         ["space", surface.space + (f", rule {surface.meta['rule']}" if surface.space == "psi" else "")],
         ["directions", f"{surface.directions}, length " + ", ".join(number(x) for x in surface.meta["lengths"])],
-        ["grid", f"{size}, {int(surface.poles.sum())} points across poles"],
+        ["grid", f"{size}, {numbered(int(surface.poles.sum()), 'point')} across poles"],
         [f"{surface.meta['part']} loss at the network", number(surface.centre)],
         ["lowest and highest", f"{number(low)} … {number(high)}"],
     ]

@@ -21,7 +21,7 @@ import pandas as pd
 import typer
 from torch import nn
 
-from flatscope.cli.output import show_grid, show_note
+from flatscope.cli.output import numbered, show_grid, show_note
 from flatscope.cli.sources import load_model
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import whole_file, write_whole
@@ -186,7 +186,7 @@ def _show(population: Population, out: Path) -> None:
     columns = ["name", "epochs", "train_loss", "train_error", "test_loss", "test_error", "stopped_by"]
     shown = frame[columns].head(SHOWN)
     rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
-    show_grid(columns, rows, title=f"{len(population)} networks")
+    show_grid(columns, rows, title=numbered(len(population), "network"))
     if len(frame) > SHOWN:
         show_note(f"{len(frame) - SHOWN} more in {out / 'frame.csv'}")
     if frame["diverged"].any():

@@ -1,4 +1,4 @@
-"""`flatscope report`: one page from saved tables, audits, landscapes, populations and training runs."""
+"""`flatscope report`: one page from saved tables, audits, landscapes, populations, training runs and studies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import check_folder, check_place, command_line, show_note
+from flatscope.cli.output import check_folder, check_place, command_line, numbered, show_note
 from flatscope.errors import InputError
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
@@ -17,8 +17,9 @@ def report(
     items: Annotated[
         list[str],
         typer.Argument(
-            help="Tables, audits, surfaces, populations (.parquet, .json, .npz, .csv) or folders of training runs; "
-            "name=path gives a name, things with one name belong to one network."
+            help="Tables, audits, surfaces, populations (.parquet, .json, .npz, .csv), folders of training runs or of "
+            "studies (results/NAME, or results/NAME/SCALE); name=path gives a name, things with one name belong to "
+            "one network."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write, .html.")] = Path("report.html"),
@@ -43,9 +44,25 @@ def report(
     for name in chosen or [""]:
         if name not in PICTURES:
             raise InputError(f"formats of {', '.join(PICTURES)}", repr(formats), where="--format")
-    found = [pair for given in items for pair in read_item(given, target, measures or ())]
+    places = [place for given in items for place in _with_scales(given)]
+    found = [pair for given in places for pair in read_item(given, target, measures or ())]
     page = write_report(found, out, title=title, command=command_line())
     show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
     if figures is not None:
         saved = save_figures(found, figures, chosen)
-        show_note(f"{len(saved)} figures written to {figures}")
+        show_note(f"{numbered(len(saved), 'figure')} written to {figures}")
+
+
+def _with_scales(given: str) -> list[str]:
+    """What was given; for the folder of a study, the folders of the scales at which it was run."""
+    from flatscope.report.files import HISTORY_FILE, VERDICTS_FILE
+
+    name, equals, path = given.partition("=")
+    name, folder = (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
+    if any((folder / file).is_file() for file in (HISTORY_FILE, VERDICTS_FILE)):
+        return [given]
+    scales = [verdicts.parent for verdicts in sorted(folder.glob(f"*/{VERDICTS_FILE}"))]
+    if not scales and any(folder.glob(f"*/*/{VERDICTS_FILE}")):
+        fix = f"Name one of them, or make a page of all: flatscope study export report.html --results {folder}"
+        raise InputError("the folder of one study", "a folder of several", where=str(folder), fix=fix)
+    return [f"{name or folder.name}={scale}" for scale in scales] or [given]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, show_error, show_grid, show_note
+from flatscope.cli.output import check_place, numbered, show_error, show_grid, show_note
 from flatscope.errors import DataFileError, FlatscopeError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _show(result: StudyResult) -> None:
     header = ["where", "claim", "paper", "here", "runs", "verdict"]
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
-    typer.echo(f"{len(result.findings)} claim{'s' * (len(result.findings) != 1)}: {result.counts}")
+    typer.echo(f"{numbered(len(result.findings), 'claim')}: {result.counts}")
 
 
 def _list(title: str, entries: Iterable[str]) -> None:

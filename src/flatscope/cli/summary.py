@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope.cli.output import console
+from flatscope.cli.output import console, numbered
 from flatscope.context import Context
 from flatscope.registry import Declaration, declarations
 from flatscope.report.comparison import RESCALINGS
@@ -58,14 +58,16 @@ class Fit:
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""
         error = "" if self.error is None else f", error {100 * self.error[0]:.2f} %"
-        return f"{self.data}, {self.n_train} training samples, {self.how}: loss {self.loss[0]:.4g}{error}"
+        samples = numbered(self.n_train, "training sample")
+        return f"{self.data}, {samples}, {self.how}: loss {self.loss[0]:.4g}{error}"
 
 
 def show_measured(table: Table, fit: Fit) -> None:
     """The summary, and below it every number of the table."""
     screen, rows = console(), [_Row.of(line) for line in table.lines()]
-    counts = f"{fit.n_train} training" + (f" and {fit.n_test} test" if fit.n_test else "")
-    screen.print(Text(f"{fit.data}: {counts} samples, {fit.how}; {fit.parameters} parameters"))
+    counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
+    samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
+    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.parameters, 'parameter')}"))
     screen.print(_fit_grid(fit))
     for remark in table.meta.get("remarks", ()):
         screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}\n"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, show_grid, show_note
+from flatscope.cli.output import check_place, numbered, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def export(
     check_place(out, (".parquet", ".csv"))
     kept = Store(store)
     kept.export(out)
-    show_note(f"{len(kept.frame())} trials in {out}")
+    show_note(f"{numbered(len(kept.frame()), 'trial')} in {out}")
 
 
 def _run(
@@ -112,7 +112,8 @@ def _run(
     trials = [config for unit in units for config in unit]
     there = sum(config in store for config in trials)
     if there:
-        show_note(f"{there} of {len(trials)} trials are done already")
+        verb = "is" if len(trials) == 1 else "are"
+        show_note(f"{there} of {numbered(len(trials), 'trial')} {verb} done already")
     frame = run_units(units, sweep.work, store, engine=engine, workers=workers, address=address, cpus=cpus, gpus=gpus)
     show_grid(["sweep", "trials", "done"], [[sweep.name, str(len(trials)), str(len(frame))]])
     show_note(f"results in {store.root}; `flatscope sweep export OUT.parquet --store {store.root}` writes one table")
@@ -126,7 +127,9 @@ def _note_changes(sweep: Sweep, store: Store) -> None:
     before = {store.key(config) for config in Sweep.from_dict(known).configs()} if known else set()
     dropped = before - {store.key(config) for config in sweep.configs()}
     if dropped:
-        show_note(f"{len(dropped)} trials of the {sweep.name!r} that was run here before are no longer in it")
+        verb = "is" if len(dropped) == 1 else "are"
+        trials = numbered(len(dropped), "trial")
+        show_note(f"{trials} of the {sweep.name!r} that was run here before {verb} no longer in it")
 
 
 def _plans(store: Store) -> dict[str, Sweep]:
