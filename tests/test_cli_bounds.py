@@ -59,6 +59,7 @@ def test_options_and_delta_reach_the_bounds() -> None:
     ("words", "message"),
     [
         (["-m", "pac_bayes"], "--bound pac_bayes"),
+        (["-m", "rademacher*"], "--bound rademacher"),
         (["--bound", "covring"], "Did you mean covering"),
         (["--bounds", "--option", "covring.radius=3"], "covering"),
         (["--bounds", "--option", "covering.radios=3"], "radius"),

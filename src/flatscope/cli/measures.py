@@ -55,9 +55,7 @@ def measure(
     option: Annotated[
         list[str] | None, typer.Option(help="NAME.option=value, of a measure or a bound; repeatable.")
     ] = None,
-    bounds: Annotated[
-        bool, typer.Option("--bounds", help="Evaluate the bounds that do not take long as well.")
-    ] = False,
+    bounds: Annotated[bool, typer.Option(help="Evaluate the bounds that do not take long as well.")] = False,
     bound: Annotated[
         list[str] | None, typer.Option("--bound", help='Bound to evaluate: name or glob, or "all"; repeatable.')
     ] = None,

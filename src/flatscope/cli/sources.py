@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -141,7 +142,7 @@ def check_measures(names: Iterable[str] | None) -> None:
         try:
             select([name])
         except UnknownNameError as problem:
-            if name in declarations("bound"):
+            if fnmatch.filter(declarations("bound"), name):
                 problem.fix = f"{name} is a bound: flatscope measure --bound {name}"
             raise
 
