@@ -139,6 +139,9 @@ measured("options that are none", "options of margin", "dictionary", "0.1", opti
 measured("seed", "seed", "whole number", "'a'", seed="a")
 bad("a model for a problem", "a Problem", "Sequential", "Problem(model")(lambda _: fs.measure(net(), "margin"))  # type: ignore[arg-type]
 bad("delta", "delta", "0 < delta < 1", "2")(lambda _: fs.bounds(problem(), delta=2))
+bad("delta of one bound", "options of covering", "options of its own", "{'delta': 0.1}")(
+    lambda _: fs.bounds(problem(), options={"covering": {"delta": 0.1}})
+)
 
 given("label too large", "train", "labels from 0 to 2", "3 outputs", "from 0 to 7", train=(X, changed(Y, 5, 7)))
 given("late label too large", "labels from 0 to 2", "from 0 to 7", train=(X, changed(Y, 39, 7)))

@@ -114,11 +114,12 @@ def test_the_same_figure_is_the_same_file() -> None:
     assert result(Estimate(2.0)).svg == result(Estimate(2.0)).svg
 
 
-def test_a_torn_result_is_refused(tmp_path: Path) -> None:
-    folder = result(Estimate(2.0)).save(tmp_path / "r")
+@pytest.mark.parametrize("left", [0, 100, "null", '"words"', "[]"])
+def test_a_torn_result_is_refused(tmp_path: Path, left: int | str) -> None:
+    folder = result(Estimate(2.0)).save(tmp_path / "a-study" / "small")
     text = (folder / "verdicts.json").read_text()
-    (folder / "verdicts.json").write_text(text[: len(text) // 2])
-    with pytest.raises(DataFileError, match="study"):
+    (folder / "verdicts.json").write_text(left if isinstance(left, str) else text[:left])
+    with pytest.raises(DataFileError, match="flatscope study run a-study --scale small"):
         StudyResult.load(folder)
 
 

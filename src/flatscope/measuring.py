@@ -76,7 +76,7 @@ def bounds(
 
     Args:
         problem: model, data, loss.
-        names: names or globs of bounds; None or "all" for every one.
+        names: names or globs of bounds; "all" for every one, None for those that do not take long.
         seed: of all random streams.
         options: {bound: {option: value}}.
         delta: the bound holds with probability at least 1 - delta.
@@ -99,6 +99,10 @@ def _run(
     chosen = select(names, kind)
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
     checked = {name: _declared(name, kind).checked_options(given) for name, given in options.items()}
+    for name, given in checked.items():
+        if twice := ", ".join(given.keys() & common.keys()):
+            fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
+            raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
     per_measure = [(entry, checked.get(entry.name, {})) for entry in chosen]
     rows: list[dict[str, Any]] = []
     with untouched_randomness(problem.generators), precise_math():

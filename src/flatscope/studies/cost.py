@@ -134,9 +134,9 @@ class Cost:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
             rows = tuple(CostRow(**row) for row in saved.pop("rows"))
             return cls(rows=rows, shared=tuple(saved.pop("shared")), **saved)
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             got = f"{type(problem).__name__}: {problem}"
-            fix = "Remove it and time it again: flatscope study cost NAME"
+            fix = f"Remove it and time it again: flatscope study cost {Path(path).parent.name}"
             raise DataFileError("the cost of a study", got, where=str(path), fix=fix) from problem
 
 

@@ -77,7 +77,8 @@ class StudyResult:
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
         stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
         if trials and not now:
-            return f"{self.scale} scale, analysed again on {facts['date']} from {trials} stored trials{stored}"
+            of = "1 stored trial" if trials == 1 else f"{trials} stored trials"
+            return f"{self.scale} scale, analysed again on {facts['date']} from {of}{stored}"
         took = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
         return f"{took}; {trials - now} of {trials} trials were there already" if now < trials else took
 
@@ -144,7 +145,7 @@ class StudyResult:
                 notes=tuple(saved.pop("notes")),
                 **saved,
             )
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise DataFileError(
                 "the result of a study",
                 f"{type(problem).__name__}: {problem}",
