@@ -141,10 +141,10 @@ def range_text(ends: Range) -> str:
     return f"from {number_text(low)} to {number_text(high)}"
 
 
-def number_text(value: float, digits: int = 4) -> str:
-    """Whole numbers whole, others to some digits."""
+def number_text(value: float) -> str:
+    """Whole numbers whole, others to six digits."""
     whole = abs(value) < 1e15 and value == int(value) if math.isfinite(value) else False
-    return f"{int(value):,}" if whole else f"{value:.{digits}g}"
+    return f"{int(value):,}" if whole else f"{value:.6g}"
 
 
 def counted(verdicts: Iterable[str]) -> str:

@@ -163,7 +163,7 @@ def estimate_text(estimate: Estimate) -> str:
     if estimate.seen:
         return _seen_text(estimate)
     if estimate.low == estimate.value == estimate.high:
-        return f"{number_text(estimate.value, 6)} (exact)"
+        return f"{number_text(estimate.value)} (exact)"
     return f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
 
 
