@@ -100,8 +100,14 @@ def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_m
     (slope,) = [line for line in text.splitlines() if line.startswith("Still on a slope: a (gradient norm ")]
     assert slope in found.warnings()
     assert "b (gradient norm" in slope
+    shared = int(found.ranking()["families_first"].sum()) > families
+    assert ("several share the first place" in text) is shared
+    assert all(remark in text for remark in found.ranking_remarks())
     settled = fs.compare(networks, (x, y), measures[1:])
     assert "on a slope" not in settled.summary(), "the gradient was not measured"
+    alone = fs.compare(networks, (x, y), "margin").summary()
+    assert "mean rank 1.00, in the only family of measures; rank 1 to 1." in alone
+    assert "One family of measures alone (margins) makes this order." in alone
 
 
 def test_only_networks_on_a_slope_are_said_to_be() -> None:

@@ -222,7 +222,15 @@ class Comparison:
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:
-            lines += self._ranking_text()
+            ranking = self.ranking()
+            for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
+                voices = f"first in {row.families_first} of the {row.families} families of measures"
+                voices = "in the only family of measures" if row.families == 1 else voices
+                lines.append(
+                    f"{place} {row.name}: mean rank {row.mean_rank:.2f}, {voices}; "
+                    f"rank {row.rank_low:g} to {row.rank_high:g}."
+                )
+            lines += self.ranking_remarks()
             for order, labels in self.orders().items():
                 lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
         else:
@@ -233,17 +241,12 @@ class Comparison:
         lines.append(ERRORS)
         return "\n".join(lines)
 
-    def _ranking_text(self) -> list[str]:
-        """The ranking by all comparable measures, what its intervals mean, who is not in it, and what it hangs on."""
+    def ranking_remarks(self) -> list[str]:
+        """Of the ranking by all comparable measures: what its intervals mean, who is not in it, what it hangs on."""
         ranking = self.ranking()
-        lines = []
-        for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
-            families = "the only family" if row.families == 1 else f"the {row.families} families"
-            lines.append(
-                f"{place} {row.name}: mean rank {row.mean_rank:.2f}, first in {row.families_first} of {families} of "
-                f"measures; rank {row.rank_low:g} to {row.rank_high:g}."
-            )
-        lines.append(INTERVALS.format(100 * float(self.meta.get("confidence", 0.95))))
+        lines = [INTERVALS.format(100 * float(self.meta.get("confidence", 0.95)))]
+        if ranking["families_first"].sum() > ranking["families"].iloc[0] > 1:
+            lines.append("A family in which several share the first place counts for each of them.")
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
         lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
         lines += [tie] if (tie := tie_text(ranking)) else []

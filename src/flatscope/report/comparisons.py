@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flatscope.comparing import Comparison
 from flatscope.comparing.comparison import ERRORS
-from flatscope.comparing.rankings import places, tie_text
+from flatscope.comparing.rankings import places
 from flatscope.report.charts import Colours
 from flatscope.report.markup import fragment
 from flatscope.report.parts import Part, Section
@@ -18,8 +18,7 @@ def comparisons_part(comparisons: Mapping[str, Comparison], _: Colours) -> Part:
     """Warnings and ranking in the summary; the table of orders and verdicts as a section."""
     ranked = {n: found.ranking() for n, found in comparisons.items() if len(found.distinct) > 1 and found.comparable}
     rankings = {name: frame.assign(place=places(frame)).to_dict("records") for name, frame in ranked.items()}
-    ties = {name: tie_text(frame) for name, frame in ranked.items()}
-    summary = fragment("comparison_summary.html", comparisons=comparisons, rankings=rankings, ties=ties)
+    summary = fragment("comparison_summary.html", comparisons=comparisons, rankings=rankings)
     body = fragment("comparisons.html", comparisons=comparisons, badges=BADGES, errors=ERRORS)
     provenance = {name: found.meta for name, found in comparisons.items()}
     return Part(summary, [Section("ranking", "Ranking", body)], provenance)
