@@ -95,6 +95,10 @@ def test_operator_is_the_dense_hessian() -> None:
 def test_estimated_trace_agrees_within_its_standard_error() -> None:
     tiny = attention()
     exact = psi_trace(Dense(tiny))
+    multiplied_out = fs.measure(tiny.problem(), "psi_trace")
+    assert multiplied_out.to_frame()["exact"].all()
+    assert "by products, one for each: " in multiplied_out.reason("psi_trace")
+    assert "not piecewise linear" in multiplied_out.reason("psi_trace")
     options = {"psi_trace": {"most_products": 96, "accuracy": 0.5}}
     for seed in range(4):
         table = fs.measure(tiny.problem(), "psi_trace", seed=seed, options=options)

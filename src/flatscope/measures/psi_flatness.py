@@ -56,7 +56,8 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
         ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         accuracy: relative standard error to reach where products must be estimated.
-        most_products: the most Hessian products to take: up to so many units are exact, more are estimated.
+        most_products: the most Hessian products to take: up to so many units, and up to 1,024, are exact, more are
+            estimated.
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
     swept = ctx.sweep(exact_sweep, diagonal=True)
@@ -76,7 +77,9 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
         return Value(known, reason=_remark(paths, "hessian_trace"))
     operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
     found_rest = trace(operator, generator, accuracy=accuracy, most_products=most_products)
-    reason = "" if found_rest.exact else f"{len(chosen)} of {paths.count} values by products"
+    curved = "".join(f": {why}" for why in list(swept.curved.values())[:1])
+    ways = f"products, one for each{curved}" if found_rest.exact else f"products{curved}"
+    reason = f"{len(chosen)} of {paths.count} values by {ways}" if curved or not found_rest.exact else ""
     if not found_rest.converged:
         reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
     reason = _remark(paths, "hessian_trace", reason)
