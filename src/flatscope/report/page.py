@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from markupsafe import Markup
 
+from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
 from flatscope.guards import whole_file
@@ -39,7 +40,7 @@ from flatscope.report.parts import Part, Section, charts_section
 from flatscope.report.population_page import populations_part
 from flatscope.report.simplexes import simplexes_part
 from flatscope.report.studies import studies_part
-from flatscope.report.summary import NEARLY, SETTLED, comparability, network_summaries
+from flatscope.report.summary import comparability, network_summaries
 from flatscope.report.surfaces import surfaces_part
 from flatscope.report.units import units_chart, units_data, units_profiles
 from flatscope.symmetries.audit import Audit
