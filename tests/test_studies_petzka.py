@@ -164,14 +164,12 @@ def rises(rest: float, order: float) -> pd.DataFrame:
     return pd.DataFrame(rows).pivot(index="seed", columns="delta", values="ratio")
 
 
-@pytest.mark.parametrize(("order", "due"), [(3, REPRODUCED), (4, REPRODUCED), (2.5, NOT_REPRODUCED)])
-def test_the_order_of_what_is_left_is_seen(order: float, due: str) -> None:
-    claims = {claim.key: claim for claim in find_study("petzka2019-feature-robustness").claims}
-    found = order_of_rest(rises(0.02, order))
-    if order == 3:
-        assert found.to_numpy() == pytest.approx(3.0, abs=1e-6)
-    apart = intervals.mean(found + np.array([0.0, 1e-6, -1e-6]))  # that three agree exactly gives no interval
-    assert judge(claims["third_order"], apart, "small").verdict == due
+def test_the_order_of_what_is_left_is_seen() -> None:
+    lower, third, higher = (order_of_rest(rises(0.02, order)).to_numpy() for order in (2.5, 3, 4))
+    assert third == pytest.approx(3.0, abs=1e-6)
+    # Other orders are drawn towards three by the change since the smallest δ, and stay on their side of it.
+    assert (lower < 2.75).all()
+    assert (higher > 3.5).all()
 
 
 def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
