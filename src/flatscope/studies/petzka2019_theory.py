@@ -354,8 +354,8 @@ def _orders_note(by_delta: pd.DataFrame) -> str:
     return (
         f"what the worst rise has beyond a multiple of δ² is of order {small.min():.2f} to {small.max():.2f} in δ from "
         f"δ = 0.003 to 0.01 (mean {small.mean():.2f}; the paper has 3) and {larger.min():.2f} to {larger.max():.2f} "
-        "from 0.01 to 0.03, where a small third order gives way to the fourth: no claim, since the δ were chosen with the "
-        "ratios in view"
+        "from 0.01 to 0.03, where a small third order gives way to the fourth: no claim, since the δ were chosen with "
+        "the ratios in view"
     )
 
 
