@@ -19,8 +19,8 @@ import flatscope as fs
 from flatscope import registry
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.layers import Layer
 from flatscope.measures import feature_robustness as family
+from flatscope.network.layers import Layer
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

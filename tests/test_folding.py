@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.graph import trace
-from flatscope.graph.sameness import relative_difference
+from flatscope.network import trace
+from flatscope.network.sameness import relative_difference
 from flatscope.symmetries import fold_batchnorm
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.graph import Operation, replay, trace
+from flatscope.network import Operation, replay, trace
 
 torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ LEVELS = (
     {"samples", "table"},
     {"inspection"},
     {"problem"},
-    {"layers", "graph"},
+    {"network"},
     {"context", "symmetries"},
     {"curvature", "perturbation"},
     {"measures"},

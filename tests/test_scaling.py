@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.graph import trace
-from flatscope.graph.sameness import FunctionChangedError, refuse_if_different, relative_difference
+from flatscope.network import trace
+from flatscope.network.sameness import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.params import named_parameters
 from flatscope.symmetries import (
     fold_batchnorm,

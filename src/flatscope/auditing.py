@@ -20,10 +20,10 @@ from scipy.special import ndtri
 from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.graph.network import Graph
-from flatscope.graph.sameness import refuse_if_different
-from flatscope.graph.tracing import trace
 from flatscope.measuring import Options, measure
+from flatscope.network.sameness import refuse_if_different
+from flatscope.network.tracing import trace
+from flatscope.network.units import Graph
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select

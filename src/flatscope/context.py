@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.layers import Network, find_layers
+from flatscope.network.layers import Network, find_layers
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Batch, Inputs

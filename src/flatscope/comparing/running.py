@@ -16,10 +16,10 @@ from flatscope.comparing.copies import TOLERANCE, find_copies
 from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.graph.tracing import trace
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.measuring import Options, measure
+from flatscope.network.tracing import trace
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import order_digest

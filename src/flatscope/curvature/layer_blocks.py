@@ -20,7 +20,7 @@ from flatscope.curvature.factors import n_columns
 from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.curvature.patches import input_matrix, output_matrix, weight_gradients
 from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep, smaller_until_it_fits
-from flatscope.layers import Layer
+from flatscope.network.layers import Layer
 from flatscope.ranks import Ranks
 
 DENSE_WEIGHTS = 5_000

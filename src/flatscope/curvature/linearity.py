@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flatscope.layers import Call
+from flatscope.network.layers import Call
 from flatscope.params import Params
 
 # Names of autograd nodes, without "Backward" and version digits.

@@ -12,8 +12,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.factors import output_columns
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
-from flatscope.layers import Call, recorded
 from flatscope.loss import as_loss
+from flatscope.network.layers import Call, recorded
 from flatscope.samples import Inputs, moved
 
 PROBED_SAMPLES = 3

@@ -20,7 +20,7 @@ from flatscope.curvature.estimators import multiplied_out
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.patches import by_output
 from flatscope.errors import NumericalWarning
-from flatscope.layers import Layer
+from flatscope.network.layers import Layer
 
 BLOCK = 16
 FIRST_LOOK = 32

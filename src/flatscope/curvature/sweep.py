@@ -30,7 +30,7 @@ from flatscope.curvature.patches import (
 )
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.curvature.sums import Curvature, LayerSums, Mean
-from flatscope.layers import Call, recorded
+from flatscope.network.layers import Call, recorded
 from flatscope.params import Params
 from flatscope.ranks import ALONE, Ranks
 from flatscope.samples import Batch, Inputs

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatscope.dynamics.squared_paths import SquaredPaths
 from flatscope.errors import InputError
-from flatscope.graph.operation import replay
+from flatscope.network.operation import replay
 from flatscope.problem import output_tensor
 
 ATTACK_STEPS = 40

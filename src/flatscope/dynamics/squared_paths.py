@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.graph.operation import Operation, tensors_in, with_tensors
-from flatscope.graph.rules import RULES, create, move
-from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.network.operation import Operation, tensors_in, with_tensors
+from flatscope.network.rules import RULES, create, move
+from flatscope.network.tracing import LAYER_CALLS
 
 _SAME = ("neg", "abs", "clone", "contiguous", "identity", "positive", "requires_grad", "to", "float", "double")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout")

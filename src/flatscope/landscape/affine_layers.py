@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from flatscope.context import Context
 from flatscope.landscape.charts import Chart
-from flatscope.layers import CONVOLUTIONS, DENSE, TRANSPOSED, recorded
+from flatscope.network.layers import CONVOLUTIONS, DENSE, TRANSPOSED, recorded
 from flatscope.params import Params
 from flatscope.samples import Inputs
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.graph.operation import Operation, replay
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
+from flatscope.network.operation import Operation, replay
 from flatscope.problem import output_tensor
 from flatscope.progress import progress
 from flatscope.registry import Value, measure

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.layers import CONVOLUTIONS, DENSE, TRANSPOSED, Call, recorded
+from flatscope.network.layers import CONVOLUTIONS, DENSE, TRANSPOSED, Call, recorded
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
 from flatscope.samples import Inputs, parts_of

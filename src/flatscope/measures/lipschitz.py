@@ -11,14 +11,14 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
-from flatscope.graph.operation import Operation, replay, tensors_in, with_tensors
-from flatscope.graph.rules import RULES, create, keep, move
-from flatscope.graph.tracing import LAYER_CALLS
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, from_log, positive_margin
 from flatscope.measures.operator_norms import layer_norms, matrix_norm, operator_norm
 from flatscope.measures.path_norms import log_gradient_bounds
 from flatscope.measures.path_pass import AVERAGE_POOLS, MAX_POOLS, SLOPES, is_in_place
 from flatscope.measures.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
+from flatscope.network.operation import Operation, replay, tensors_in, with_tensors
+from flatscope.network.rules import RULES, create, keep, move
+from flatscope.network.tracing import LAYER_CALLS
 from flatscope.problem import output_tensor
 from flatscope.registry import Value, measure
 from flatscope.samples import parts_of

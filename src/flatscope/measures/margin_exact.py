@@ -19,9 +19,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
-from flatscope.graph.operation import Operation, replay, tensors_in
-from flatscope.graph.rules import RULES, create, move
-from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.network.operation import Operation, replay, tensors_in
+from flatscope.network.rules import RULES, create, move
+from flatscope.network.tracing import LAYER_CALLS
 from flatscope.problem import output_tensor
 
 Floats = npt.NDArray[np.float64]

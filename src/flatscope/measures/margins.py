@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.layers import Layer
+from flatscope.network.layers import Layer
 from flatscope.registry import Value, measure
 
 FUNCTION_SYMMETRIES = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.context import Context
-from flatscope.layers import Layer
+from flatscope.network.layers import Layer
 
 LARGEST_DENSE = 512
 # Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over

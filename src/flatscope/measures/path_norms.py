@@ -15,9 +15,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.graph.operation import replay
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, Capacity, declare_with_margin, from_log
 from flatscope.measures.path_pass import POOLINGS, PathPass
+from flatscope.network.operation import replay
 from flatscope.problem import output_tensor
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, parts_of

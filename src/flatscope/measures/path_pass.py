@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.graph.operation import Operation, tensors_in, with_tensors
-from flatscope.graph.rules import RULES, create, move
-from flatscope.graph.tracing import LAYER_CALLS
 from flatscope.measures.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
+from flatscope.network.operation import Operation, tensors_in, with_tensors
+from flatscope.network.rules import RULES, create, move
+from flatscope.network.tracing import LAYER_CALLS
 
 POOLINGS = ("max", "sum")
 _LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")

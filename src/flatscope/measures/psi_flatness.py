@@ -20,7 +20,7 @@ from flatscope.curvature.estimators import trace
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.sweep import exact_sweep
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
-from flatscope.graph.tracing import trace as trace_network
+from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params, count, unflatten
 from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking, unit_directions
 from flatscope.registry import Value, measure

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable
-from flatscope.layers import Call, recorded
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.measures.operator_norms import matrix_norm
+from flatscope.network.layers import Call, recorded
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs
 

@@ -18,7 +18,7 @@ from flatscope.curvature.products import Directions, by_products, trace_directio
 from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
 from flatscope.curvature.sums import LayerSums, Mean
 from flatscope.curvature.sweep import exact_sweep
-from flatscope.layers import Layer
+from flatscope.network.layers import Layer
 from flatscope.params import norm
 from flatscope.registry import Value, measure
 

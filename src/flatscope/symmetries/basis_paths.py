@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.graph.tracing import trace
+from flatscope.network.tracing import trace
 from flatscope.params import Params, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
-from flatscope.graph.network import entry_channels
-from flatscope.graph.operation import Operation, tensors_in
-from flatscope.graph.sameness import refuse_if_different
-from flatscope.graph.tracing import LAYER_CALLS, fitting, run, two_samples
 from flatscope.guards import precise_math, untouched_randomness
+from flatscope.network.operation import Operation, tensors_in
+from flatscope.network.sameness import refuse_if_different
+from flatscope.network.tracing import LAYER_CALLS, fitting, run, two_samples
+from flatscope.network.units import entry_channels
 from flatscope.samples import Inputs
 
 BatchNorm = nn.modules.batchnorm._BatchNorm

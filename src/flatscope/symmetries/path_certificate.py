@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
-from flatscope.graph.network import GraphLayer
-from flatscope.graph.operation import Operation, replay, tensors_in, with_tensors
-from flatscope.graph.rules import RULES, move
-from flatscope.graph.tracing import LAYER_CALLS
+from flatscope.network.operation import Operation, replay, tensors_in, with_tensors
+from flatscope.network.rules import RULES, move
+from flatscope.network.tracing import LAYER_CALLS
+from flatscope.network.units import GraphLayer
 from flatscope.samples import Inputs, moved
 from flatscope.symmetries.path_coordinates import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params

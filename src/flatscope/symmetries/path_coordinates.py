@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.graph.network import Graph, GraphLayer
+from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params
 from flatscope.symmetries.path_skeleton import Chains, chains
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
-from flatscope.graph.network import Graph
+from flatscope.network.units import Graph
 from flatscope.params import Params
 from flatscope.symmetries.path_coordinates import PathCoordinates
 from flatscope.symmetries.path_skeleton import Chains, edge_classes

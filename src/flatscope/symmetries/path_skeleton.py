@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.graph.network import Graph, GraphLayer
+from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params
 
 RULES = ("max_product", "cyclic", "diagonal")

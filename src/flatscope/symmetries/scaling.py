@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.graph.network import Graph, GraphLayer
-from flatscope.graph.sameness import refuse_if_different
-from flatscope.graph.tracing import trace
+from flatscope.network.sameness import refuse_if_different
+from flatscope.network.tracing import trace
+from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.graph.labels import CONSTANT, ZERO, Labels
-from flatscope.graph.operation import Operation, with_tensors
+from flatscope.network.labels import CONSTANT, ZERO, Labels
+from flatscope.network.operation import Operation, with_tensors
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.graph.labels import CONSTANT, Labels
-from flatscope.graph.network import Graph
-from flatscope.graph.operation import Operation, replay, tensors_in
-from flatscope.graph.result import LayerRecord, graph_of
-from flatscope.graph.rules import RULES, Step, constant_labels
 from flatscope.guards import precise_math, untouched_randomness
+from flatscope.network.labels import CONSTANT, Labels
+from flatscope.network.operation import Operation, replay, tensors_in
+from flatscope.network.result import LayerRecord, graph_of
+from flatscope.network.rules import RULES, Step, constant_labels
+from flatscope.network.units import Graph
 from flatscope.problem import output_tensor
 from flatscope.samples import Inputs, cut, moved, parts_of, shape_text
 

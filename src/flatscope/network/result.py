@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flatscope.graph.labels import Labels, Ties
-from flatscope.graph.network import Graph, GraphLayer
+from flatscope.network.labels import Labels, Ties
+from flatscope.network.units import Graph, GraphLayer
 
 
 @dataclass
