@@ -44,6 +44,23 @@ class Scores:
         return float((self.margins <= 0).double().mean())
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much work a measurement may do.
+
+    Attributes:
+        precision: relative standard error at which estimates stop; 0 asks for exact values.
+        curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
+        memory: bytes that sweeps may use; None for a share of what is free.
+        deadline: `time.monotonic()` at which estimates end with the error they have reached; None for no limit.
+    """
+
+    precision: float = 0.02
+    curvature: str = "hessian"
+    memory: int | None = None
+    deadline: float | None = None
+
+
 class Context:
     """A problem at given weights, with its sweeps.
 
@@ -51,12 +68,15 @@ class Context:
         problem: model, data, loss.
         params: the point; the problem's own weights by default.
         seed: every random stream of a measure derives from it and from the stream's name alone.
+        effort: how much work a measurement may do.
     """
 
-    def __init__(self, problem: Problem, params: Params | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, params: Params | None = None, *, seed: int = 0, effort: Effort | None = None
+    ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InputError("a whole number from 0 up", repr(seed), where="seed")
-        self.problem, self.seed = problem, seed
+        self.problem, self.seed, self.effort = problem, seed, effort or Effort()
         self.params: Params = problem.params if params is None else params
         self.passes: Counter[str] = Counter()
         self._cache: dict[Hashable, Any] = {}
@@ -76,7 +96,7 @@ class Context:
         unknown = set(params) - set(self.params)
         if unknown:
             raise InputError("parameters of this network", ", ".join(sorted(unknown)), where="Context.at")
-        return Context(self.problem, {**self.params, **params}, seed=self.seed)
+        return Context(self.problem, {**self.params, **params}, seed=self.seed, effort=self.effort)
 
     def sweep(self, function: Callable[..., T], **options: Any) -> T:
         """`function(self, **options)`, computed once per context and options."""

@@ -206,7 +206,7 @@ def folded_context(ctx: Context) -> Context:
         folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
     except InputError as problem:
         raise NotApplicable(f"BatchNorm cannot be folded: {problem}") from problem
-    other = Context(ctx.problem.with_model(folded), seed=ctx.seed)
+    other = Context(ctx.problem.with_model(folded), seed=ctx.seed, effort=ctx.effort)
     other.passes = ctx.passes  # one account for both ways of writing the network
     return other
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flatscope.context import Context
-from flatscope.curvature.sweep import find_curved
+from flatscope.curvature.coverage import find_curved
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
 from flatscope.network.operation import Operation, replay
