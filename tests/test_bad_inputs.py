@@ -150,7 +150,7 @@ given("negative label, mse", "labels from 0 to 2", "from -1 to 1", train=(X, Y -
 given("label too large in test", "test", "labels from 0 to 2", test=(X, Y + 1))
 given("float labels", "train", "class numbers", "float32", "y.long()", train=(X, Y.float()))
 given("boolean labels", "class numbers", "bool", train=(X, Y > 0))
-given("labels as columns", "cross_entropy", "targets (n,)", "(32, 1)", train=(X, Y[:, None]))
+given("labels as columns", "cross_entropy", "class numbers of shape (32,)", "(32, 1)", train=(X, Y[:, None]))
 given("regression targets of another shape", "mse", "(32, 3)", "(32, 2)", train=(X, X[:, :2]), loss="mse")
 given("labels that are words", "array of numbers", "<U1", train=(X.numpy(), np.array(["a"] * 40)))
 

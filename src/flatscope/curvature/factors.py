@@ -24,19 +24,35 @@ class Columns:
 
 
 def n_columns(loss: Loss, n_outputs: int) -> int:
-    """How many columns one sample needs."""
-    return n_outputs - 1 if loss.name == "cross_entropy" else n_outputs
+    """How many columns one sample needs at most."""
+    return n_outputs - 1 if loss.kind == "softmax" else n_outputs
 
 
 def output_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
     """Factor the Hessian of each sample's loss with respect to its outputs."""
-    if loss.name == "cross_entropy":
-        return Columns(softmax_columns(outputs))
-    if loss.name == "mse":
+    if loss.kind in ("softmax", "logistic"):
+        return Columns(_position_columns(loss, outputs, targets))
+    if loss.kind == "squared":
         flat = outputs.reshape(len(outputs), -1)  # (n, C)
         eye = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device) * 2**0.5
         return Columns(eye[:, None, :].expand(-1, len(flat), -1).reshape(-1, *outputs.shape))
     return _eigen_columns(loss, outputs, targets)
+
+
+def _position_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Columns of every position of a sample (token, pixel, label), each of them zero at the other positions."""
+    logits, weights = loss.positions(outputs, targets)
+    n, count = weights.shape
+    if loss.kind == "softmax":
+        local = softmax_columns(logits.flatten(0, 1)).reshape(-1, n, count, logits.shape[2])  # (C-1, n, P, C)
+        local = local * weights.sqrt()[:, :, None]
+        apart = torch.eye(count, dtype=local.dtype, device=local.device)[:, None, None, :, None]
+    else:
+        local = (0.5 * (torch.nn.functional.logsigmoid(logits) + torch.nn.functional.logsigmoid(-logits))).exp()
+        local = (local * weights.sqrt())[None]  # (1, n, P)
+        apart = torch.eye(count, dtype=local.dtype, device=local.device)[:, None, None, :]
+    spread = (local * apart).flatten(0, 1) if count > 1 else local  # (P (C-1), n, P, C) or (P, n, P)
+    return loss.to_outputs(spread, outputs.shape)
 
 
 def softmax_columns(outputs: Tensor) -> Tensor:
