@@ -29,7 +29,7 @@ LEVELS = (
     {"problem"},
     {"network"},
     {"context", "symmetries"},
-    {"curvature", "perturbation"},
+    {"curvature", "perturbation", "effort"},
     {"measures"},
     {"bounds", "dynamics"},
     {"measuring", "catalogue"},

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import flatscope.bounds
 import flatscope.measures  # noqa: F401  declares every measure
-from flatscope.context import Context
+from flatscope.context import Context, Effort
+from flatscope.effort import make_effort
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.problem import Problem
@@ -40,6 +41,10 @@ def measure(
     seed: int = 0,
     options: Options | None = None,
     *,
+    precision: float = 0.02,
+    budget: float | str | None = None,
+    memory: int | str | None = None,
+    curvature: str = "hessian",
     context: Context | None = None,
 ) -> Table:
     """Measure a trained network.
@@ -49,7 +54,13 @@ def measure(
         names: names or globs of measures; None: every one that is not "long"; "all": every one.
         seed: of all random streams.
         options: {measure: {option: value}}; defaults are the papers' values.
-        context: share the sweeps of an earlier call (its seed is used).
+        precision: relative standard error at which estimates stop (no later than at their own number of draws);
+            0 for exact values and all draws.
+        budget: time after which the call ends: seconds, or "90s", "10m", "2h". Cheap measures come first; estimates
+            stop with the error they have reached; what there is no time for is a row that says so.
+        memory: what sweeps may use: bytes, or "8GiB"; None for a share of what is free.
+        curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
+        context: share the sweeps of an earlier call (its seed and its effort are used).
 
     Returns:
         A table with a row per number. A measure that has no value here gives one row with NaN and the reason.
@@ -60,7 +71,8 @@ def measure(
         >>> fs.measure(problem, "parameter_count")["parameter_count"]
         8.0
     """
-    return _run(problem, "measure", names, seed, options or {}, context, {})
+    ctx = _context(problem, "measure", seed, (precision, budget, memory, curvature), context)
+    return _run(ctx, "measure", names, options or {}, {})
 
 
 def bounds(
@@ -70,6 +82,10 @@ def bounds(
     options: Options | None = None,
     *,
     delta: float = 0.05,
+    precision: float = 0.02,
+    budget: float | str | None = None,
+    memory: int | str | None = None,
+    curvature: str = "hessian",
     context: Context | None = None,
 ) -> Table:
     """Evaluate generalization bounds; each row says whether it is vacuous and what it assumes.
@@ -80,22 +96,34 @@ def bounds(
         seed: of all random streams.
         options: {bound: {option: value}}.
         delta: the bound holds with probability at least 1 - delta.
-        context: share the sweeps of an earlier call.
+        precision: as in `measure`, like the next three.
+        budget: time after which the call ends.
+        memory: what sweeps may use.
+        curvature: "hessian" or "gauss_newton".
+        context: share the sweeps of an earlier call (its seed and its effort are used).
     """
-    return _run(problem, "bound", names, seed, options or {}, context, {"delta": delta})
+    ctx = _context(problem, "bound", seed, (precision, budget, memory, curvature), context)
+    return _run(ctx, "bound", names, options or {}, {"delta": delta})
 
 
-def _run(
-    problem: Problem,
-    kind: str,
-    names: str | Iterable[str] | None,
-    seed: int,
-    options: Options,
-    context: Context | None,
-    common: dict[str, Any],
-) -> Table:
+def _context(
+    problem: Problem, kind: str, seed: int, effort: tuple[Any, Any, Any, Any], context: Context | None
+) -> Context:
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, where=kind, fix="Make one: Problem(model, train=(x, y))")
+    asked = make_effort(*effort)
+    if context is None:
+        return Context(problem, seed=seed, effort=asked)
+    if context.problem is not problem:
+        raise InputError("a context of this problem", "one of another", where=kind, fix="Context(problem)")
+    if asked != Effort():  # what the context has computed already was computed with its own effort
+        fix = "Leave them out, or measure without the context"
+        raise InputError("no precision, budget, memory or curvature beside a context", str(asked), where=kind, fix=fix)
+    return context
+
+
+def _run(ctx: Context, kind: str, names: str | Iterable[str] | None, options: Options, common: dict[str, Any]) -> Table:
+    problem = ctx.problem
     chosen = select(names, kind)
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
     checked = {name: _declared(name, kind).checked_options(given) for name, given in options.items()}
@@ -106,7 +134,6 @@ def _run(
     per_measure = [(entry, checked.get(entry.name, {})) for entry in chosen]
     rows: list[dict[str, Any]] = []
     with untouched_randomness(problem.generators), precise_math():
-        ctx = context or Context(problem, seed=seed)
         begun = time.perf_counter()
         with progress("Measuring", total=len(chosen)) as advance:
             for entry, given in per_measure:

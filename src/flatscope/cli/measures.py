@@ -11,6 +11,8 @@ import typer
 
 from flatscope.cli.options import (
     BatchSize,
+    Budget,
+    Curvature,
     DataName,
     DataRoot,
     DataSeed,
@@ -19,8 +21,10 @@ from flatscope.cli.options import (
     Initial,
     LossName,
     MeasureNames,
+    Memory,
     ModelName,
     ModelOptions,
+    Precision,
     Standardize,
     StandardizeBy,
     TestSize,
@@ -60,6 +64,10 @@ def measure(
         list[str] | None, typer.Option("--bound", help='Bound to evaluate: name or glob, or "all"; repeatable.')
     ] = None,
     delta: Annotated[float, typer.Option(help="Bounds hold with probability 1 - delta.")] = 0.05,
+    precision: Precision = 0.02,
+    budget: Budget = None,
+    memory: Memory = None,
+    curvature: Curvature = "hessian",
     loss: LossName = "cross_entropy",
     model_option: ModelOptions = None,
     data_root: DataRoot = None,
@@ -93,6 +101,7 @@ def measure(
     )
     from flatscope.cli.summary import Fit, show_measured
     from flatscope.context import Context
+    from flatscope.effort import make_effort
     from flatscope.ranks import process_group
     from flatscope.registry import declarations
     from flatscope.report.page import report as write_report
@@ -106,7 +115,8 @@ def measure(
     factory_options = parse_model_options(model_option)
     if not 0 < delta < 1:
         raise InputError("a probability between 0 and 1", repr(delta), where="--delta")
-    precision, begun = parse_dtype(dtype), find_initial(initial, weights)
+    make_effort(precision, budget, memory, curvature)  # here to refuse what is wrong; its time runs from below
+    number_type, begun = parse_dtype(dtype), find_initial(initial, weights)
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
@@ -127,10 +137,10 @@ def measure(
             loss=loss,
             initial=None if begun is None else read_weights(begun),
             device=own_device,
-            dtype=precision,
+            dtype=number_type,
             batch_size=batch_size,
         )
-        context = Context(problem, seed=seed)
+        context = Context(problem, seed=seed, effort=make_effort(precision, budget, memory, curvature))
         tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
         if certificates:
             tables["bounds"] = measuring.bounds(

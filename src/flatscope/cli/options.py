@@ -47,3 +47,9 @@ MeasureOptions = Annotated[list[str] | None, typer.Option(help="measure.option=v
 LossName = Annotated[str, typer.Option(help="cross_entropy or mse.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …")]
 BatchSize = Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")]
+Precision = Annotated[
+    float, typer.Option(help="Relative standard error at which estimates stop; 0: exact values, all draws.")
+]
+Budget = Annotated[str | None, typer.Option(help='Time to end in: "90s", "10m", "2h".')]
+Memory = Annotated[str | None, typer.Option(help='What sweeps may use: "8GiB"; else a share of what is free.')]
+Curvature = Annotated[str, typer.Option(help="hessian, or gauss_newton where the cheaper matrix is wanted.")]
