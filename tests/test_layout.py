@@ -24,6 +24,7 @@ LEVELS = (
     {"errors", "version"},
     {"progress", "guards", "params", "loss", "factories", "registry", "stats", "ranks"},
     {"files"},
+    {"results"},
     {"samples", "table"},
     {"inspection"},
     {"problem"},

@@ -1,60 +1,27 @@
-"""How results are kept in files: the ending chooses the form, provenance travels along, nothing that is read is run."""
+"""Frames, arrays and pictures as the content of files, and back; nothing that is read is run."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flatscope.errors import FlatscopeError, InputError
-from flatscope.guards import write_whole
+from flatscope.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-T = TypeVar("T")
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 PICTURES = ("png", "svg", "pdf")
-
-
-def save_as(path: str | os.PathLike[str], writers: Mapping[str, Callable[[], bytes]]) -> None:
-    """Write a file, whole or not at all, by the writer of its ending."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in writers:
-        raise InputError(f"a file name ending in {', '.join(writers)}", str(path), where="save")
-    write_whole(path, writers[suffix]())
-
-
-def load_as(path: str | os.PathLike[str], readers: Mapping[str, Callable[[bytes], T]], what: str) -> T:
-    """Read a file by the reader of its ending.
-
-    Args:
-        path: of the file.
-        readers: function of the file's content, by ending.
-        what: what the file should hold, in a word.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in readers:
-        raise InputError(f"a {' or '.join(readers)} {what}", str(path), where="load")
-    try:
-        return readers[suffix](Path(path).read_bytes())
-    except OSError as problem:
-        raise InputError("a file that can be read", str(problem), where="load") from problem
-    except FlatscopeError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as problem:
-        raise InputError(f"the {what} that flatscope saved", str(problem), where=str(path)) from problem
 
 
 def parquet_bytes(frame: pd.DataFrame, key: bytes, head: Any) -> bytes:

@@ -7,16 +7,13 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -25,7 +22,7 @@ from torch import Tensor, nn
 
 from flatscope.context import sample_margins
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.files import PICTURES, figure_bytes, from_npz_bytes, load_as, npz_bytes, save_as, svg_of
+from flatscope.files import Arrays
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
@@ -33,6 +30,7 @@ from flatscope.measuring import device_text
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
 from flatscope.progress import progress
+from flatscope.results import DrawnResult
 from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
 from flatscope.version import __version__
 
@@ -44,8 +42,8 @@ WAYS = ("recompute", "fold")
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
 
 
-@dataclass(frozen=True)
-class Simplex:
+@dataclass(frozen=True, eq=False, repr=False)
+class Simplex(DrawnResult):
     """Loss and accuracy over the mixtures of two or three networks.
 
     Attributes:
@@ -59,6 +57,10 @@ class Simplex:
     loss: Tensor
     accuracy: Tensor | None
     meta: dict[str, Any] = field(default_factory=dict)
+
+    WORD = "interpolation"
+    COLUMNS = dict.fromkeys(("lambda1", "lambda2", "lambda3", "loss", "accuracy"), "float64")
+    NPZ_HEAD = "meta"
 
     @property
     def vertices(self) -> list[int]:
@@ -129,23 +131,10 @@ class Simplex:
             figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
         return figure
 
-    def _repr_html_(self) -> str:
-        return svg_of(self.figure())
-
     def __repr__(self) -> str:
         corners = ", ".join(f"{float(self.loss[i]):.4g}" for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
         return f"Simplex({size}: loss {corners} at the networks, barrier {self.barrier:.4g})"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write .npz or .csv, or a picture as .png, .svg or .pdf; whole or not at all."""
-        writers = {".npz": self._npz, ".csv": lambda: self.to_frame().to_csv(index=False).encode()}
-        save_as(path, writers | {f".{kind}": partial(self._picture, kind) for kind in PICTURES})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Simplex:
-        """Read what was saved as .npz; nothing in the file is run."""
-        return load_as(path, {".npz": cls._from_npz}, "interpolation")
 
     def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         if quantity not in ("loss", "accuracy"):
@@ -155,20 +144,28 @@ class Simplex:
             raise InputError("class labels", "an interpolation without accuracy", where="quantity to draw")
         return np.asarray(chosen.numpy(), dtype=np.float64)
 
-    def _npz(self) -> bytes:
-        arrays: dict[str, Any] = {} if self.accuracy is None else {"accuracy": self.accuracy.numpy()}
-        meta = np.array(json.dumps(self.meta, default=str))
-        return npz_bytes(arrays | {"weights": self.weights.numpy(), "loss": self.loss.numpy(), "meta": meta})
+    def _head(self) -> dict[str, Any]:
+        return {"classes": self.accuracy is not None, "meta": self.meta}
 
     @classmethod
-    def _from_npz(cls, content: bytes) -> Simplex:
-        arrays = from_npz_bytes(content)
-        meta = json.loads(str(arrays.pop("meta")))
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), meta)
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        shares = [name for name in frame if str(name).startswith("lambda")]
+        accuracy = torch.tensor(frame["accuracy"].to_numpy()) if head["classes"] else None
+        return cls(
+            torch.tensor(frame[shares].to_numpy()), torch.tensor(frame["loss"].to_numpy()), accuracy, head["meta"]
+        )
 
-    def _picture(self, kind: str) -> bytes:
-        return figure_bytes(self.figure(), kind)
+    def _npz_head(self) -> dict[str, Any]:
+        return self.meta  # whether there are classes, the arrays tell
+
+    def _arrays(self) -> dict[str, Any]:
+        arrays: dict[str, Any] = {} if self.accuracy is None else {"accuracy": self.accuracy.numpy()}
+        return arrays | {"weights": self.weights.numpy(), "loss": self.loss.numpy()}
+
+    @classmethod
+    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
+        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays if name != cls.NPZ_HEAD}
+        return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), head)
 
 
 def interpolate(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.files import from_parquet_bytes, load_as, parquet_bytes, save_as, without_nan
+from flatscope.results import Result, checked_columns, plain
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -35,11 +34,11 @@ COLUMNS: dict[str, str] = {
     "dtype": "str",
     "version": "str",
 }
+HEADER = ("measure", "layer", "value", "± s.e.", "exact", "remark")
 BOUND_COLUMNS: dict[str, str] = {"vacuous": "bool", "assumptions": "str", "confidence": "float64"}
-_FORMAT_KEY = b"flatscope"
 
 
-class Table:
+class Table(Result):
     """Measured numbers in long form; see `to_frame` for the columns.
 
     Args:
@@ -47,27 +46,17 @@ class Table:
         meta: provenance: versions, device, time, command. Kept by every file format.
     """
 
-    ENDINGS = (".parquet", ".json", ".md", ".csv", ".html")
+    WORD = "table"
+    COLUMNS = COLUMNS | BOUND_COLUMNS
 
     def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
         frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
-        types = dict(COLUMNS)
-        if "vacuous" in frame.columns:
-            types |= BOUND_COLUMNS
-        missing = [name for name in types if name not in frame.columns]
-        if missing and len(frame):
-            raise InputError(f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where="table")
-        self._frame = frame.reindex(columns=list(types)).astype(types).reset_index(drop=True)
-        self.meta: dict[str, Any] = _plain(meta or {})
+        types = COLUMNS | BOUND_COLUMNS if "vacuous" in frame.columns else COLUMNS
+        self._frame = checked_columns(frame, types, "table")
+        self.meta: dict[str, Any] = plain(meta or {})
 
     def __len__(self) -> int:
         return len(self._frame)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal rows (NaN equals NaN) and equal provenance."""
-        return isinstance(other, Table) and self._frame.equals(other._frame) and self.meta == other.meta
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __contains__(self, name: object) -> bool:
         return name in set(self._frame["measure"])
@@ -131,26 +120,18 @@ class Table:
         """A copy as a pandas frame, one row per number."""
         return self._frame.copy()
 
-    def to_markdown(self) -> str:
-        """The numbers for people, as a Markdown table; one line per layer, units and samples summarised."""
-        lines = self.lines()
-        header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
-        body = ["| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines]
-        return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *body])
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head)
 
-    def to_html(self) -> str:
-        """The numbers for people, as an HTML table."""
-        header = ["measure", "layer", "value", "± s.e.", "exact", "remark"]
-        with pd.option_context("display.max_colwidth", None):  # pandas would cut remarks after 50 letters
-            return pd.DataFrame(self.lines(), columns=header).to_html(index=False, border=0, classes="flatscope")
+    @classmethod
+    def parquet_key(cls) -> bytes:
+        """The first result that was ever saved has the shortest key."""
+        return b"flatscope"
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __repr__(self) -> str:
-        return pd.DataFrame(self.lines(), columns=["measure", "layer", "value", "± s.e.", "exact", "remark"]).to_string(
-            index=False, max_colwidth=48
-        )
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """What people read: one line per layer, units and samples summarised."""
+        return list(HEADER), self.lines()
 
     def lines(self) -> list[list[str]]:
         """What people read: measure with options, layer, value, standard error, exact or not, remark."""
@@ -170,54 +151,6 @@ class Table:
             remark = "; ".join(part for part in (vacuous, str(row["reason"])) if part)
             result.append([shown, str(layer), value, stderr, "" if value == "n/a" else exact, remark])
         return result
-
-    def to_json(self) -> str:
-        """Rows and provenance as JSON; numbers that JSON cannot hold are written as strings."""
-        records = [
-            {name: _jsonable(value) for name, value in zip(self._frame.columns, row, strict=True)}
-            for row in self._frame.itertuples(index=False, name=None)
-        ]
-        content = {"flatscope_table": 1, "meta": _plain(self.meta), "rows": records}
-        return json.dumps(content, indent=1, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Table:
-        """The table that `to_json` wrote."""
-        try:
-            content = json.loads(text)
-            floats = {name for name, kind in (COLUMNS | BOUND_COLUMNS).items() if kind == "float64"}
-            rows = [{k: float(v) if k in floats else v for k, v in row.items()} for row in content["rows"]]
-            return cls(pd.DataFrame(rows, columns=list(rows[0]) if rows else list(COLUMNS)), content["meta"])
-        except InputError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise InputError("a flatscope table as JSON", str(problem), where="table file") from problem
-
-    def to_parquet(self) -> bytes:
-        """Rows and provenance as a Parquet file."""
-        return parquet_bytes(self._frame, _FORMAT_KEY, _plain(self.meta))
-
-    @classmethod
-    def from_parquet(cls, content: bytes) -> Table:
-        """The table that `to_parquet` wrote."""
-        return cls(*from_parquet_bytes(content, _FORMAT_KEY, "table"))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write .parquet, .json, .md, .csv or .html, whole or not at all."""
-        writers = {
-            ".parquet": self.to_parquet,
-            ".json": lambda: (self.to_json() + "\n").encode(),
-            ".md": lambda: (self.to_markdown() + "\n").encode(),
-            ".csv": lambda: self._frame.to_csv(index=False).encode(),
-            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
-        }
-        save_as(path, writers)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Table:
-        """Read a table written as .parquet or .json."""
-        readers = {".parquet": cls.from_parquet, ".json": lambda content: cls.from_json(content.decode())}
-        return load_as(path, readers, "table")
 
     def _rows(self, name: str) -> pd.DataFrame:
         rows = self._frame[self._frame["measure"] == name]
@@ -268,20 +201,3 @@ def _bracketed(options: str) -> str:
     if not options:
         return ""
     return "[" + ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) + "]"
-
-
-def _markdown_cell(text: str) -> str:
-    """Layers have the names that users gave them, which may be read as markup."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").splitlines())
-
-
-def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Provenance as JSON gives it back; what JSON cannot hold (paths, NaN) as text."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(meta), default=str), parse_constant=str)
-    return plain
-
-
-def _jsonable(value: Any) -> Any:
-    if value is pd.NA:
-        return None
-    return without_nan(value.item() if hasattr(value, "item") else value)

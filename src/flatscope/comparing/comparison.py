@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -35,7 +34,7 @@ from flatscope.comparing.verdicts import (
     undertrained,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.files import load_as, save_as
+from flatscope.results import Result, plain, reading
 from flatscope.table import Table, number
 
 ERRORS = (
@@ -49,7 +48,7 @@ INTERVALS = (
 _COPIES_DIFFER = "differ between copies of one function"
 
 
-class Comparison:
+class Comparison(Result):
     """Several networks on the same data.
 
     Args:
@@ -59,7 +58,9 @@ class Comparison:
         meta: how it was made: loss, number of samples, tolerance, level of intervals.
     """
 
+    WORD = "comparison"
     ENDINGS = (".json", ".csv", ".md", ".html")
+    READABLE = (".json",)
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Comparison:
         self.tables = dict(tables)
         self.networks = dict(networks)
         self.same_function = list(same_function)
-        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+        self.meta: dict[str, Any] = plain(meta or {})
         self._quantities = {quantity.label: quantity for quantity in quantities(self.tables)}
         loss = str(self.meta.get("loss", ""))
         self._verdicts = {
@@ -82,9 +83,10 @@ class Comparison:
         }
 
     def __eq__(self, other: object) -> bool:
+        """Equal tables, also in what is not network-wide and so not in `to_frame`."""
         return isinstance(other, Comparison) and self.to_json() == other.to_json()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     @property
     def names(self) -> list[str]:
@@ -286,26 +288,22 @@ class Comparison:
         """Titles of the columns of `lines`."""
         return ["measure", *self.names, "best first", "verdict"]
 
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows for people."""
+        return self.header, self.lines()
+
     def to_html(self) -> str:
         """Warnings, ranking and table as HTML."""
         sentences = "".join(f"<p>{html.escape(line)}</p>\n" for line in self.summary().splitlines())
-        with pd.option_context("display.max_colwidth", None):
-            table = pd.DataFrame(self.lines(), columns=self.header).to_html(index=False, border=0, classes="flatscope")
-        return f"{sentences}{table}"
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+        return sentences + super().to_html()
 
     def __repr__(self) -> str:
-        return self.summary() + "\n" + pd.DataFrame(self.lines(), columns=self.header).to_string(index=False)
+        return f"{self.summary()}\n{super().__repr__()}"
 
     def to_markdown(self) -> str:
         """Warnings, ranking and table as Markdown."""
-        rows = [self.header, ["---"] * len(self.header), *self.lines()]
-        cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
-        table = "\n".join("| " + " | ".join(row) + " |" for row in cells)
         sentences = "\n".join(f"- {line.replace('<', '&lt;')}" for line in self.summary().splitlines())
-        return f"{sentences}\n\n{table}"
+        return f"{sentences}\n\n{super().to_markdown()}"
 
     def to_json(self) -> str:
         """Tables, networks and pairs as JSON."""
@@ -319,9 +317,9 @@ class Comparison:
         return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Comparison:
+    def from_json(cls, text: str) -> Self:
         """The comparison that `to_json` wrote."""
-        try:
+        with reading("a flatscope comparison as JSON", "comparison file"):
             content = json.loads(text)
             return cls(
                 {name: Table.from_json(json.dumps(table)) for name, table in content["tables"].items()},
@@ -329,26 +327,6 @@ class Comparison:
                 [SameFunction(**pair) for pair in content["same_function"]],
                 content["meta"],
             )
-        except InputError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise InputError("a flatscope comparison as JSON", str(problem), where="comparison file") from problem
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write .json (all of it), .csv (`to_frame`), .md or .html, whole or not at all."""
-        page = '<!doctype html><meta charset="utf-8">\n'
-        writers: dict[str, Callable[[], bytes]] = {
-            ".json": lambda: _content(self.to_json()),
-            ".csv": lambda: _content(self.to_frame().to_csv(index=False)),
-            ".md": lambda: _content(self.to_markdown()),
-            ".html": lambda: _content(page + self.to_html()),
-        }
-        save_as(path, writers)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Comparison:
-        """Read a comparison written as .json."""
-        return load_as(path, {".json": lambda content: cls.from_json(content.decode())}, "comparison")
 
     def _quantity(self, measure: str) -> Quantity:
         """By its label, or by its name alone where it has one value."""
@@ -358,8 +336,3 @@ class Comparison:
         if len(same) == 1:
             return self._quantities[same[0]]
         raise UnknownNameError.among(measure, self._quantities, "measure in this comparison")
-
-
-def _content(text: str) -> bytes:
-    """Of a file that ends with one newline."""
-    return (text.rstrip("\n") + "\n").encode()

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.files import (
-    PICTURES,
-    figure_bytes,
-    from_npz_bytes,
-    from_parquet_bytes,
-    load_as,
-    npz_bytes,
-    parquet_bytes,
-    save_as,
-    svg_of,
-)
+from flatscope.files import Arrays
 from flatscope.landscape.drawing import draw, side_by_side
+from flatscope.results import DrawnResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FORMAT_KEY = b"flatscope_surface"
 
-
-@dataclass(frozen=True)
-class Surface:
+@dataclass(frozen=True, eq=False, repr=False)
+class Surface(DrawnResult):
     """Loss and 0/1 error of a network on a line or a plane through it.
 
     Attributes:
@@ -58,7 +43,8 @@ class Surface:
     poles: Tensor
     meta: dict[str, Any] = field(default_factory=dict)
 
-    ENDINGS = (".npz", ".parquet", ".csv", ".png", ".svg", ".pdf")
+    WORD = "surface"
+    COLUMNS = dict.fromkeys(("t1", "t2", "loss", "error"), "float64") | {"pole": "bool"}
 
     @property
     def dimensions(self) -> int:
@@ -107,9 +93,6 @@ class Surface:
         """A figure of this surface and others beside it, all on one height scale."""
         return side_by_side((self, *others), titles=titles, quantity=quantity, log=log)
 
-    def _repr_html_(self) -> str:
-        return svg_of(self.figure())
-
     def __repr__(self) -> str:
         size = "×".join(str(len(axis)) for axis in self.axes)
         low, high = self.heights
@@ -118,20 +101,6 @@ class Surface:
             f"Surface({self.space}, {self.directions}, {size}: loss {self.centre:.4g} at the centre, "
             f"{low:.4g} to {high:.4g}{poles})"
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write .npz, .parquet or .csv, or a picture as .png, .svg or .pdf; whole or not at all."""
-        writers = {
-            ".npz": self._npz,
-            ".parquet": lambda: parquet_bytes(self.to_frame(), _FORMAT_KEY, self._head()),
-            ".csv": lambda: self.to_frame().to_csv(index=False).encode(),
-        }
-        save_as(path, writers | {f".{kind}": partial(self._picture, kind) for kind in PICTURES})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Surface:
-        """Read a surface written as .npz or .parquet; nothing in the file is run."""
-        return load_as(path, {".npz": _from_npz, ".parquet": _from_parquet}, "surface")
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -143,37 +112,30 @@ class Surface:
             "meta": self.meta,
         }
 
-    def _npz(self) -> bytes:
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        shape = tuple(head["shape"])
+        columns = {str(name): torch.tensor(frame[name].to_numpy()).reshape(shape) for name in frame}
+        first = columns["t1"] if len(shape) == 1 else columns["t1"][:, 0]
+        axes = (first,) if len(shape) == 1 else (first, columns["t2"][0])
+        error = columns["error"] if head["classes"] else None
+        return cls._of(head, columns["loss"], error, tuple(axis.clone() for axis in axes), columns["pole"])
+
+    def _arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {f"axis{i}": axis.numpy() for i, axis in enumerate(self.axes)}
         if self.error is not None:
             arrays["error"] = self.error.numpy()
-        head = np.array(json.dumps(self._head(), default=str))
-        return npz_bytes(arrays | {"loss": self.loss.numpy(), "poles": self.poles.numpy(), "head": head})
+        return arrays | {"loss": self.loss.numpy(), "poles": self.poles.numpy()}
 
-    def _picture(self, kind: str) -> bytes:
-        return figure_bytes(self.figure(), kind)
+    @classmethod
+    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
+        axes = tuple(torch.from_numpy(arrays[f"axis{i}"]) for i in range(len(head["shape"])))
+        error = torch.from_numpy(arrays["error"]) if head["classes"] else None
+        return cls._of(head, torch.from_numpy(arrays["loss"]), error, axes, torch.from_numpy(arrays["poles"]))
 
-
-def _from_npz(content: bytes) -> Surface:
-    arrays = from_npz_bytes(content)
-    head = json.loads(str(arrays["head"]))
-    axes = tuple(torch.from_numpy(arrays[f"axis{i}"]) for i in range(len(head["shape"])))
-    error = torch.from_numpy(arrays["error"]) if head["classes"] else None
-    return _surface(head, torch.from_numpy(arrays["loss"]), error, axes, torch.from_numpy(arrays["poles"]))
-
-
-def _from_parquet(content: bytes) -> Surface:
-    frame, head = from_parquet_bytes(content, _FORMAT_KEY, "surface")
-    shape = tuple(head["shape"])
-    columns = {name: torch.tensor(frame[name].to_numpy()).reshape(shape) for name in frame}
-    first = columns["t1"] if len(shape) == 1 else columns["t1"][:, 0]
-    axes = (first,) if len(shape) == 1 else (first, columns["t2"][0])
-    error = columns["error"] if head["classes"] else None
-    return _surface(head, columns["loss"], error, tuple(axis.clone() for axis in axes), columns["pole"])
-
-
-def _surface(
-    head: dict[str, Any], loss: Tensor, error: Tensor | None, axes: tuple[Tensor, ...], poles: Tensor
-) -> Surface:
-    centre = float.fromhex(head["centre"])
-    return Surface(loss, error, axes, centre, head["space"], head["directions"], poles, head["meta"])
+    @classmethod
+    def _of(
+        cls, head: dict[str, Any], loss: Tensor, error: Tensor | None, axes: tuple[Tensor, ...], poles: Tensor
+    ) -> Self:
+        centre = float.fromhex(head["centre"])
+        return cls(loss, error, axes, centre, head["space"], head["directions"], poles, head["meta"])

@@ -19,15 +19,16 @@ from flatscope.interpolation import Simplex
 from flatscope.landscape import Surface
 from flatscope.report.items import is_history
 from flatscope.report.population import PopulationFrame, is_population, target_column
+from flatscope.results import Result
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 
+RESULTS: tuple[type[Result], ...] = (Audit, Comparison, Surface, Simplex, PopulationFrame, Table)
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces (.npz, .parquet), "
-    "interpolations (.npz), populations "
-    "and training histories (.parquet, .csv), and folders of a training run with history.csv or of a study with "
-    "verdicts.json"
+    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces and interpolations (.npz, "
+    ".parquet, .json), populations and training histories (.parquet, .csv), and folders of a training run with "
+    "history.csv or of a study with verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
 ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|weights|psi|history)$")
@@ -87,25 +88,18 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _written_as(path: Path) -> str:
-    """Which class wrote a Parquet file: "flatscope", "flatscope_audit", "flatscope_surface", or none of them."""
+def _written_as(path: Path) -> type[Result] | None:
+    """Which class of results wrote a Parquet file; None for a frame of somebody else."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError) as problem:
         raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
-    return next(
-        (key.decode() for key in metadata if key in (b"flatscope", b"flatscope_audit", b"flatscope_surface")), ""
-    )
+    return next((kind for kind in RESULTS if kind.parquet_key() in metadata), None)
 
 
 def _parquet(path: Path) -> Any:
-    classes: dict[str, type[Table | Audit | Surface]] = {
-        "flatscope": Table,
-        "flatscope_audit": Audit,
-        "flatscope_surface": Surface,
-    }
     kind = _written_as(path)
-    return classes[kind].load(path) if kind else pd.read_parquet(path)
+    return kind.load(path) if kind else pd.read_parquet(path)
 
 
 def _json(path: Path) -> Any:
@@ -113,8 +107,8 @@ def _json(path: Path) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
-    for key, kind in (("flatscope_table", Table), ("flatscope_audit", Audit), ("flatscope_comparison", Comparison)):
-        if isinstance(content, dict) and key in content:
+    for kind in RESULTS:
+        if isinstance(content, dict) and f"flatscope_{kind.WORD}" in content:
             return kind.load(path)
     raise _unknown(path, "JSON of another kind")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,8 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
 from flatscope.report.figure_data import wants_log
+from flatscope.results import Result
+from flatscope.table import number
 
 if TYPE_CHECKING:
     from flatscope.stats import Estimate
@@ -30,8 +32,8 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, eq=False)
-class PopulationFrame:
+@dataclass(frozen=True, eq=False, repr=False)
+class PopulationFrame(Result):
     """Many trained networks as a frame: hyper-parameters, measures and a target per row.
 
     Attributes:
@@ -48,6 +50,10 @@ class PopulationFrame:
     measures: Sequence[str] = ()
     parameters: Sequence[str] | None = None
     meta: Mapping[str, Any] | None = None
+
+    WORD = "population"
+    ENDINGS = (".parquet", ".csv", ".md", ".html")
+    READABLE = (".parquet",)
 
     def __post_init__(self) -> None:
         columns = [str(column) for column in self.frame.columns]
@@ -77,6 +83,23 @@ class PopulationFrame:
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A copy: one row per network."""
+        return self.frame.copy()
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """How every measure goes along with the target: Kendall's tau with its interval, and its adjusted p-value."""
+        header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
+        return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
+
+    def _head(self) -> dict[str, Any]:
+        chosen = {"target": self.target, "measures": list(self.measures), "parameters": list(self.parameters or ())}
+        return chosen | {"meta": dict(self.meta or {})}
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head["target"], tuple(head["measures"]), tuple(head["parameters"]), head["meta"])
 
     @cached_property
     def statistics(self) -> list[MeasureStatistics]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
-import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.errors import InputError, UnknownNameError
-from flatscope.files import from_parquet_bytes, load_as, parquet_bytes, save_as, without_nan
+from flatscope.errors import UnknownNameError
+from flatscope.results import Result, checked_columns, plain
 
 COLUMNS = {
     "measure": "str",
@@ -27,10 +25,9 @@ COLUMNS = {
 # A change that an undeclared symmetry makes at the least; below it the declaration says too little.
 STANDS_STILL = 1e-3
 CLEAR = 1e-2  # standard error with which "stands still" can be said
-_FORMAT_KEY = b"flatscope_audit"
 
 
-class Audit:
+class Audit(Result):
     """What happened to each measure when the same function was written with other weights; see `to_frame`.
 
     Args:
@@ -38,22 +35,19 @@ class Audit:
         meta: how the networks were drawn.
     """
 
-    ENDINGS = (".parquet", ".json", ".csv", ".md", ".html")
+    WORD = "audit"
+    COLUMNS = COLUMNS
 
     def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
-        missing = [name for name in COLUMNS if name not in frame.columns]
-        if missing:
-            raise InputError(f"columns {', '.join(COLUMNS)}", f"none called {', '.join(missing)}", where="audit")
-        self._frame = frame.reindex(columns=list(COLUMNS)).astype(COLUMNS).reset_index(drop=True)
-        self.meta: dict[str, Any] = json.loads(json.dumps(dict(meta or {}), default=str))
+        self._frame = checked_columns(frame, COLUMNS, "audit")
+        self.meta: dict[str, Any] = plain(meta or {})
 
     def __len__(self) -> int:
         return len(self._frame)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Audit) and self._frame.equals(other._frame) and self.meta == other.meta
-
-    __hash__ = None  # type: ignore[assignment]
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure and symmetry.
@@ -165,63 +159,13 @@ class Audit:
             body += f"<tr>{cells}</tr>\n"
         return f'<table class="flatscope"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The matrix as text; an exclamation mark where a verdict contradicts the declaration."""
+        rows = [[text + (" !" if bad else "") for text, bad in line] for line in self.lines()]
+        return ["measure", *self.symmetries], rows
 
     def __repr__(self) -> str:
-        rows = [[text + (" !" if bad else "") for text, bad in line] for line in self.lines()]
-        return "\n".join(
-            [pd.DataFrame(rows, columns=["measure", *self.symmetries]).to_string(index=False), *self.gaps()]
-        )
-
-    def to_markdown(self) -> str:
-        """The matrix as a Markdown table; bold where a verdict contradicts the declaration."""
-        rows = [[f"**{text}**" if bad else text for text, bad in line] for line in self.lines()]
-        header = ["measure", *self.symmetries]
-        return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
-
-    def to_json(self) -> str:
-        """Rows and provenance as JSON; numbers that JSON cannot hold are written as strings."""
-        rows = without_nan(self._frame.to_dict(orient="records"))
-        return json.dumps({"flatscope_audit": 1, "meta": self.meta, "rows": rows}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Audit:
-        """The audit that `to_json` wrote."""
-        try:
-            content = json.loads(text)
-            rows = content["rows"]
-            return cls(pd.DataFrame(rows, columns=None if rows else list(COLUMNS)), content["meta"])
-        except InputError:
-            raise
-        except (ValueError, KeyError, TypeError) as problem:
-            raise InputError("a flatscope audit as JSON", str(problem), where="audit file") from problem
-
-    def to_parquet(self) -> bytes:
-        """Rows and provenance as a Parquet file."""
-        return parquet_bytes(self._frame, _FORMAT_KEY, self.meta)
-
-    @classmethod
-    def from_parquet(cls, content: bytes) -> Audit:
-        """The audit that `to_parquet` wrote."""
-        return cls(*from_parquet_bytes(content, _FORMAT_KEY, "audit"))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write .parquet, .json, .csv, .md or .html, whole or not at all."""
-        writers = {
-            ".parquet": self.to_parquet,
-            ".json": lambda: (self.to_json() + "\n").encode(),
-            ".csv": lambda: self._frame.to_csv(index=False).encode(),
-            ".md": lambda: (self.to_markdown() + "\n").encode(),
-            ".html": lambda: f'<!doctype html><meta charset="utf-8">\n{self.to_html()}\n'.encode(),
-        }
-        save_as(path, writers)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Audit:
-        """Read an audit written as .parquet or .json."""
-        readers = {".parquet": cls.from_parquet, ".json": lambda content: cls.from_json(content.decode())}
-        return load_as(path, readers, "audit")
+        return "\n".join([super().__repr__(), *self.gaps()])
 
 
 def _cell(row: Any) -> str:

@@ -12,16 +12,19 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError
 from flatscope.problem import Problem
+from flatscope.results import Result
+from flatscope.table import number
 from flatscope.training.loop import COLUMNS
 from flatscope.training.pairs import Pair
 from flatscope.training.population_group import Group, Record
 from flatscope.training.trials import CONFIG_KEYS, Trial
+from flatscope.version import __version__
 
 SHOWN_ROWS = 20
 FINAL = ("train_loss", "train_error", "test_loss", "test_error", "gradient_norm", "distance")
 
 
-class Population(Sequence[nn.Module]):
+class Population(Result, Sequence[nn.Module]):
     """Networks that were trained together; as a sequence, the networks themselves, in the order of the trials.
 
     Args:
@@ -30,8 +33,12 @@ class Population(Sequence[nn.Module]):
         test: the test pair, or None.
     """
 
+    WORD = "population"
+    READABLE = ()  # the networks are not in the frame
+
     def __init__(self, trials: Sequence[Trial], groups: Sequence[Group], test: Pair | None) -> None:
         self._trials, self._groups, self._test = list(trials), list(groups), test
+        self.meta = {"networks": len(self._trials), "groups": len(self._groups), "version": __version__}
         self._places = {trial.index: (group, row) for group in groups for row, trial in enumerate(group.trials)}
 
     @property
@@ -66,7 +73,7 @@ class Population(Sequence[nn.Module]):
         filled = [frame for frame in frames if len(frame)]
         return pd.concat(filled, ignore_index=True) if filled else frames[0]
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """One row per trial: settings, then what came out.
 
         Settings are the fields of `TrainConfig` (`epochs` as `max_epochs`), `model_seed`, `init`, `train_size`,
@@ -76,6 +83,21 @@ class Population(Sequence[nn.Module]):
         `loss_gap`, test less training loss, and for classes `error_gap`.
         """
         return pd.DataFrame([self._line(trial) for trial in self._trials])
+
+    def frame(self) -> pd.DataFrame:
+        """The same as `to_frame`."""
+        return self.to_frame()
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """What differs between the trials, and how they ended."""
+        frame = self.to_frame()
+        varied = [name for name in frame if frame[name].astype(str).nunique() > 1 or name == "name"]
+        kept = frame[[name for name in frame if name in varied or name in (*FINAL[:4], "epochs", "stopped_by")]]
+        rows = [
+            ["" if pd.isna(v) else number(v) if isinstance(v, float) else str(v) for v in row]
+            for row in kept.to_numpy(dtype=object)
+        ]
+        return [str(name) for name in kept], rows
 
     def model(self, i: int) -> nn.Module:
         """The trained network of trial `i` as an ordinary module in eval mode, on the CPU."""
@@ -131,13 +153,15 @@ class Population(Sequence[nn.Module]):
         groups = "1 group" if len(self._groups) == 1 else f"{len(self._groups)} groups"
         return f"Population({len(self)} networks in {groups}; stopped: {counted})"
 
-    def _repr_html_(self) -> str:
-        frame = self.frame()
-        varied = [name for name in frame if frame[name].astype(str).nunique() > 1 or name == "name"]
-        kept = [name for name in frame if name in varied or name in (*FINAL[:4], "epochs", "stopped_by")]
-        more = f"<p>{len(frame) - SHOWN_ROWS} more</p>" if len(frame) > SHOWN_ROWS else ""
-        table = frame[kept].head(SHOWN_ROWS).to_html(index=False, float_format=lambda value: f"{value:.4g}", na_rep="")
+    def to_html(self) -> str:
+        """How it went, and the first rows."""
+        more = f"<p>{len(self) - SHOWN_ROWS} more</p>" if len(self) > SHOWN_ROWS else ""
+        header, rows = self.cells()
+        table = pd.DataFrame(rows[:SHOWN_ROWS], columns=header).to_html(index=False, border=0, classes="flatscope")
         return f"<p>{html.escape(repr(self))}</p>{table}{more}"
+
+    __eq__ = object.__eq__  # networks with equal settings and errors may have other weights
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def _place(self, i: int) -> tuple[Group, int]:
         try:

@@ -1,0 +1,262 @@
+"""Result: what every result has in common, a frame of numbers and metadata, how it looks and how it is kept in files.
+
+A class of results says what its frame is (`to_frame`), what else is needed to make it again (`_head`, `_from_rows`) and
+which endings it can be written with; reading, writing, comparing and showing are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.files import (
+    Arrays,
+    figure_bytes,
+    from_npz_bytes,
+    from_parquet_bytes,
+    npz_bytes,
+    parquet_bytes,
+    svg_of,
+    without_nan,
+)
+from flatscope.guards import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException)
+
+
+class Result(ABC):
+    """Numbers as a frame, with their metadata.
+
+    Attributes:
+        WORD: what such a result is called in messages and in files.
+        ENDINGS: of the files that it can be written to.
+        READABLE: of the files that give it back.
+        COLUMNS: the frame's columns with their types, where they are always the same.
+        meta: provenance: versions, device, time, command. Kept by every file that can be read again.
+    """
+
+    WORD: ClassVar[str]
+    ENDINGS: ClassVar[tuple[str, ...]] = (".parquet", ".json", ".md", ".csv", ".html")
+    READABLE: ClassVar[tuple[str, ...]] = (".parquet", ".json")
+    COLUMNS: ClassVar[Mapping[str, str]] = {}
+    meta: Any
+
+    @abstractmethod
+    def to_frame(self) -> pd.DataFrame:
+        """The numbers as a pandas frame."""
+
+    @abstractmethod
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The numbers as text for people: the header, then the rows."""
+
+    def _head(self) -> Mapping[str, Any]:
+        """What a file keeps beside the frame."""
+        return dict(self.meta)
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        """The result of which `to_frame` and `_head` gave these."""
+        raise NotImplementedError(f"{cls.__name__} cannot be read from a frame")
+
+    def __eq__(self, other: object) -> bool:
+        """Equal numbers (NaN equals NaN) and equal metadata."""
+        if type(other) is not type(self):
+            return False
+        return plain(self._head()) == plain(other._head()) and self.to_frame().equals(other.to_frame())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        header, rows = self.cells()
+        return pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Write what people read to standard output, or to an open file."""
+        (file or sys.stdout).write(f"{self!r}\n")
+
+    def to_markdown(self) -> str:
+        """The numbers for people, as a Markdown table."""
+        header, rows = self.cells()
+        body = [[_markdown_cell(cell) for cell in row] for row in rows]
+        lines = [[_markdown_cell(name) for name in header], ["---"] * len(header), *body]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def to_html(self) -> str:
+        """The numbers for people, as an HTML table."""
+        header, rows = self.cells()
+        with pd.option_context("display.max_colwidth", None):  # pandas would cut remarks after 50 letters
+            return pd.DataFrame(rows, columns=header).to_html(index=False, border=0, classes="flatscope")
+
+    def to_json(self) -> str:
+        """Rows and metadata as JSON; numbers that JSON cannot hold are written as strings."""
+        content = {f"flatscope_{self.WORD}": 1, "meta": plain(self._head()), "rows": _records(self.to_frame())}
+        return json.dumps(content, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The result that `to_json` wrote."""
+        with reading(f"a flatscope {cls.WORD} as JSON", f"{cls.WORD} file"):
+            content = json.loads(text)
+            floats = {name for name, kind in cls.COLUMNS.items() if kind == "float64"}
+            rows = [{k: float(v) if k in floats else v for k, v in row.items()} for row in content["rows"]]
+            frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
+            return cls._from_rows(frame, content["meta"])
+
+    @classmethod
+    def parquet_key(cls) -> bytes:
+        """By which the metadata of a Parquet file are found."""
+        return f"flatscope_{cls.WORD}".encode()
+
+    def to_parquet(self) -> bytes:
+        """Rows and metadata as a Parquet file."""
+        return parquet_bytes(self.to_frame(), self.parquet_key(), plain(self._head()))
+
+    @classmethod
+    def from_parquet(cls, content: bytes) -> Self:
+        """The result that `to_parquet` wrote."""
+        return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key(), cls.WORD))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file, whole or not at all; its ending, one of `ENDINGS`, says in which form."""
+        ending = Path(path).suffix.lower()
+        if ending not in self.ENDINGS:
+            raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
+        write_whole(path, self._content(ending))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what was saved with one of the endings `READABLE`; nothing in the file is run."""
+        ending = Path(path).suffix.lower()
+        if ending not in cls.READABLE:
+            readable = f"a {' or '.join(cls.READABLE)} {cls.WORD}" if cls.READABLE else f"no file: a {cls.WORD} is not"
+            raise InputError(readable, str(path), where="load")
+        with reading(f"the {cls.WORD} that flatscope saved", str(path)):
+            try:
+                content = Path(path).read_bytes()
+            except OSError as problem:
+                raise InputError("a file that can be read", str(problem), where="load") from problem
+            return cls._from_content(ending, content)
+
+    def _content(self, ending: str) -> bytes:
+        """Of a file with that ending."""
+        if ending == ".parquet":
+            return self.to_parquet()
+        if ending == ".html":
+            title = html.escape(self.WORD)
+            return f'<!doctype html><meta charset="utf-8"><title>{title}</title>\n{self.to_html()}\n'.encode()
+        if ending == ".csv":
+            text = self.to_frame().to_csv(index=False)
+        else:
+            text = self.to_json() if ending == ".json" else self.to_markdown()
+        return (text.rstrip("\n") + "\n").encode()
+
+    @classmethod
+    def _from_content(cls, ending: str, content: bytes) -> Self:
+        return cls.from_parquet(content) if ending == ".parquet" else cls.from_json(content.decode())
+
+
+class DrawnResult(Result):
+    """A result that is looked at as a picture: it shows itself as one, and keeps its arrays bit by bit in .npz."""
+
+    ENDINGS = (".npz", ".parquet", ".json", ".csv", ".png", ".svg", ".pdf")
+    READABLE = (".npz", ".parquet", ".json")
+    NPZ_HEAD: ClassVar[str] = "head"
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Every number of the frame as text."""
+        frame = self.to_frame()
+        return [str(name) for name in frame], frame.astype("str").to_numpy().tolist()
+
+    def figure(self) -> Figure:
+        """A Matplotlib figure of its own."""
+        raise NotImplementedError
+
+    def _arrays(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return svg_of(self.figure())
+
+    def _content(self, ending: str) -> bytes:
+        if ending == ".npz":
+            head = np.array(json.dumps(self._npz_head(), default=str))
+            return npz_bytes({**self._arrays(), self.NPZ_HEAD: head})
+        if ending in (".png", ".svg", ".pdf"):
+            return figure_bytes(self.figure(), ending[1:])
+        return super()._content(ending)
+
+    @classmethod
+    def _from_content(cls, ending: str, content: bytes) -> Self:
+        if ending != ".npz":
+            return super()._from_content(ending, content)
+        arrays = from_npz_bytes(content)
+        return cls._from_arrays(arrays, json.loads(str(arrays[cls.NPZ_HEAD])))
+
+    def _npz_head(self) -> Mapping[str, Any]:
+        return self._head()
+
+
+def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata as JSON gives it back; what JSON cannot hold (paths, NaN) as text."""
+    again: dict[str, Any] = json.loads(json.dumps(dict(meta), default=str), parse_constant=str)
+    return again
+
+
+def checked_columns(frame: pd.DataFrame, types: Mapping[str, str], where: str) -> pd.DataFrame:
+    """These columns of a frame with these types; refused where one is missing."""
+    missing = [name for name in types if name not in frame.columns]
+    if missing and len(frame):
+        raise InputError(f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where=where)
+    return frame.reindex(columns=list(types)).astype(dict(types)).reset_index(drop=True)
+
+
+@contextmanager
+def reading(expected: str, where: str) -> Iterator[None]:
+    """What is wrong with the content of a file, as an error of ours."""
+    try:
+        yield
+    except FlatscopeError:
+        raise
+    except _UNREADABLE as problem:
+        raise InputError(expected, str(problem), where=where) from problem
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    columns = [str(name) for name in frame.columns]
+    return [
+        {name: _jsonable(value) for name, value in zip(columns, row, strict=True)}
+        for row in frame.itertuples(index=False, name=None)
+    ]
+
+
+def _jsonable(value: Any) -> Any:
+    if value is pd.NA:
+        return None
+    return without_nan(value.item() if hasattr(value, "item") else value)
+
+
+def _markdown_cell(text: str) -> str:
+    """Layers have the names that users gave them, which may be read as markup."""
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").splitlines())
