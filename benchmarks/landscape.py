@@ -10,7 +10,7 @@ from torch import nn
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn, trained_lenet
-from flatscope.landscape import directions
+from flatscope.landscapes import directions
 
 STEPS = 25
 

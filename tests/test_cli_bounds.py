@@ -7,7 +7,6 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-import flatscope.bounds  # noqa: F401  declares them
 from flatscope.cli.app import app
 from flatscope.errors import InputError
 from flatscope.registry import declarations, select

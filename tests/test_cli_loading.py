@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -10,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import flatscope as fs
+from flatscope import measuring
 from flatscope.cli.commands import COMMANDS, load_command
 from flatscope.cli.compare import compare
 from flatscope.cli.train import train
@@ -107,19 +110,37 @@ def test_defaults_written_out_for_the_help_are_the_real_ones() -> None:
 
 def test_public_names_are_there_whatever_is_imported_first() -> None:
     code = """
-import flatscope.report.page, flatscope.bounds, flatscope.landscape  # packages with the names of functions
+import flatscope.bounds.psi as q, flatscope.bounds.compositional as c, flatscope.reports.page, flatscope.landscapes
 import inspect, flatscope as fs
-assert all(inspect.isfunction(f) for f in (fs.report, fs.bounds, fs.landscape, fs.measure, fs.study))
+assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.compositional"
 missing = [name for name in fs.__all__ if not hasattr(fs, name)]
 assert not missing, missing
 assert fs.stats.__name__ == "flatscope.stats" and set(fs.__all__) <= set(dir(fs))
 from flatscope import *
-assert report is fs.report and Problem is fs.Problem
+assert report is fs.report and Problem is fs.Problem and bounds is fs.bounds
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'mesure'"):
         _ = fs.mesure
+
+
+@pytest.mark.parametrize("name", [name for name in fs.__all__ if callable(getattr(fs, name))])
+def test_a_public_name_is_one_thing(name: str) -> None:
+    """No module hides behind a function: what is imported by its name and what is called is one object."""
+    spec = importlib.util.find_spec(f"flatscope.{name}")
+    if spec is not None:
+        assert getattr(fs, name) is importlib.import_module(f"flatscope.{name}")
+
+
+def test_the_package_of_bounds_is_called_like_the_function() -> None:
+    assert inspect.signature(fs.bounds) == inspect.signature(measuring.bounds)
+    assert fs.bounds.__doc__ == measuring.bounds.__doc__
+    problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+    table = fs.bounds(problem, "parameter_counting", delta=0.1)
+    assert (
+        table["parameter_counting"] == measuring.bounds(problem, "parameter_counting", delta=0.1)["parameter_counting"]
+    )
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

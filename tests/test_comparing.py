@@ -18,10 +18,9 @@ from torch import nn
 import flatscope as fs
 from flatscope.cli import main
 from flatscope.comparing.quantities import Quantity
-from flatscope.comparing.verdicts import CURVATURE, CURVATURE_FAMILIES, FUNCTION_ONLY, NO_CURVATURE, falls_with_loss
 from flatscope.errors import NotApplicable
 from flatscope.registry import declarations
-from flatscope.report.items import by_kind
+from flatscope.reports.items import by_kind
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 from flatscope.training.loop import train
@@ -153,12 +152,14 @@ def test_losses_far_apart_are_said_and_curvature_does_not_rank(pair: dict[str, n
     assert fs.compare(pair, data, ["rho_sum"]).warnings() == []
 
 
-def test_families_of_curvature_exist() -> None:
-    families = {entry.family for entry in declarations().values()}
-    assert families >= CURVATURE_FAMILIES
-    assert set(declarations()) >= (CURVATURE | NO_CURVATURE | FUNCTION_ONLY)
-    assert falls_with_loss(declarations()["psi_trace"])
-    assert not falls_with_loss(declarations()["l1_path_norm"])
+FUNCTION_ONLY = {name for name, entry in declarations().items() if entry.function_only}
+
+
+def test_derivatives_and_rises_of_the_loss_are_declared_as_such() -> None:
+    falling = {name for name, entry in declarations().items() if entry.falls_with_loss}
+    assert falling >= {"hessian_trace", "kappa_max", "rho_sum", "psi_trace", "sharpness", "expected_sharpness"}
+    assert falling.isdisjoint({"l1_path_norm", "psi_balance", "margin", "spectral_norm", "pac_bayes_kl"})
+    assert {"margin"} <= FUNCTION_ONLY
 
 
 def split_unit(model: nn.Module) -> nn.Module:

@@ -9,7 +9,6 @@ import pytest
 from networks import BUILDERS, Tiny, batchnorm_conv, lenet_like, mlp, residual, smooth
 from references import dense
 
-import flatscope.measures  # noqa: F401  (declares them, also where this file is run alone)
 from flatscope.registry import SYMMETRIES, Declaration, declarations
 
 MEASURES = list(declarations().values())

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.landscape import directions, evaluation, making
-from flatscope.landscape.charts import PathPlane
-from flatscope.landscape.evaluation import GridLosses
+from flatscope.landscapes import directions, evaluation, making
+from flatscope.landscapes.charts import PathPlane
+from flatscope.landscapes.evaluation import GridLosses
 
 TINY = [networks.mlp, networks.lenet_like, networks.batchnorm_conv, networks.residual]
 every_network = pytest.mark.parametrize("build", TINY, ids=lambda build: build.__name__)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
-from flatscope.landscape import Surface
-from flatscope.landscape.evaluation import GridLosses
+from flatscope.landscapes import Surface
+from flatscope.landscapes.evaluation import GridLosses
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:
@@ -108,7 +108,7 @@ KILLED = """
 import os, signal, sys, torch, flatscope as fs
 sys.path.insert(0, {tests!r})
 import networks
-from flatscope.landscape.rows import KeptRows
+from flatscope.landscapes.rows import KeptRows
 
 write = KeptRows.write
 def killing(self, number, row):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,6 +87,25 @@ def test_a_name_that_is_taken_is_refused_with_both_places() -> None:
     with pytest.raises(InputError, match="not taken"):
         bound(**WORDS, assumptions=())(margin)
     assert declarations()["margin"] is known
+
+
+@pytest.mark.parametrize("first", ["import flatscope.registry", "import flatscope.bounds.psi"])
+def test_the_list_is_complete_whatever_was_imported_before(first: str) -> None:
+    """And a name of ours is refused to others before it is loaded."""
+    code = f"""
+{first}
+from flatscope.registry import measure, declarations
+try:
+    @measure(symbol="x", paper="flatscope", equation="none")
+    def margin(ctx):
+        "Another margin."
+except Exception as problem:
+    print(type(problem).__name__, declarations()["margin"].source)
+print(*declarations("bound"), *declarations())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    refused = ["InputError", declarations()["margin"].source]
+    assert done.stdout.split() == [*refused, *declarations("bound"), *declarations()]
 
 
 def test_declaring_the_same_function_again_replaces_it() -> None:

@@ -20,9 +20,9 @@ import flatscope as fs
 from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.registry import declarations
-from flatscope.report import report, save_figures
-from flatscope.report.comparison import lines, standing, with_error, written
-from flatscope.report.figure_data import (
+from flatscope.reports import report, save_figures
+from flatscope.reports.comparison import lines, standing, with_error, written
+from flatscope.reports.figure_data import (
     comparison_data,
     curves_data,
     curves_quantities,
@@ -33,10 +33,10 @@ from flatscope.report.figure_data import (
     linear_ticks,
     log_ticks,
 )
-from flatscope.report.formula import UnknownLatexError, formula, mathml
-from flatscope.report.items import KINDS, by_kind
-from flatscope.report.page import RENDERERS, page_text
-from flatscope.report.summary import comparability, minimum_verdict
+from flatscope.reports.formula import UnknownLatexError, formula, mathml
+from flatscope.reports.items import KINDS, by_kind
+from flatscope.reports.page import RENDERERS, page_text
+from flatscope.reports.summary import comparability, minimum_verdict
 from flatscope.table import Table
 
 HOSTILE = "<script>alert('x')</script>\"&"

@@ -16,9 +16,9 @@ from flatscope.auditing import audit
 from flatscope.cli.app import main
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
-from flatscope.report.files import read_item
-from flatscope.report.page import page_text
-from flatscope.report.population import PopulationFrame
+from flatscope.reports.files import read_item
+from flatscope.reports.page import page_text
+from flatscope.reports.population import PopulationFrame
 from flatscope.studies.claims import Claim, Estimate, Finding
 from flatscope.studies.result import StudyResult
 

@@ -14,15 +14,15 @@ from networks import mlp
 from test_report import Page, row, table
 
 import flatscope as fs
-from flatscope.landscape import Surface
-from flatscope.report import save_figures
-from flatscope.report.bicriteria import bicriteria_data
-from flatscope.report.figure_data import Scale
-from flatscope.report.files import read_item
-from flatscope.report.page import page_text
-from flatscope.report.surface_data import bands, height_scale, lines_of, placed, planes
-from flatscope.report.surfaces import HOLE, RAMP, ramp_colour
-from flatscope.report.units import units_data, units_profiles
+from flatscope.landscapes import Surface
+from flatscope.reports import save_figures
+from flatscope.reports.bicriteria import bicriteria_data
+from flatscope.reports.figure_data import Scale
+from flatscope.reports.files import read_item
+from flatscope.reports.page import page_text
+from flatscope.reports.surface_data import bands, height_scale, lines_of, placed, planes
+from flatscope.reports.surfaces import HOLE, RAMP, ramp_colour
+from flatscope.reports.units import units_data, units_profiles
 from flatscope.table import Table
 
 

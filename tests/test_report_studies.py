@@ -14,8 +14,8 @@ from test_report_browser import pytestmark as in_browser
 from test_report_interaction import opened
 
 from flatscope.registry import PAPERS
-from flatscope.report import report
-from flatscope.report.studies import address
+from flatscope.reports import report
+from flatscope.reports.studies import address
 from flatscope.studies import studies
 from flatscope.studies.reproduction import latest, load_results
 from flatscope.studies.result import StudyResult

@@ -1,8 +1,6 @@
 """How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flatscope.version import __version__
@@ -15,11 +13,11 @@ if TYPE_CHECKING:
     from flatscope.dynamics.langevin import SGLD
     from flatscope.errors import FlatscopeError, InputError, NumericalWarning
     from flatscope.interpolation import Simplex, interpolate
-    from flatscope.landscape import Surface, landscape
+    from flatscope.landscapes import Surface, landscape
     from flatscope.measuring import bounds, measure
     from flatscope.problem import Problem
-    from flatscope.report.page import report
-    from flatscope.report.population import PopulationFrame
+    from flatscope.reports.page import report
+    from flatscope.reports.population import PopulationFrame
     from flatscope.studies.running import study
     from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
     from flatscope.symmetries.audit import Audit
@@ -68,40 +66,29 @@ _HOMES = {
     "InputError": "errors",
     "NumericalWarning": "errors",
     "Population": "training.population",
-    "PopulationFrame": "report.population",
+    "PopulationFrame": "reports.population",
     "Problem": "problem",
     "Simplex": "interpolation",
-    "Surface": "landscape",
+    "Surface": "landscapes",
     "Table": "table",
     "audit": "auditing",
-    "bounds": "measuring",
     "compare": "comparing",
     "fold_batchnorm": "symmetries",
     "interpolate": "interpolation",
-    "landscape": "landscape",
+    "landscape": "landscapes",
     "measure": "measuring",
-    "report": "report.page",
+    "report": "reports.page",
     "rescale": "symmetries",
     "study": "studies",
     "train_population": "training.population",
 }
-
-
-class _Package(ModuleType):
-    """This package as a module whose functions keep their names.
-
-    Python makes every imported submodule an attribute of its package. Three of ours have the name of a public function
-    (`bounds`, `landscape`, `report`), which must stay the function whatever is imported first.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
+# Packages that are public themselves; `bounds` can be called.
+_PACKAGES = ("bounds", "stats")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "stats":
-        return importlib.import_module("flatscope.stats")
+    if name in _PACKAGES:
+        return importlib.import_module(f"flatscope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
@@ -111,6 +98,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-sys.modules[__name__].__class__ = _Package

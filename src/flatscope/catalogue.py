@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import flatscope.bounds
-import flatscope.measures  # noqa: F401  declares every measure
 from flatscope.registry import PAPERS, Declaration, declarations
 
 _SHORT = {

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import flatscope.bounds
-import flatscope.measures  # noqa: F401  declares every measure
 from flatscope.context import Context, Effort
 from flatscope.effort import make_effort
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError

@@ -1,12 +1,14 @@
 """How a measure or a bound is declared, and the one list of all of them.
 
 A measure is a plain function of a context. The decorator above it says what it is; the listing, the
-documentation and the contract tests read that declaration, so nothing is typed twice.
+documentation and the contract tests read that declaration, so nothing is typed twice. The list is complete
+whatever was imported before: asking for it imports our own families.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,8 @@ from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
 
+# Packages whose import declares our measures and bounds. They stand on this file, so that only their names are here.
+OWN_FAMILIES = ("flatscope.measures", "flatscope.bounds")
 SYMMETRIES = ("layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling", "output_scaling")
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
@@ -86,6 +90,9 @@ class Declaration:
     conventions: str = ""
     assumptions: tuple[str, ...] = ()
     search: str = ""
+    headline: str = ""
+    falls_with_loss: bool = False
+    function_only: bool = False
 
     @property
     def summary(self) -> str:
@@ -153,6 +160,9 @@ def measure(
     on_folded: bool = False,
     conventions: str = "",
     search: str = "",
+    headline: str = "",
+    falls_with_loss: bool = False,
+    function_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a measure: a function of (ctx, *, options) giving a Result.
 
@@ -171,6 +181,11 @@ def measure(
         conventions: what the paper leaves open and how it is read here.
         search: "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a
             minimum; empty where nothing is searched. A search may end elsewhere when roundings or starts differ.
+        headline: a few words on what it is, if it is one of the handful of measures to look at first; else empty.
+        falls_with_loss: whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with
+            the loss near interpolation, so that networks with very different losses cannot be compared by it.
+        function_only: whether it depends on the outputs as a function of the inputs alone, so that networks of
+            different architectures can be compared by it.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,6 +207,9 @@ def measure(
                 on_folded=on_folded,
                 conventions=conventions,
                 search=search,
+                headline=headline,
+                falls_with_loss=falls_with_loss,
+                function_only=function_only,
             )
         )
 
@@ -231,6 +249,8 @@ def bound(
 
 def _add(declaration: Declaration) -> Callable[..., Any]:
     _check(declaration)
+    if not declaration.function.__module__.startswith(OWN_FAMILIES):
+        _load_own_families()  # a name of ours is refused to others, whoever comes first
     known = _REGISTRY.get(declaration.name)
     if known is not None and known.source != declaration.source:
         raise InputError(
@@ -262,8 +282,14 @@ def _check(declaration: Declaration) -> None:
         raise InputError("a docstring", "none", where=declaration.source, fix="Say in one line what is measured")
 
 
+def _load_own_families() -> None:
+    for package in OWN_FAMILIES:
+        importlib.import_module(package)  # at once where it is loaded
+
+
 def declarations(kind: str = "measure") -> dict[str, Declaration]:
-    """All measures (or bounds) by name, in the order in which they were declared."""
+    """All measures (or bounds) by name, ours included, in the order in which they were declared."""
+    _load_own_families()
     return {name: entry for name, entry in _REGISTRY.items() if entry.kind == kind}
 
 

@@ -71,7 +71,7 @@ def compare(
     from flatscope.comparing import Comparison
     from flatscope.problem import Problem
     from flatscope.ranks import process_group
-    from flatscope.report.page import report as write_report
+    from flatscope.reports.page import report as write_report
     from flatscope.training.data import load
 
     check_measures(measures)

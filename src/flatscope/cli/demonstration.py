@@ -15,13 +15,13 @@ from flatscope.cli.audit import show_audit
 from flatscope.cli.output import check_place, command_line, show_grid
 from flatscope.context import Context
 from flatscope.errors import NumericalWarning
-from flatscope.landscape import Surface, landscape
+from flatscope.landscapes import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import select
-from flatscope.report.comparison import lines
-from flatscope.report.figures import save_figures
-from flatscope.report.page import report
+from flatscope.reports.comparison import lines
+from flatscope.reports.figures import save_figures
+from flatscope.reports.page import report
 from flatscope.table import Table
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, load

@@ -28,7 +28,7 @@ from flatscope.cli.output import check_folder, check_place, command_line, note_m
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
-    from flatscope.landscape import Surface
+    from flatscope.landscapes import Surface
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 
@@ -75,9 +75,9 @@ def landscape(
 ) -> None:
     """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
     from flatscope.cli.sources import load_model, load_problem, parse_model_options
-    from flatscope.landscape import Surface
-    from flatscope.landscape.making import landscape as draw_landscape
-    from flatscope.report.page import report
+    from flatscope.landscapes import Surface
+    from flatscope.landscapes.making import landscape as draw_landscape
+    from flatscope.reports.page import report
 
     for path in out or ():
         check_place(path, (*Surface.ENDINGS, ".html"))

@@ -104,7 +104,7 @@ def measure(
     from flatscope.effort import make_effort
     from flatscope.ranks import process_group
     from flatscope.registry import declarations
-    from flatscope.report.page import report as write_report
+    from flatscope.reports.page import report as write_report
     from flatscope.table import Table
     from flatscope.training.weights import read_weights
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import flatscope.bounds
-import flatscope.measures  # noqa: F401  declares what may be named
 from flatscope.cli.options import INITIAL_FILE
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory

@@ -201,7 +201,7 @@ def export(
 ) -> None:
     """Write every claim with its verdict to one file."""
     from flatscope.guards import whole_file, write_whole
-    from flatscope.report.page import report
+    from flatscope.reports.page import report
     from flatscope.studies import studies
     from flatscope.studies.cost import load_costs
     from flatscope.studies.reproduction import claim_frame, latest, load_results

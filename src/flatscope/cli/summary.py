@@ -12,8 +12,8 @@ from rich.text import Text
 from flatscope.cli.output import console, numbered
 from flatscope.context import Context
 from flatscope.registry import Declaration, declarations
-from flatscope.report.comparison import RESCALINGS
-from flatscope.report.headlines import HEADLINES, MANY
+from flatscope.reports.comparison import RESCALINGS
+from flatscope.reports.headlines import MANY, headline_words
 from flatscope.table import Table, number
 from flatscope.training.data import Data
 
@@ -133,7 +133,7 @@ def _headline_grid(rows: list[_Row]) -> Grid:
     grid = Grid(header_style="bold", box=SIMPLE)
     for name in ("measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"):
         grid.add_column(name, justify="right" if name == "value" else "left", no_wrap=name in ("measure", "value"))
-    for name, words in HEADLINES.items():
+    for name, words in headline_words().items():
         # Of several options the first: the others are in the table below.
         row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
         if row is not None:

@@ -11,7 +11,6 @@ from scipy.special import ndtri
 
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.quantities import Quantity
-from flatscope.registry import Declaration
 from flatscope.table import number
 
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
@@ -22,14 +21,6 @@ LOSS_FACTOR = 3.0
 SETTLED, NEARLY = 1e-3, 1e-2
 # A training error that much above the lowest is that of a network which was not trained to the end.
 ERROR_APART = 0.05
-# These depend on the outputs as a function of the inputs, whatever the network that computes them looks like.
-FUNCTION_ONLY = frozenset({"margin", "perturbation_robustness"})
-# Families whose values are derivatives or rises of the training loss.
-CURVATURE_FAMILIES = frozenset(
-    {"weight flatness", "relative flatness", "psi flatness", "sharpness", "adaptive", "radius", "gradient noise"}
-)
-CURVATURE = frozenset({"expected_sharpness", "fisher_rao_norm"})
-NO_CURVATURE = frozenset({"psi_balance", "psi_activation_radius"})
 # A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
 # minima over samples lose most of those digits. A searched maximum ends a little elsewhere from every start.
 ROUNDING, SEARCH = 1e-2, 0.05
@@ -97,12 +88,12 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
         return Verdict("not comparable", f"differs by {percent:.2g} % between {pair.first} and its copy {pair.second}")
     if len(networks) - len({pair.second for pair in copies}) == 1:
         return Verdict("equal", "the same for all of them, which are one function")
-    if len({network.architecture for network in networks.values()}) > 1 and entry.name not in FUNCTION_ONLY:
+    if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
         return Verdict("not comparable", "depends on layers and weights, and the architectures differ")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
         return Verdict("not comparable", f"rescaling units changes it and not the function{kept}")
-    if falls_with_loss(entry) and far_apart(networks, loss):
+    if entry.falls_with_loss and far_apart(networks, loss):
         return Verdict("not comparable", "curvature of cross-entropy falls with the loss, and the losses differ")
     return Verdict("comparable")
 
@@ -120,11 +111,6 @@ def change(quantity: Quantity, one: str, other: str) -> float:
     """Difference of two values, relative to the larger of them."""
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
     return abs(quantity.value[one] - quantity.value[other]) / scale if scale else 0.0
-
-
-def falls_with_loss(entry: Declaration) -> bool:
-    """Whether a measure is a derivative or a rise of the training loss."""
-    return entry.name in CURVATURE or (entry.family in CURVATURE_FAMILIES and entry.name not in NO_CURVATURE)
 
 
 def far_apart(networks: Mapping[str, Standing], loss: str) -> bool:

@@ -35,6 +35,7 @@ LABELS = ("data", "model")
     cost="long",
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; elementwise |w|; full training set; the worst case is a "
     "lower bound of the maximum",
     search="lower",
@@ -125,6 +126,7 @@ def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> 
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     passes={"forward": 1, "backward": 2},
+    falls_with_loss=True,
     conventions="all trainable parameters as they are given, biases included; the norm, not its square",
 )
 def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:

@@ -27,6 +27,7 @@ CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
     invariant_under={"permutation"},
     cost="sweep",
     passes={"forward": 2, "backward": 2},
+    falls_with_loss=True,
     conventions="all trainable parameters; covariance over the training samples (divided by n), of a mini-batch S/b "
     "with replacement and S(n-b)/(b(n-1)) without; data_stderr takes the samples as a draw",
 )

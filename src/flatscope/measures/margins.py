@@ -46,6 +46,8 @@ def functional_margin(ctx: Context) -> Tensor:
     invariant_under=FUNCTION_SYMMETRIES,
     needs={"classes"},
     passes={"forward": 1},
+    headline="lead of the right class",
+    function_only=True,
     conventions="the ⌈εn⌉-th smallest margin, an order statistic without interpolation",
 )
 def margin(ctx: Context, *, epsilon: float = 0.05) -> float:
@@ -125,6 +127,7 @@ def declare_with_margin(
     invariant_under: Iterable[str],
     chain: bool = False,
     cost: str = "light",
+    headline: str = "",
 ) -> None:
     """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
 
@@ -137,6 +140,7 @@ def declare_with_margin(
             `output_scaling`, which multiplies both.
         chain: whether the norm itself exists only where layers form a chain.
         cost: of the norm.
+        headline: of `…_over_margin`, if it is one of the measures to look at first.
     """
     name, text = base.__name__, inspect.cleandoc(base.__doc__ or "")
     listed = text.partition("\nArgs:\n")[2].rstrip()
@@ -201,6 +205,7 @@ def declare_with_margin(
             cost=cost,
             passes={"forward": 1},
             on_folded=True,
+            headline=headline if function is over_margin else "",
             conventions="the norm's own; margin of the training set as `margin` gives it, refused where not positive",
         )(function)
 

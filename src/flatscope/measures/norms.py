@@ -235,6 +235,7 @@ declare_with_margin(
     invariant_under=LAYER_SYMMETRIES,
     chain=True,
     cost="sweep",
+    headline="spectral norms over margin, squared",
 )
 declare_with_margin(
     l1_inf_norm,

@@ -42,6 +42,8 @@ TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
     passes={"forward": 5500},
     exact=False,
     on_folded=True,
+    headline="rise of the loss under noise",
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
     "same mini-batch; batches depend on the order of the samples where there are more than `batch`; a GPU draws other "
     "noise of the same law than a CPU",

@@ -172,6 +172,7 @@ declare_with_margin(
         r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2", with_4d=True, width_power=lambda options: 1.0
     ),
     invariant_under=FUNCTION_SYMMETRIES,
+    headline="path norm over margin, squared",
 )
 declare_with_margin(
     path_norm,

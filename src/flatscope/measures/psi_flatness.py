@@ -29,8 +29,7 @@ from flatscope.symmetries.path_coordinates import PathCoordinates
 
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
-BLOCK_BYTES = 256 * 2**20
-COLUMNS = 8
+BLOCK_BYTES, COLUMNS = 256 * 2**20, 8
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 
@@ -42,6 +41,8 @@ POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight bec
     invariant_under=SCALINGS,
     cost="sweep",
     on_folded=True,
+    headline="curvature in path space",
+    falls_with_loss=True,
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
     "derivative is included, without which it is right at an exact minimum only",
 )
@@ -151,6 +152,7 @@ class PathHessian:
     cost="long",
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="all basis-path values, biases included; full training set, in float64; a lower bound of the maximum; "
     "the radius is relative to the smallest |P(u)S(u)|, where the inverse has its nearest pole",
     search="lower",
@@ -221,6 +223,7 @@ def psi_epsilon(
     cost="long",
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="all basis-path values, biases included; u uniform in a ball, since with a Gaussian u and a loss that "
     "is not bounded the expectation is infinite; mirrored draws; full training set, in float64",
 )
@@ -380,8 +383,7 @@ def _losses_and_gradients(ctx: Context, paths: PathCoordinates, stacked: Params)
 
 def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor]:
     """Normal vectors (count,) whose entries go to the values in order of size, so that unit numbers do not matter."""
-    order = paths.by_size()
-    generator = ctx.generator(stream)
+    order, generator = paths.by_size(), ctx.generator(stream)
     while True:
         drawn = torch.randn(paths.count, generator=generator, dtype=torch.float64).to(order.device)
         yield torch.empty_like(drawn).index_copy_(0, order, drawn)
@@ -390,9 +392,7 @@ def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor
 def _laws(ctx: Context, paths: PathCoordinates, radius: float, number: int, law: str) -> Iterator[Tensor]:
     """Perturbations (count,) of the values."""
     lengths = ctx.generator("lengths of psi_expected")
-    draws = _draws(ctx, paths, "psi_expected")
-    for _ in range(number):
-        u = next(draws)
+    for _, u in zip(range(number), _draws(ctx, paths, "psi_expected"), strict=False):
         if law == "gaussian":
             yield u * radius / math.sqrt(paths.count)
         else:

@@ -35,6 +35,7 @@ DRAWN_NUMBERS = 2**26
     cost="long",
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="first crossing (the printed supremum jumps over bumps: kind='sup'); directions uniform on the unit "
     "sphere of the moved parameters, biases included, drawn on the device; low and high: one standard deviation over "
     "directions; no rescaling of the weights is undone",

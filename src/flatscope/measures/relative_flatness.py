@@ -42,6 +42,7 @@ def _declare(
     symbol: str,
     invariant_under: set[str],
     per: str = "network",
+    headline: str = "",
 ) -> None:
     """Declare a measure that combines the values of `base`; it has the same options."""
 
@@ -60,12 +61,14 @@ def _declare(
         direction="lower",
         invariant_under=invariant_under,
         cost="sweep",
+        headline=headline,
+        falls_with_loss=True,
         conventions=CONVENTIONS,
     )(function)
 
 
-def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str) -> None:
-    """Declare `…_max` and `…_sum` of a value per layer."""
+def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str, **headlines: str) -> None:
+    """Declare `…_max` and `…_sum` of a value per layer; `headlines`: the words of one that is to be looked at first."""
     for how, words, mark in (
         ("max", "Largest {} over the layers.", r"\max"),
         ("sum", "Sum of {} over the layers.", r"\Sigma"),
@@ -77,6 +80,7 @@ def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str) -> 
             summary=words.format(base.__name__),
             symbol=f"{symbol}^{{{mark}}}",
             invariant_under=LAYERWISE,
+            headline=headlines.get(how, ""),
         )
 
 
@@ -110,6 +114,7 @@ def _times(value: Value, factor: float) -> Value:
     direction="lower",
     invariant_under=LAYERWISE,
     cost="sweep",
+    falls_with_loss=True,
     conventions=CONVENTIONS,
 )
 def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
@@ -123,7 +128,7 @@ def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
     return _times_squared_norm(ctx, {name: as_value(pair, tolerance) for name, pair in pairs.items()})
 
 
-_declare_over_layers(kappa, r"\kappa")
+_declare_over_layers(kappa, r"\kappa", max="sharpest layer, relative to weights")
 
 
 @measure(
@@ -134,6 +139,7 @@ _declare_over_layers(kappa, r"\kappa")
     direction="lower",
     invariant_under=LAYERWISE,
     cost="sweep",
+    falls_with_loss=True,
     conventions=f"{CONVENTIONS}; un-normalised trace",
 )
 def kappa_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:
@@ -147,7 +153,7 @@ def kappa_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 10
     return _times_squared_norm(ctx, ctx.sweep(layer_traces, accuracy=accuracy, most_products=most_products))
 
 
-_declare_over_layers(kappa_trace, r"\kappa_\tau")
+_declare_over_layers(kappa_trace, r"\kappa_\tau", sum="all layers, relative to weights")
 
 
 def _per_layer(values: dict[str, Value], how: str) -> dict[str, Value]:
@@ -176,6 +182,7 @@ def _of_network(values: dict[str, Value], how: str) -> Value:
     direction="lower",
     invariant_under=UNITWISE,
     cost="sweep",
+    falls_with_loss=True,
     conventions=f"{CONVENTIONS}; j an input feature of a dense layer, an input channel of a convolution",
 )
 def rho_unit(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
@@ -203,7 +210,16 @@ for _name, _summary, _symbol, _per, _combine in (
     ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max}", "network", partial(_of_network, how="max")),
     ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma}", "network", partial(_of_network, how="sum")),
 ):
-    _declare(rho_unit, _combine, name=_name, summary=_summary, symbol=_symbol, invariant_under=UNITWISE, per=_per)
+    _declare(
+        rho_unit,
+        _combine,
+        name=_name,
+        summary=_summary,
+        symbol=_symbol,
+        invariant_under=UNITWISE,
+        per=_per,
+        headline="all units, relative to weights" if _name == "rho_sum" else "",
+    )
 
 
 @measure(
@@ -214,6 +230,7 @@ for _name, _summary, _symbol, _per, _combine in (
     direction="lower",
     invariant_under=LAYERWISE,
     cost="sweep",
+    falls_with_loss=True,
     conventions=f"{CONVENTIONS}; w_s: row s of the weight reshaped to (out, in · taps)",
 )
 def relative_flatness(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:

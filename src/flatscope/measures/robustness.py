@@ -36,6 +36,7 @@ IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with wh
     cost="sweep",
     passes={"forward": 51},
     exact=False,
+    function_only=True,
     conventions="training samples; noise in the units of the network's input; the mean over `draws` of independent "
     "noise, the same for every gamma; low and high: Wilson's interval of 95 % for all draws; a tie is an error",
 )

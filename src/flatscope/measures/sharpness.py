@@ -47,6 +47,7 @@ EVALUATIONS = 20
     passes={"forward": 97, "backward": 94, "curvature": 10},
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; full training set; a lower bound of the maximum",
     search="lower",
 )
@@ -135,6 +136,7 @@ def rough_top_vector(operator: Operator, generator: torch.Generator, products: i
     passes={"forward": 101},
     exact=False,
     on_folded=True,
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; u has mean 0 and covariance σ²I whatever its law",
 )
 def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, law: str = "gaussian") -> Value:
@@ -183,6 +185,8 @@ def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterato
     cost="long",
     exact=False,
     on_folded=True,
+    headline="largest rise of the loss nearby",
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss, not the error; a lower bound of the maximum; "
     "batches are drawn without replacement, and depend on the order of the samples where there are more than `batch`",
     search="lower",

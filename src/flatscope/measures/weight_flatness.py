@@ -33,6 +33,8 @@ MOST_REASONS = 3
     invariant_under={"permutation"},
     cost="light",
     passes={"forward": 1, "backward": 1},
+    headline="slope of the loss; 0 at a minimum",
+    falls_with_loss=True,
     conventions="all trainable parameters, biases included; mean over samples",
 )
 def gradient_norm(ctx: Context) -> float:
@@ -52,6 +54,8 @@ def gradient_norm(ctx: Context) -> float:
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
+    headline="curvature, all directions summed",
+    falls_with_loss=True,
     conventions="all trainable parameters, BatchNorm's included; mean over samples; not divided by their number",
 )
 def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 1024) -> Value:
@@ -93,6 +97,7 @@ def hessian_trace(ctx: Context, *, accuracy: float = 0.01, most_products: int = 
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
+    falls_with_loss=True,
     conventions="the layer's weight without its bias; un-normalised trace",
 )
 def layer_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:
@@ -114,6 +119,7 @@ def layer_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 10
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
+    falls_with_loss=True,
     conventions="algebraically largest eigenvalue; the layer's weight without its bias",
 )
 def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
@@ -133,6 +139,8 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, 
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
+    headline="curvature, sharpest direction",
+    falls_with_loss=True,
     conventions="all trainable parameters, cross-layer blocks included: the true Hessian, not Gauss-Newton",
 )
 def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
@@ -152,6 +160,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     direction="none",
     invariant_under={"permutation"},
     cost="sweep",
+    falls_with_loss=True,
     conventions="all trainable parameters; negative at a saddle point or away from a minimum",
 )
 def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:

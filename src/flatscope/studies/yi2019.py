@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from flatscope.errors import NumericalWarning
-from flatscope.landscape.making import landscape
+from flatscope.landscapes.making import landscape
 from flatscope.problem import Problem
 from flatscope.studies import intervals
 from flatscope.studies.claims import POSITIVE, Claim, Estimate

@@ -1,0 +1,177 @@
+"""Loss and error at many grid points: one pass over the data serves a row of the grid."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context, sample_margins
+from flatscope.landscapes.affine_layers import Responses, affine_layers, answered_forward, responses
+from flatscope.landscapes.charts import Chart
+from flatscope.landscapes.replay import ReplayedPoints
+from flatscope.params import Params, count
+from flatscope.perturbation import FEW_SAMPLES, stackable
+from flatscope.problem import DEFAULT_BATCH
+from flatscope.samples import Inputs, parts_of
+
+KEPT_BYTES = 2**30
+STACK_BYTES = 256 * 2**20
+GPU_BATCH = 2048
+TOGETHER = 2**14  # samples times networks in one call on a GPU
+Known = tuple[Inputs, Tensor, Responses]
+
+
+class GridLosses:
+    """Mean loss and 0/1 error at grid points that share all coordinates but the last.
+
+    Args:
+        ctx: the network, without BatchNorm; its pass counter is charged.
+        chart: from coordinates to weights.
+        part: "train" or "test" samples.
+    """
+
+    def __init__(self, ctx: Context, chart: Chart, part: str) -> None:
+        self._ctx, self._chart, self._part = ctx, chart, part
+        self._n = ctx.problem.part(part).n
+        self._on_cpu = ctx.problem.device.type == "cpu"
+        self._layers = affine_layers(ctx, chart)
+        if self._layers and not self._answers_agree():
+            self._layers = {}
+        self._kept: list[Known] | None = None
+        self._may_keep = self._bytes_of_all() <= KEPT_BYTES
+        self._captured: ReplayedPoints | None = None
+        self._may_capture = ctx.problem.device.type == "cuda"
+
+    @property
+    def width(self) -> int:
+        """Grid points whose weights are held at once."""
+        return max(1, STACK_BYTES // (8 * count(self._ctx.params[name] for name in self._chart.names)))
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Loss (k,), error (k,) or None, and poles (k,), at coordinates (k, d); NaN at poles.
+
+        All coordinates but the last must be the same: they are a row of the grid.
+        """
+        loss = torch.full((len(points),), torch.nan, dtype=torch.float64)
+        error = loss.clone() if self._ctx.problem.classification else None
+        poles = self._chart.poles(points).clone()
+        for places in torch.split((~poles).nonzero().flatten(), self.width):
+            if not len(places):
+                continue
+            weights = self._chart.weights(points[places])
+            finite = torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
+            found = self._evaluated(weights, points[places])
+            broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
+            poles[places[broken]] = True
+            loss[places] = found[0].masked_fill(broken, torch.nan)
+            if error is not None and found[1] is not None:
+                error[places] = found[1].masked_fill(broken, torch.nan)
+        return loss, error, poles
+
+    def _evaluated(self, weights: Params, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        k = len(points)
+        problem = self._ctx.problem
+        replay = self._replay() if k > 1 else None
+        if replay is not None:
+            sums, errors = replay(weights, points)
+            self._ctx.count("forward", k * self._n)
+            return sums.cpu() / self._n, errors.cpu() / self._n if problem.classification else None
+        losses = torch.zeros(k, dtype=torch.float64, device=problem.device)
+        wrong = torch.zeros(k, dtype=torch.float64, device=problem.device)
+        with torch.no_grad():
+            for inputs, targets, known in self._batches():
+                run = self._together if self._stacks(k, len(targets)) else self._one_by_one
+                outputs = run(weights, points, inputs, known)  # (k, n, ...)
+                flat, repeated = outputs.flatten(0, 1), targets.repeat(k, *[1] * (targets.ndim - 1))
+                losses += problem.loss(flat, repeated).reshape(k, -1).double().sum(1)
+                if problem.classification:
+                    wrong += (~(sample_margins(flat, repeated) > 0)).reshape(k, -1).double().sum(1)  # NaN is wrong
+                self._ctx.count("forward", k * len(targets))
+        return losses.cpu() / self._n, wrong.cpu() / self._n if problem.classification else None
+
+    def _one_by_one(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
+        begun = {name: _common(parts, points[0]) for name, parts in known.items()}
+        outputs = []
+        for i, point in enumerate(points):
+            last = float(point[-1])
+            answers = {name: torch.add(begun[name], parts[-1], alpha=last) for name, parts in known.items()}
+            params = {**self._ctx.params, **{name: value[i] for name, value in weights.items()}}
+            outputs.append(answered_forward(self._ctx, inputs, params, answers))
+        return torch.stack(outputs)
+
+    def _together(self, weights: Params, points: Tensor, inputs: Inputs, known: Responses) -> Tensor:
+        last = points[:, -1].to(self._ctx.problem.device, self._ctx.problem.dtype)
+        answers = {}
+        for name, parts in known.items():
+            begun = _common(parts, points[0])
+            answers[name] = begun + last.reshape(-1, *[1] * begun.ndim) * parts[-1]
+
+        def outputs(point: Params, answered: Params) -> Tensor:
+            return answered_forward(self._ctx, inputs, {**self._ctx.params, **point}, answered)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*performance drop.*")
+            result: Tensor = torch.vmap(outputs)(weights, answers)
+        return result
+
+    def _batches(self) -> Iterator[Known]:
+        """Batches with the responses of the affine layers: kept from the first pass on, if they fit."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Known] = []
+        size = self._ctx.problem.batch_size
+        if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
+            size = GPU_BATCH
+        for inputs, targets in self._ctx.batches(self._part, size):
+            known = inputs, targets, responses(self._ctx, self._chart, self._layers, inputs) if self._layers else {}
+            if self._may_keep:
+                kept.append(known)
+            yield known
+        if self._may_keep:
+            self._kept = kept
+
+    def _stacks(self, k: int, n: int) -> bool:
+        """Whether k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
+        worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
+        return k > 1 and worth and self._ctx.sweep(stackable)
+
+    def _replay(self) -> ReplayedPoints | None:
+        """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
+        if self._captured is None and self._may_capture and self._kept is not None:
+            try:
+                self._captured = ReplayedPoints(self._ctx, self._kept, self._chart.names)
+            except (RuntimeError, ValueError, NotImplementedError):  # it looks at values, or copies to the CPU
+                self._may_capture = False
+        return self._captured
+
+    def _bytes_of_all(self) -> int:
+        inputs = self._ctx.problem.example()
+        known = responses(self._ctx, self._chart, self._layers, inputs) if self._layers else {}
+        tensors = [*parts_of(inputs), *(part for parts in known.values() for part in parts)]
+        per_sample = sum(t.numel() * t.element_size() / len(t) for t in tensors)
+        return int(per_sample * self._n)
+
+    def _answers_agree(self) -> bool:
+        """Whether answered layers give what running them gives, at a point away from the centre."""
+        inputs = self._ctx.problem.example()
+        dimensions = len(next(iter(self._chart.straight.values()))) - 1
+        point = torch.full((1, dimensions), 0.01, dtype=torch.float64)
+        weights = self._chart.weights(point)
+        with torch.no_grad():
+            known = responses(self._ctx, self._chart, self._layers, inputs)
+            ours = self._one_by_one(weights, point, inputs, known)
+            plain = self._one_by_one(weights, point, inputs, {})
+        rounding = 1e4 * torch.finfo(self._ctx.problem.dtype).eps
+        return bool(((ours - plain).abs() <= rounding * (1 + plain.abs().max())).all())
+
+
+def _common(parts: tuple[Tensor, ...], point: Tensor) -> Tensor:
+    """The response at a row of the grid, without its last coordinate."""
+    total = parts[0]
+    for coordinate, part in zip(point[:-1].tolist(), parts[1:-1], strict=True):
+        total = torch.add(total, part, alpha=coordinate)
+    return total

@@ -1,0 +1,291 @@
+"""`landscape`: loss and error on a line or a plane through a network, in weight space or in path space."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+import warnings
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.context import Context
+from flatscope.errors import InputError, NumericalWarning, UnknownNameError
+from flatscope.guards import precise_math, untouched_randomness
+from flatscope.landscapes.charts import Chart, PathPlane, WeightPlane
+from flatscope.landscapes.directions import (
+    NAMES,
+    cosine,
+    filter_normalised,
+    gaussian,
+    hessian,
+    orthogonal_normals,
+    rayleigh,
+    towards,
+)
+from flatscope.landscapes.evaluation import GridLosses
+from flatscope.landscapes.rows import KeptRows, fingerprint, kept_directions
+from flatscope.landscapes.surface import Surface
+from flatscope.measures.psi_flatness import path_coordinates
+from flatscope.measuring import device_text, folded_context
+from flatscope.params import Params, count, dot, norm
+from flatscope.problem import Problem
+from flatscope.progress import progress
+from flatscope.symmetries.folding import has_batchnorm
+from flatscope.version import __version__
+
+SPACES = ("weights", "psi")
+LINE_PIECE = 8  # points of a line that are kept together
+
+
+def landscape(
+    problem: Problem,
+    space: str = "weights",
+    directions: str | nn.Module | Mapping[str, Tensor] | tuple[Any, ...] = "gaussian",
+    grid: int = 41,
+    span: float = 1.0,
+    seed: int = 0,
+    *,
+    dimensions: int = 2,
+    part: str = "train",
+    noise: float = 0.05,
+    relative: bool = False,
+    rule: str = "max_product",
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Surface:
+    r"""Loss and 0/1 error around a network; BatchNorm is folded first.
+
+    In weight space a picture depends on how the function is written: scaling units changes it, the function not. In
+    path space (Yi et al. 2019, equation 18) directions are drawn for the values of the basis paths, in an order that no
+    rescaling changes: every way of writing the function has the same picture, to rounding.
+
+    Path space has poles, where the value P(u) S(u) of some unit's own path is zero. Grid points on a pole, or reached
+    only across one, are NaN and marked in `poles`. A noise of 0.05 is only meant for networks whose skeleton weights
+    are about 1; for others take `relative=True`, or the smaller noise that the warning names.
+
+    Args:
+        problem: model, data, loss.
+        space: "weights", or "psi" for the values of the basis paths.
+        directions: "gaussian": isotropic, orthogonal, of exactly the length noise·√m (m parameters or path values);
+            "filter": every filter's part as long as the filter with its bias (Li et al. 2018), whatever `noise` is;
+            "hessian": eigenvectors of the largest eigenvalues of the training loss, of the Gaussian's length;
+            another network (a module or a state dict, or a pair of them): the way to it, of its own length. A plane to
+            one network has a Gaussian direction, orthogonal to the way and as long, for its second axis.
+        grid: points per axis; odd, so that the network itself is one of them (any number on the way to a network).
+        span: coordinates run from −span to span in units of the direction; on the way to another network from
+            1 − span to span, so that 1 goes from one network to the other.
+        seed: of the directions.
+        dimensions: 1 for a line, 2 for a plane.
+        part: "train" or "test" samples.
+        noise: length of a direction over √m.
+        relative: Gaussian or Hessian directions in weight space have the length noise·‖w‖; in path space the noise is
+            v ⊙ ξ, each value moved in proportion to itself.
+        rule: how the skeleton of the paths is chosen: "max_product", "cyclic" or "diagonal".
+        checkpoint: folder that keeps finished rows; the same call with the same folder goes on where it was stopped.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> surface = fs.landscape(problem, grid=5)
+        >>> surface.loss.shape, float(surface.loss[2, 2]) == surface.centre
+        (torch.Size([5, 5]), True)
+    """
+    if not isinstance(problem, Problem):
+        raise InputError("a Problem", type(problem).__name__, where="landscape", fix="Problem(model, train=(x, y))")
+    others = _others(directions, space, dimensions)
+    _check(space, dimensions, grid, span, noise, bool(others))
+    problem.part(part)
+    begun = time.perf_counter()
+    with untouched_randomness(problem.generators), precise_math():
+        ctx = Context(problem, seed=seed)
+        if has_batchnorm(problem.model):
+            ctx = folded_context(ctx)
+        chart, about = _chart(
+            ctx, problem.model, space, directions, others, dimensions, noise, relative, rule, checkpoint
+        )
+        if isinstance(chart, PathPlane):
+            about["largest_noise"] = noise * chart.reach(span)
+        axes = tuple(_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
+        losses = GridLosses(ctx, chart, part)
+        centre, centre_error, _ = losses(torch.zeros(1, dimensions, dtype=torch.float64))
+        key = {
+            "space": space,
+            "grid": grid,
+            "span": span,
+            "part": part,
+            "samples": problem.part(part).n,
+            "loss": problem.loss.name,
+            "dtype": str(problem.dtype),
+            "weights": fingerprint(ctx.params),
+            **about,
+        }
+        key.pop("eigenvalues", None)
+        loss, error, poles = _rows(losses, axes, KeptRows(checkpoint, key, float(centre)))
+    origin = tuple((axis == 0).nonzero().flatten() for axis in axes)
+    if all(len(place) for place in origin):  # evaluated with its row: the same to the last digit
+        centre = loss[origin]
+        centre_error = None if error is None else error[origin]
+    name = directions if isinstance(directions, str) else "checkpoint"
+    meta = {
+        "seed": seed,
+        "part": part,
+        "span": span,
+        "noise": noise,
+        "relative": relative,
+        **about,
+        "centre_error": None if centre_error is None else float(centre_error),
+        "folded": has_batchnorm(problem.model),
+        "loss": problem.loss.name,
+        "samples": problem.part(part).n,
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_text(problem.device),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
+        "seconds": round(time.perf_counter() - begun, 4),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    surface = Surface(loss, error, axes, float(centre), space, name, poles, meta)
+    if bool(poles.any()):
+        warnings.warn(_pole_text(surface), NumericalWarning, stacklevel=2)
+    return surface
+
+
+def _rows(losses: GridLosses, axes: tuple[Tensor, ...], kept: KeptRows) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Loss, error and poles over the grid, row by row (a line piece by piece)."""
+    if len(axes) == 1:
+        pieces = [piece[:, None] for piece in torch.split(axes[0], LINE_PIECE)]
+    else:
+        pieces = [torch.stack([torch.full_like(axes[1], float(t)), axes[1]], dim=1) for t in axes[0]]
+    found = []
+    with progress("Landscape", total=sum(len(piece) for piece in pieces)) as advance:
+        for number, piece in enumerate(pieces):
+            row = kept.read(number, len(piece))
+            if row is None:
+                row = losses(piece)
+                kept.write(number, row)
+            found.append(row)
+            advance(len(piece))
+    shape = tuple(len(axis) for axis in axes)
+    loss, poles = (torch.cat([row[i] for row in found]).reshape(shape) for i in (0, 2))  # type: ignore[misc]
+    errors = [row[1] for row in found if row[1] is not None]
+    return loss, torch.cat(errors).reshape(shape) if errors else None, poles
+
+
+def _chart(
+    ctx: Context,
+    template: nn.Module,
+    space: str,
+    directions: Any,
+    others: tuple[Any, ...],
+    dimensions: int,
+    noise: float,
+    relative: bool,
+    rule: str,
+    checkpoint: str | os.PathLike[str] | None,
+) -> tuple[Chart, dict[str, Any]]:
+    """The plane, and what is worth knowing about it."""
+    if space == "psi":
+        paths = path_coordinates(ctx, rule)
+        drawn = [noise * xi for xi in orthogonal_normals(ctx.generator("landscape"), paths.count, dimensions)]
+        log, _ = paths.log_values()
+        sizes = {name: float(value) for name, value in zip(("min", "median", "max"), _spread(log.exp()), strict=True)}
+        lengths = [float(xi.norm()) for xi in drawn]
+        about = {"rule": rule, "parameters": paths.count, "lengths": lengths, "path_values": sizes}
+        return PathPlane(ctx, paths, drawn, relative), {**about, "seed": ctx.seed, "noise": noise, "relative": relative}
+    size = count(ctx.trainable.values())
+    length = noise * (norm(ctx.trainable) if relative else size**0.5)
+    about = {"parameters": size}
+    if others:
+        found = towards(ctx, template, others)
+        if len(found) < dimensions:
+            found.append(_beside(found[0], gaussian(ctx, 1, norm(found[0]))[0]))
+    elif directions == "hessian":
+        found = kept_directions(checkpoint, ctx.trainable, lambda: hessian(ctx, dimensions, length))
+        if len(found) != dimensions or not all(math.isclose(norm(direction), length) for direction in found):
+            raise InputError("directions of this landscape", "others", where=f"checkpoint {checkpoint}")
+        about["eigenvalues"] = [rayleigh(ctx, direction) for direction in found]
+    elif directions == "filter":
+        found = filter_normalised(ctx, dimensions)
+    else:
+        found = gaussian(ctx, dimensions, length)
+    about["lengths"] = [norm(direction) for direction in found]
+    if dimensions == 2:
+        about["cosine"] = cosine(found[0], found[1])
+    about["plane"] = [fingerprint(direction) for direction in found]
+    return WeightPlane(ctx, found), about
+
+
+def _beside(way: Params, drawn: Params) -> Params:
+    """A direction orthogonal to the way and as long."""
+    for _ in range(2):
+        share = dot(drawn, way) / max(dot(way, way), 1e-300)
+        drawn = {name: value - share * way[name] for name, value in drawn.items()}
+    scale = norm(way) / norm(drawn)
+    return {name: value * scale for name, value in drawn.items()}
+
+
+def _axis(grid: int, span: float, towards: bool) -> Tensor:
+    """Coordinates, float64: exactly symmetric, or exactly from 0 to 1 on the way to a network."""
+    if towards:
+        steps = torch.arange(grid, dtype=torch.float64) / (grid - 1)
+        return (1 - span) + (2 * span - 1) * steps
+    half = (grid - 1) // 2
+    return torch.arange(-half, half + 1, dtype=torch.float64) / half * span
+
+
+def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
+    """The networks that the directions lead to; none for directions by name."""
+    if isinstance(directions, str):
+        if directions not in NAMES:
+            raise UnknownNameError.among(directions, NAMES, "kind of directions")
+        if space == "psi" and directions != "gaussian":
+            raise InputError(
+                '"gaussian" directions in path space',
+                repr(directions),
+                where="directions",
+                fix='Filters and the Hessian belong to weights: take space="weights"',
+            )
+        return ()
+    others = directions if isinstance(directions, tuple) else (directions,)
+    if space == "psi":
+        raise InputError('"gaussian" directions in path space', "another network", where="directions")
+    if not 1 <= len(others) <= dimensions:
+        raise InputError(f"at most {dimensions} other networks", str(len(others)), where="directions")
+    return others
+
+
+def _check(space: str, dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
+    if space not in SPACES:
+        raise UnknownNameError.among(str(space), SPACES, "space of a landscape")
+    if dimensions not in (1, 2):
+        raise InputError("1 or 2", repr(dimensions), where="dimensions")
+    symmetric = not to_network or dimensions == 2
+    if isinstance(grid, bool) or not isinstance(grid, int) or grid < (3 if symmetric else 2):
+        raise InputError("a whole number of at least 3", repr(grid), where="grid")
+    if symmetric and grid % 2 == 0:
+        raise InputError("an odd number", str(grid), where="grid", fix="The network itself is the middle one")
+    for name, value in (("span", span), ("noise", noise)):
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise InputError("a number above 0", repr(value), where=name)
+    if to_network and span <= 0.5:
+        raise InputError("a span above 0.5 on the way to a network", str(span), where="span", fix="1 goes all the way")
+
+
+def _spread(values: Tensor) -> tuple[float, float, float]:
+    return float(values.min()), float(values.median()), float(values.max())
+
+
+def _pole_text(surface: Surface) -> str:
+    blocked, total = int(surface.poles.sum()), surface.poles.numel()
+    return (
+        f"landscape: {blocked} of {total} grid points lie on a pole of path space or beyond one, and are NaN; "
+        f"no pole is met with noise below {surface.meta['largest_noise']:.3g}"
+        + ("" if surface.meta["relative"] else ", or take relative=True")
+    )

@@ -1,0 +1,7 @@
+"""The report: one self-contained page, and the same figures for papers."""
+
+from flatscope.reports.figures import save_figures
+from flatscope.reports.page import report
+from flatscope.reports.population import PopulationFrame
+
+__all__ = ["PopulationFrame", "report", "save_figures"]

@@ -1,0 +1,272 @@
+"""What the figures show, as small tuples: drawn by Matplotlib for papers and as SVG in the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from flatscope.errors import InputError
+from flatscope.reports.comparison import lines, options_words
+from flatscope.table import Table
+
+PARTS = ("train", "test")
+NOT_A_CURVE = ("epoch", "index", "seconds")
+MOST_BINS = 40
+
+
+class ComparisonData(NamedTuple):
+    """Network-wide values over those of the first network, for measures that are positive in all of them."""
+
+    reference: str
+    networks: list[str]
+    measures: list[str]
+    ratios: list[list[float]]  # by measure, then network
+    errors: list[list[float]]  # standard errors of the ratios
+    standing: list[str]  # "all", "some", "none", "unknown": the rescalings under which the measure is invariant
+
+
+def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
+    """Ratios of all networks but the first to the first; without measures if there is only one network."""
+    first, *others = tables
+    data = ComparisonData(first, others, [], [], [], [])
+    for line in lines(tables) if others else []:
+        cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
+        if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
+            continue
+        reference, *compared = cells
+        ratios = [cell.value / reference.value for cell in compared]
+        errors = [
+            ratio * math.hypot(cell.relative, reference.relative) for ratio, cell in zip(ratios, compared, strict=True)
+        ]
+        data.measures.append(line.label)
+        data.ratios.append(ratios)
+        data.errors.append(errors)
+        data.standing.append(line.standing)
+    return data
+
+
+def ratio_range(data: ComparisonData) -> tuple[float, float]:
+    """Ends of a logarithmic axis that holds all ratios and 1, with room for a number at the end of a bar."""
+    ratios = [ratio for row in data.ratios for ratio in row]
+    low, high = min([0.5, *ratios]), max([2.0, *ratios])
+    air = (high / low) ** 0.15
+    return low / air, high * air
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers on a logarithmic axis: 1, 2, 5 over a few decades, powers of ten over many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [float(f"{step}e{power}") for power in decades for step in (1, 2, 5)]
+    fine = [tick for tick in fine if low <= tick <= high]
+    every = max(1, len(decades) // 6)
+    coarse = [float(f"1e{power}") for power in decades if power % every == 0]
+    return fine if len(fine) <= 7 else [tick for tick in coarse if low <= tick <= high]
+
+
+def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers on a linear axis: steps of 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first < most:
+            break
+    return [n * step for n in range(first, last + 1)]
+
+
+class Scale(NamedTuple):
+    """An axis from `low` to `high`; calling it gives the place of a value, 0 to 1."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The place of a value; an axis of no length has all of them at its start."""
+        if not self.high > self.low:
+            return 0.0
+        if self.log:
+            return math.log(max(value, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round numbers on the axis."""
+        return log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high, most)
+
+
+def wants_log(values: Iterable[float]) -> bool:
+    """Whether values are positive and span so much that a linear axis would hide most of them."""
+    found = list(values)
+    return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
+
+
+class DistributionData(NamedTuple):
+    """Values per sample or unit, counted in bins that all networks share."""
+
+    measure: str
+    per: str
+    networks: list[str]
+    edges: list[float]
+    shares: list[list[float]]  # by network, then bin: fraction of its values
+    quartiles: list[tuple[float, float, float]]
+    n_values: list[int]
+    below_zero: list[float]  # fraction
+
+
+def distribution_measures(tables: Mapping[str, Table]) -> list[str]:
+    """Labels of the measures with a value per sample."""
+    return labels(frame[frame["sample"].notna()] for frame in map(_many_rows, tables.values()))
+
+
+def distribution_data(tables: Mapping[str, Table], measure: str = "functional_margin") -> DistributionData:
+    """The distribution of a measure over samples or units, of every network that has it.
+
+    Args:
+        tables: by name of the network.
+        measure: its name (then with the options that come first), or its name with options as in the report.
+    """
+    values: dict[str, np.ndarray[Any, Any]] = {}
+    per = "sample"
+    for network, table in tables.items():
+        rows = of_measure(_many_rows(table), measure)
+        found = rows["value"].to_numpy(dtype="float64")
+        if np.isfinite(found).any():
+            values[network] = found[np.isfinite(found)]
+            per = "sample" if rows["sample"].notna().any() else "unit"
+    if not values:
+        raise InputError(f"values of {measure} per sample or unit", "none", where="distribution")
+    pooled = np.concatenate(list(values.values()))
+    edges = np.histogram_bin_edges(pooled, bins="fd" if np.ptp(pooled) > 0 else 1)
+    if len(edges) > MOST_BINS + 1:  # a few far values would otherwise ask for millions of bins
+        edges = np.histogram_bin_edges(pooled, bins=MOST_BINS)
+    return DistributionData(
+        measure=measure,
+        per=per,
+        networks=list(values),
+        edges=edges.tolist(),
+        shares=[(np.histogram(v, edges)[0] / len(v)).tolist() for v in values.values()],
+        quartiles=[tuple(np.quantile(v, (0.25, 0.5, 0.75)).tolist()) for v in values.values()],
+        n_values=[len(v) for v in values.values()],
+        below_zero=[float((v < 0).mean()) for v in values.values()],
+    )
+
+
+class LayersData(NamedTuple):
+    """A value per layer, layers in forward order; NaN where a network has no such layer."""
+
+    measure: str
+    networks: list[str]
+    layers: list[str]
+    values: list[list[float]]  # by layer, then network
+    errors: list[list[float]]
+
+
+def layers_measures(tables: Mapping[str, Table]) -> list[str]:
+    """Labels of the measures with a value per layer."""
+    return labels(map(_layer_rows, tables.values()))
+
+
+def layers_data(tables: Mapping[str, Table], measure: str) -> LayersData:
+    """The layer profile of a measure, given as in `distribution_data`."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for network, table in tables.items():
+        rows = of_measure(_layer_rows(table), measure)
+        pairs = zip(rows["value"].astype(float), rows["stderr"].astype(float), strict=True)
+        if len(rows):
+            found[network] = dict(zip(rows["layer"].astype(str), pairs, strict=True))
+    if not found:
+        raise InputError(f"values of {measure} per layer", "none", where="layer profile")
+    layers = list(dict.fromkeys(layer for profile in found.values() for layer in profile))
+    nothing = (math.nan, 0.0)
+    values = [[profile.get(layer, nothing)[0] for profile in found.values()] for layer in layers]
+    errors = [[profile.get(layer, nothing)[1] for profile in found.values()] for layer in layers]
+    return LayersData(measure, list(found), layers, values, errors)
+
+
+class Curve(NamedTuple):
+    """One quantity of one network over the epochs; `part` is train, test or empty."""
+
+    network: str
+    part: str
+    epochs: list[float]
+    values: list[float]
+
+
+class CurvesData(NamedTuple):
+    """Training curves of one quantity."""
+
+    quantity: str
+    curves: list[Curve]
+    log: bool
+
+
+def curves_quantities(histories: Mapping[str, pd.DataFrame]) -> list[str]:
+    """What the histories record, without train_ and test_; columns that never change are left out."""
+    varying: dict[str, None] = {}
+    for history in histories.values():
+        numeric = history.reset_index().select_dtypes("number")
+        for column in numeric.columns:
+            if column not in NOT_A_CURVE and numeric[column].nunique() > 1:
+                varying[_split(str(column))[1]] = None
+    return list(varying)
+
+
+def curves_data(histories: Mapping[str, pd.DataFrame], quantity: str = "loss") -> CurvesData:
+    """Curves of train_<quantity>, test_<quantity> or <quantity>, non-finite values left out.
+
+    The scale is logarithmic where the values are positive and span more than a factor of 20.
+    """
+    curves = []
+    for network, history in histories.items():
+        frame = history.reset_index() if "epoch" not in history.columns else history
+        for column in frame.columns:
+            part, name = _split(str(column))
+            if name != quantity or column == "epoch":
+                continue
+            points = frame[["epoch", column]].astype("float64").replace([math.inf, -math.inf], math.nan).dropna()
+            if len(points):
+                curves.append(Curve(network, part, points["epoch"].tolist(), points[column].tolist()))
+    if not curves:
+        raise InputError(f"a history of {quantity}", "none", where="training curves")
+    return CurvesData(quantity, curves, wants_log(value for curve in curves for value in curve.values))
+
+
+def _split(column: str) -> tuple[str, str]:
+    """train_loss → (train, loss)."""
+    part, _, name = column.partition("_")
+    return (part, name) if part in PARTS and name else ("", column)
+
+
+def _many_rows(table: Table) -> pd.DataFrame:
+    rows = table.to_frame()
+    return rows[rows["sample"].notna() | rows["unit"].notna()]
+
+
+def _layer_rows(table: Table) -> pd.DataFrame:
+    rows = table.to_frame()
+    return rows[(rows["layer"] != "") & rows["unit"].isna() & rows["sample"].isna()]
+
+
+def labels(frames: Iterable[pd.DataFrame]) -> list[str]:
+    """Measures with their options, as the report writes them, in the order in which they first appear."""
+    pairs = [pair for frame in frames for pair in zip(frame["measure"], frame["options"], strict=True)]
+    return [_label(*pair) for pair in dict.fromkeys(pairs)]
+
+
+def _label(name: str, options: str) -> str:
+    return f"{name}[{options_words(options)}]" if options else name
+
+
+def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The rows of one measure with one set of options: the one named by the label, else the first."""
+    name = measure.partition("[")[0]
+    rows = pd.DataFrame(rows[rows["measure"] == name])
+    for options in dict.fromkeys(rows["options"]):
+        if measure in (name, _label(name, options)):
+            return pd.DataFrame(rows[rows["options"] == options])
+    return rows.iloc[:0]

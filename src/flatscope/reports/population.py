@@ -1,0 +1,235 @@
+"""A population on the page: one row per trained network, each measure against how well the networks generalize."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.progress import progress
+from flatscope.registry import Declaration, declarations
+from flatscope.reports.figure_data import wants_log
+from flatscope.results import Result
+from flatscope.table import number
+
+if TYPE_CHECKING:
+    from flatscope.stats import Estimate
+
+TARGETS = ("generalization_gap", "generalisation_gap", "gap", "error_gap", "loss_gap")
+# Columns that say how a training went, not how it was set up.
+OUTCOME = re.compile(
+    r"(.*\.)?((train|test|final)_.*|.*(loss|error|gap|accuracy|seconds|epochs?|steps|passes|status|reason)"
+    r"|stopped_by|diverged|group|key|name|trial)$"
+)
+MOST_LEVELS = 7  # of a hyper-parameter that is shown by colour and shape; more only of numbers, on a colour ramp
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PopulationFrame(Result):
+    """Many trained networks as a frame: hyper-parameters, measures and a target per row.
+
+    Attributes:
+        frame: one row per network.
+        target: column of the generalization gap (or whatever the measures should go along with); by default the
+            first of `generalization_gap`, `gap`, `error_gap`, `loss_gap`.
+        measures: columns of measures; by default those named after a declared measure.
+        parameters: columns of hyper-parameters; by default the others that vary and do not describe an outcome.
+        meta: provenance.
+    """
+
+    frame: pd.DataFrame
+    target: str = ""
+    measures: Sequence[str] = ()
+    parameters: Sequence[str] | None = None
+    meta: Mapping[str, Any] | None = None
+
+    WORD = "population"
+    ENDINGS = (".parquet", ".csv", ".md", ".html")
+    READABLE = (".parquet",)
+
+    def __post_init__(self) -> None:
+        columns = [str(column) for column in self.frame.columns]
+        object.__setattr__(self, "frame", self.frame.set_axis(columns, axis=1))
+        given = [self.target] if self.target else []
+        for name in (*given, *self.measures, *(self.parameters or ())):
+            if name not in columns:
+                raise UnknownNameError.among(name, columns, "column of the population")
+        target = self.target or target_column(columns)
+        if not target:
+            fix = 'Name it: PopulationFrame(frame, target="…")'
+            raise InputError(f"a target column, such as {TARGETS[0]}", ", ".join(columns[:8]), "population", fix)
+        measures = tuple(self.measures) or measure_columns(self.frame, target)
+        if not measures:
+            fix = "Name them: PopulationFrame(frame, measures=[…])"
+            raise InputError("columns named after measures", ", ".join(columns[:8]), "population", fix)
+        for name in (target, *measures):
+            if not pd.api.types.is_numeric_dtype(self.frame[name]):
+                raise InputError("a column of numbers", str(self.frame[name].dtype), where=f"population, {name}")
+        others = [name for name in columns if name != target and name not in measures and not OUTCOME.match(name)]
+        parameters = self.parameters
+        if parameters is None:
+            parameters = [name for name in others if 1 < self.frame[name].nunique() < max(3, len(self.frame) // 2)]
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "measures", measures)
+        object.__setattr__(self, "parameters", tuple(parameters))
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A copy: one row per network."""
+        return self.frame.copy()
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """How every measure goes along with the target: Kendall's tau with its interval, and its adjusted p-value."""
+        header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
+        return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
+
+    def _head(self) -> dict[str, Any]:
+        chosen = {"target": self.target, "measures": list(self.measures), "parameters": list(self.parameters or ())}
+        return chosen | {"meta": dict(self.meta or {})}
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head["target"], tuple(head["measures"]), tuple(head["parameters"]), head["meta"])
+
+    @cached_property
+    def statistics(self) -> list[MeasureStatistics]:
+        """How every measure goes along with the target; see `population_statistics`."""
+        return population_statistics(self)
+
+
+def target_column(columns: Iterable[str]) -> str:
+    """The first column that is called like a generalization gap, in a sweep also `metrics.gap`; empty if none is."""
+    by_end = {str(column).rpartition(".")[2]: str(column) for column in columns}
+    return next((by_end[name] for name in TARGETS if name in by_end), "")
+
+
+def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
+    """Numeric columns named after a declared measure, with or without options or a layer behind the name."""
+    known = declarations()
+    return tuple(
+        str(name)
+        for name in frame.columns
+        if str(name) != target and base_name(str(name)) in known and pd.api.types.is_numeric_dtype(frame[name])
+    )
+
+
+def base_name(column: str) -> str:
+    """`psi_trace[rule=cyclic]`, `kappa/fc1`, `metrics.kappa_sum` → the measure's own name."""
+    return re.split(r"[\[{/:@ ]", column, maxsplit=1)[0].rpartition(".")[2]
+
+
+def is_population(frame: pd.DataFrame) -> bool:
+    """Whether a bare frame says by its column names that it is a population."""
+    # A frame of `train_population` has an empty `gradient_norm`, unless training was to stop by it.
+    measured = any(frame[name].notna().any() for name in measure_columns(frame))
+    return bool(target_column(map(str, frame.columns))) and measured
+
+
+class MeasureStatistics(NamedTuple):
+    """How one measure goes along with the target; `pearson` by the logarithms taken: "", "x", "y", "xy"."""
+
+    measure: str
+    entry: Declaration | None
+    pearson: dict[str, Estimate]
+    spearman: Estimate
+    kendall: Estimate
+    partial: Estimate | None  # Spearman with the hyper-parameters held fixed
+    adjusted: float  # p-value of Kendall's tau, adjusted for the number of measures tried
+
+
+def population_statistics(population: PopulationFrame, resamples: int = RESAMPLES) -> list[MeasureStatistics]:
+    """Statistics of every measure, the closest association (by Kendall's tau) first, missing ones last."""
+    # Loaded here: SciPy's statistics take a second, which every other page and command would pay.
+    from flatscope.stats import correlate, holm, partial_correlation
+
+    frame, known = population.frame, declarations()
+    target = frame[population.target].to_numpy(dtype="float64")
+    found = []
+    with progress("Correlations", total=len(population.measures)) as advance:
+        for name in population.measures:
+            values = frame[name].to_numpy(dtype="float64")
+            scales = {
+                logs: correlate(
+                    _scaled(values, "x" in logs), _scaled(target, "y" in logs), "pearson", resamples=resamples
+                )
+                for logs in ("", "x", "y", "xy")
+                if ("x" not in logs or _positive(values)) and ("y" not in logs or _positive(target))
+            }
+            partial = None
+            if population.parameters:
+                partial = partial_correlation(frame, name, population.target, population.parameters, "spearman")
+            kendall = correlate(values, target, "kendall", resamples=resamples)
+            spearman = correlate(values, target, "spearman", resamples=resamples)
+            found.append(
+                MeasureStatistics(name, known.get(base_name(name)), scales, spearman, kendall, partial, np.nan)
+            )
+            advance(1)
+    adjusted = holm([entry.kendall.p for entry in found])
+    found = [entry._replace(adjusted=float(p)) for entry, p in zip(found, adjusted, strict=True)]
+    return sorted(found, key=lambda entry: -abs(entry.kendall.value) if np.isfinite(entry.kendall.value) else 1.0)
+
+
+def _positive(values: np.ndarray[Any, Any]) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(len(finite)) and bool((finite > 0).all())
+
+
+def _scaled(values: np.ndarray[Any, Any], log: bool) -> np.ndarray[Any, Any]:
+    return np.log(values) if log else values
+
+
+class ColourChoice(NamedTuple):
+    """A column by which points can be coloured: few levels, or numbers on a ramp."""
+
+    name: str
+    levels: list[str]  # empty for numbers
+    codes: list[int]  # of each row's level; −1 where it has none
+    numbers: list[float]
+
+
+def colour_choices(population: PopulationFrame) -> list[ColourChoice]:
+    """Hyper-parameters first, then outcomes; columns that are neither numbers nor of few levels are left out."""
+    frame = population.frame
+    used = {population.target, *population.measures}
+    names = [*(population.parameters or ()), *(name for name in frame.columns if name not in used)]
+    choices = []
+    for name in dict.fromkeys(names):
+        column, n_levels = frame[name], frame[name].nunique()
+        numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+        if 1 < n_levels <= MOST_LEVELS:
+            codes, levels = pd.factorize(column if numeric else column.astype("str"), sort=True)
+            words = [f"{level:g}" if numeric else str(level) for level in levels]
+            choices.append(ColourChoice(str(name), words, [int(code) for code in codes], []))
+        elif numeric and n_levels > MOST_LEVELS:
+            choices.append(ColourChoice(str(name), [], [], [float(v) for v in column.astype("float64")]))
+    return choices
+
+
+def log_scales(population: PopulationFrame, measure: str) -> tuple[bool, bool]:
+    """Whether measure and target are better shown on logarithmic axes."""
+    found = []
+    for name in (measure, population.target):
+        values = population.frame[name].to_numpy(dtype="float64")
+        found.append(wants_log(values[np.isfinite(values)].tolist()))
+    return found[0], found[1]
+
+
+def network_names(population: PopulationFrame) -> list[str]:
+    """The rows by a column `name` or `key` that tells them apart, else by their index, numbered from 1 if it counts."""
+    for column in ("name", "key"):
+        if column in population.frame.columns and population.frame[column].is_unique:
+            return [str(value) for value in population.frame[column]]
+    index = population.frame.index
+    if isinstance(index, pd.RangeIndex):
+        return [f"network {n + 1}" for n in range(len(index))]
+    return [str(label) for label in index]

@@ -1,0 +1,20 @@
+"""What type checkers must see: read by mypy in `make check`, run by nobody.
+
+An ignored error that is none is an error itself, so that a name which is no longer known as a function is found.
+"""
+
+import flatscope as fs
+import flatscope.bounds.psi as psi_bounds
+
+
+def both(problem: fs.Problem) -> tuple[fs.Table, fs.Table]:
+    print(psi_bounds.pac_bayes_psi.__name__)
+    return fs.bounds(problem, delta=0.1), fs.measure(problem)
+
+
+def wrong_arguments() -> None:
+    fs.bounds(3)  # type: ignore[arg-type]
+    fs.measure(3)  # type: ignore[arg-type]
+    fs.report(3, 4)  # type: ignore[arg-type]
+    fs.landscape(3)  # type: ignore[arg-type]
+    fs.audit(3)  # type: ignore[arg-type]
