@@ -12,7 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flatscope.dynamics.potentials import (
+from flatscope_papers.theory.potentials import (
     FlatShare,
     Potential,
     TwoBasins,

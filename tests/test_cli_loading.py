@@ -48,7 +48,7 @@ def run(*words: str, **variables: str) -> tuple[subprocess.CompletedProcess[str]
         (["measure", "--help"], 0, "Usage: flatscope measure [OPTIONS]"),
         (["train", "-h"], 0, "Usage: flatscope train [OPTIONS]"),
         (["sweep", "run", "-h"], 0, "Usage: flatscope sweep run [OPTIONS]"),
-        (["study", "cost", "-h"], 0, "Usage: flatscope study cost [OPTIONS]"),
+        (["study", "run", "-h"], 0, "Usage: flatscope study run [OPTIONS]"),
         (["mesure"], 2, "Did you mean 'measure'"),
         (["measure", "--modle", "x"], 2, "--model"),
         (["audit", "--model", "x"], 2, "--data"),

@@ -12,7 +12,7 @@ from flatscope.cli.app import app
 from flatscope.cli.output import numbered
 from flatscope.cli.summary import Fit
 from flatscope.errors import InputError
-from flatscope.studies.result import StudyResult
+from flatscope_papers.result import StudyResult
 
 STUDY = "petzka2019-ridge"
 

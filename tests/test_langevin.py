@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.dynamics.chains import SampleNoise, diagnose, gradient_of, run_chains
-from flatscope.dynamics.langevin import SGLD, project, quadratic_variance, temperature_of_noise
 from flatscope.errors import InputError
+from flatscope.training.langevin import SGLD, project, quadratic_variance, temperature_of_noise
+from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, run_chains
 
 CURVATURE = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 

@@ -19,8 +19,8 @@ from flatscope.files import figure_bytes
 from flatscope.reports.files import read_item
 from flatscope.reports.page import page_text
 from flatscope.reports.population import PopulationFrame
-from flatscope.studies.claims import Claim, Estimate, Finding
-from flatscope.studies.result import StudyResult
+from flatscope_papers.claims import Claim, Estimate, Finding
+from flatscope_papers.result import StudyResult
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

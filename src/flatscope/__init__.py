@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flatscope.papers import from_papers
 from flatscope.version import __version__
 
 if TYPE_CHECKING:
@@ -10,7 +11,6 @@ if TYPE_CHECKING:
     from flatscope.auditing import audit
     from flatscope.comparing import Comparison, compare
     from flatscope.context import Context
-    from flatscope.dynamics.langevin import SGLD
     from flatscope.errors import FlatscopeError, InputError, NumericalWarning
     from flatscope.interpolation import Simplex, interpolate
     from flatscope.landscapes import Surface, landscape
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from flatscope.problem import Problem
     from flatscope.reports.page import report
     from flatscope.reports.population import PopulationFrame
-    from flatscope.studies.running import study
     from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
     from flatscope.symmetries.audit import Audit
     from flatscope.table import Table
+    from flatscope.training.langevin import SGLD
     from flatscope.training.population import Population, train_population
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
 # Where each public name lives. It is loaded when first asked for: torch, pandas and scipy take seconds, which the help
 # of a command or a misspelt word should not cost.
 _HOMES = {
-    "SGLD": "dynamics.langevin",
+    "SGLD": "training.langevin",
     "Audit": "symmetries.audit",
     "BasisPaths": "symmetries",
     "Comparison": "comparing",
@@ -79,7 +79,6 @@ _HOMES = {
     "measure": "measuring",
     "report": "reports.page",
     "rescale": "symmetries",
-    "study": "studies",
     "train_population": "training.population",
 }
 # Packages that are public themselves; `bounds` can be called.
@@ -87,6 +86,8 @@ _PACKAGES = ("bounds", "stats")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "study":  # the studies live in a package of their own
+        return from_papers("study")
     if name in _PACKAGES:
         return importlib.import_module(f"flatscope.{name}")
     if name not in _HOMES:

@@ -9,7 +9,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from flatscope.papers import from_papers
+
 # Where each command is, and its line in the list of commands, which a test holds to the command's own help.
+# `papers:` stands for the package of the papers, wherever it is installed.
 COMMANDS = {
     "demo": (
         "flatscope.cli.demo:demo",
@@ -39,7 +42,7 @@ COMMANDS = {
     "measures": ("flatscope.cli.measures:measures", "List the measures and bounds, or explain some of them."),
     "sweep": ("flatscope.cli.sweep:app", "Many trials, each trained and measured once; kills lose nothing."),
     "data": ("flatscope.cli.data:app", "The data sets: what is here, get them, check them."),
-    "study": ("flatscope.cli.study:app", "Figures and tables of the four papers, re-run with a verdict."),
+    "study": ("papers:command", "Figures and tables of the four papers, re-run with a verdict."),
 }
 
 # Several processes of these would write the same files at once, and each would do all of the work.
@@ -62,7 +65,9 @@ class Commands(TyperGroup):
 def load_command(name: str) -> Any:
     """Import one of the commands."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found: typer.Typer | Callable[..., None] = getattr(importlib.import_module(module), attribute)
+    found: typer.Typer | Callable[..., None] = (
+        from_papers(attribute) if module == "papers" else getattr(importlib.import_module(module), attribute)
+    )
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name

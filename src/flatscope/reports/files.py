@@ -17,6 +17,7 @@ from flatscope.errors import InputError
 from flatscope.files import from_npz_bytes
 from flatscope.interpolation import Simplex
 from flatscope.landscapes import Surface
+from flatscope.papers import from_papers
 from flatscope.reports.items import is_history
 from flatscope.reports.population import PopulationFrame, is_population, target_column
 from flatscope.results import Result
@@ -73,9 +74,7 @@ def _named(given: str) -> tuple[str, Path]:
 def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
     """The result of a study; or a training run: its history, and what was measured into the same folder."""
     if (path / VERDICTS_FILE).is_file():
-        from flatscope.studies.result import StudyResult  # only then: it needs Matplotlib
-
-        return [(name, StudyResult.load(path))]
+        return [(name, from_papers("load_result")(path))]
     if not (path / HISTORY_FILE).is_file():
         raise InputError(f"a folder with {HISTORY_FILE}", "a folder without", where=str(path), fix=ACCEPTED)
     history = _csv(path / HISTORY_FILE)

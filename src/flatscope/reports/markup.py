@@ -28,14 +28,14 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
     return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inner)
 
 
-def fragment(template: str, **values: Any) -> Markup:
-    """A template of this folder, filled in."""
-    return Markup(_templates().get_template(template).render(values))
+def fragment(template: str, *, package: str = "flatscope.reports", **values: Any) -> Markup:
+    """A template in the folder of a package, filled in."""
+    return Markup(_templates(package).get_template(template).render(values))
 
 
-def source(name: str) -> str:
-    """The text of a file of this folder, as it is: the style sheet, the script."""
-    environment = _templates()
+def source(name: str, *, package: str = "flatscope.reports") -> str:
+    """The text of a file in the folder of a package, as it is: the style sheet, the script."""
+    environment = _templates(package)
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]
 
@@ -46,9 +46,9 @@ def breakable(name: str) -> Markup:
 
 
 @cache
-def _templates() -> Environment:
+def _templates(package: str) -> Environment:
     environment = Environment(
-        loader=PackageLoader("flatscope.reports", "."),
+        loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,  # a misspelt name is an error here, not a hole in the page
         trim_blocks=True,

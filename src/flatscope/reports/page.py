@@ -17,6 +17,7 @@ from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
 from flatscope.guards import whole_file
+from flatscope.papers import from_papers
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.reports.audits import audit_notes, audit_rows, drawn_words
 from flatscope.reports.bicriteria import bicriteria_chart, bicriteria_data
@@ -39,7 +40,6 @@ from flatscope.reports.markup import fragment, source
 from flatscope.reports.parts import Part, Section, charts_section
 from flatscope.reports.population_page import populations_part
 from flatscope.reports.simplexes import simplexes_part
-from flatscope.reports.studies import studies_part
 from flatscope.reports.summary import comparability, network_summaries
 from flatscope.reports.surfaces import surfaces_part
 from flatscope.reports.units import units_chart, units_data, units_profiles
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N_COLOURS = 7
-SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js", "studies.js")
-STYLES = ("page.css", "figures.css", "studies.css")
+SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js")
+STYLES = ("page.css", "figures.css")
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
 SYMMETRY_WORDS = {
     "layer_scaling": ("layer", "one layer times c, the next divided by c"),
@@ -117,8 +117,8 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
     networks = list(dict.fromkeys(name for kind in ("measures", "bounds", "histories") for name in kinds[kind]))
     colours = {name: n % N_COLOURS for n, name in enumerate(networks)}
     parts = [renderer(kinds[kind], colours) for kind, renderer in RENDERERS.items() if kinds[kind]]
-    script = "".join(map(source, SCRIPTS))
-    style = "".join(map(source, STYLES))
+    script = "".join([*map(source, SCRIPTS), *(part.script for part in parts)])
+    style = "".join([*map(source, STYLES), *(part.style for part in parts)])
     page = fragment(
         "template.html",
         title=title or _question(len(networks), {kind for kind, found in kinds.items() if found}),
@@ -225,6 +225,12 @@ def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> P
     found = [curves_chart(curves_data(histories, q), colours) for q in curves_quantities(histories)]
     section = charts_section("training", "Training", found)
     return Part(Markup(""), [section] if section.body else [], {})
+
+
+def studies_part(studies: Mapping[str, Any], colours: Colours) -> Part:
+    """Claims and verdicts, as the package of the papers shows them."""
+    part: Part = from_papers("report_section")(studies, colours)
+    return part
 
 
 def figures_part(figures: Mapping[str, Figure], _: Colours) -> Part:

@@ -25,6 +25,8 @@ class Part(NamedTuple):
     summary: Markup
     sections: list[Section]
     provenance: Mapping[str, Mapping[str, Any]]
+    style: str = ""  # rules and a script that only this part needs
+    script: str = ""
 
 
 def charts_section(anchor: str, title: str, charts: list[Chart], *, wide: bool = False) -> Section:

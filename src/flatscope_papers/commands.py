@@ -1,0 +1,236 @@
+"""`flatscope study list|run|show|export`."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatscope import FlatscopeError, InputError
+from flatscope.cli.output import check_place, numbered, show_error, show_grid, show_note
+from flatscope.errors import DataFileError, UnknownNameError
+
+if TYPE_CHECKING:
+    from flatscope_papers.result import StudyResult
+
+# Inside the commands is imported what they need: help and slips must not wait for torch, plots and statistics.
+
+app = typer.Typer(help="Figures and tables of the four papers, re-run with a verdict.", no_args_is_help=True)
+
+Names = Annotated[list[str], typer.Argument(help="Studies by name or pattern, as in 'petzka2019-*'.")]
+FOLDER = Path("results")
+Out = Annotated[Path, typer.Option(help="Folder of saved results, one folder per study and scale.")]
+# None unless it was named: that nothing has been saved where results go by default is no slip.
+Results = Annotated[
+    Path | None,
+    typer.Option(help="Folder of saved results, one folder per study and scale.", show_default=str(FOLDER)),
+]
+UNREADABLE = "unreadable"
+EXPORTS = (".md", ".csv", ".parquet", ".html")
+
+
+@app.command("list")
+def list_studies(results: Results = None) -> None:
+    """All studies, and the verdicts of those that have been run."""
+    from flatscope_papers.catalogue import studies
+    from flatscope_papers.claims import counted
+    from flatscope_papers.reproduction import claim_rows, latest, load_results
+
+    damaged: dict[tuple[str, str], DataFileError] = {}
+    saved = load_results(_saved_folder(results), damaged)
+    rows = []
+    for name, entry in studies().items():
+        scales = [scale for study, scale in damaged if study == name]
+        rows.append([name, entry.figure, entry.title, str(len(entry.claims)), *_standing(saved.get(name, {}), scales)])
+    show_grid(["study", "source", "what", "claims", "scale", "verdicts"], rows)
+    claims = claim_rows(saved)
+    lost = {name for name, _ in damaged if latest(saved.get(name, {})) is None}
+    known = [row["verdict"] for row in claims if row["study"] not in lost]
+    others = f", {len(claims) - len(known)} {UNREADABLE}" if len(known) < len(claims) else ""
+    show_note(f"all claims: {counted(known)}{others}")
+    for problem in damaged.values():
+        show_note(str(problem))
+
+
+@app.command("run")
+def run(
+    names: Names,
+    scale: Annotated[str, typer.Option(help="smoke (never judged), small (two cores) or paper (a GPU).")] = "small",
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Units at once; 0 runs them in this process.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder of trained networks; else FLATSCOPE_STORE.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the GPU where there is one.")] = None,
+    out: Out = FOLDER,
+) -> None:
+    """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
+    from flatscope_papers.declaration import check_scale
+    from flatscope_papers.result import VERDICTS_FILE
+    from flatscope_papers.running import study
+
+    check_scale(scale)
+    failed = []
+    chosen = _matching(names)
+    for name in chosen:
+        check_place(out / name / scale / VERDICTS_FILE, (".json",))
+    _warn_without_gpu(chosen, scale, device)
+    for name in chosen:
+        try:
+            result = study(name, scale, engine=engine, workers=workers, address=address, store=store, device=device)
+        except FlatscopeError as problem:
+            if isinstance(problem, InputError) and len(names) == 1:
+                raise
+            show_error(f"{name}: {problem}")
+            failed.append(name)
+            continue
+        folder = result.save(out / name / scale)
+        _show(result)
+        show_note(f"table, figure and verdicts in {folder}")
+    if failed:
+        if len(chosen) > 1:
+            show_error(f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}")
+        raise typer.Exit(code=1)
+
+
+@app.command("show")
+def show(
+    name: str,
+    results: Results = None,
+    scale: Annotated[str | None, typer.Option(help="Which of the saved results; the largest by default.")] = None,
+) -> None:
+    """Claims and verdicts of a saved result; without one, what the study would do."""
+    from flatscope.registry import PAPERS
+    from flatscope_papers.catalogue import find_study
+    from flatscope_papers.declaration import check_scale
+    from flatscope_papers.reproduction import by_size, latest, load_results
+
+    entry, folder = find_study(name), _saved_folder(results)
+    if scale is not None:
+        check_scale(scale)
+    damaged: dict[tuple[str, str], DataFileError] = {}
+    saved = load_results(folder, damaged).get(name, {})
+    own = {other: problem for (study, other), problem in damaged.items() if study == name}
+    again = f"flatscope study run {name} --scale {scale or 'small'}{'' if results is None else f' --out {folder}'}"
+    if scale in own or (own and not saved and scale is None):
+        raise own[scale or next(iter(own))]
+    if scale and saved and scale not in saved:
+        got = f"results at {' and '.join(saved)} scale only"
+        raise InputError(f"a result at {scale} scale", got, where=str(folder / name), fix=f"Run it: {again}")
+    result = saved.get(scale) if scale else latest(saved) or saved.get("smoke")
+    typer.echo(f"{entry.title}\n{PAPERS[entry.paper]}, {entry.figure}\n\n{entry.description}\n")
+    if result is None:
+        show_grid(
+            ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
+        )
+        _list("At paper scale", [entry.paper_cost])
+        show_note(f"no saved result in {folder}; {again}")
+        return
+    _show(result)
+    others = [other for other in by_size(saved) if other is not result]
+    _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
+    _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
+    _list("Remarks", [f"{f.claim.statement}: {f.estimate.note}" for f in result.findings if f.estimate.note])
+    _list("Differs from the paper", result.deviations)
+    _list("Also seen", result.notes)
+    _list("Run", [f"{result.how}; {result.command}"])
+    _list("At paper scale", [entry.paper_cost])
+    for problem in own.values():
+        show_note(str(problem))
+
+
+@app.command("export")
+def export(
+    out: Annotated[Path, typer.Argument(help="reproduction.md, claims.csv, claims.parquet or report.html.")],
+    results: Results = None,
+) -> None:
+    """Write every claim with its verdict to one file."""
+    from flatscope import report
+    from flatscope.guards import whole_file, write_whole
+    from flatscope_papers.catalogue import studies
+    from flatscope_papers.pages.reproduction_page import reproduction_markdown
+    from flatscope_papers.reproduction import claim_frame, latest, load_results
+
+    check_place(out, EXPORTS)
+    folder = _saved_folder(results)
+    saved = load_results(folder)
+    found = [result for name in studies() if (result := latest(saved.get(name, {})))]
+    if not found:
+        got = "smoke runs only, which are never judged" if saved else "none: nothing has been run"
+        fix = "Run studies first, as in flatscope study run 'petzka2019-*'; flatscope study list names them"
+        raise InputError("at least one saved result", got, where=str(folder), fix=fix)
+    if out.suffix == ".md":
+        figures = Path(os.path.relpath(folder, out.parent)).as_posix()
+        write_whole(out, reproduction_markdown(saved, figures).encode())
+    elif out.suffix == ".html":
+        report(found, out, title="Reproduction of the four papers")
+    else:
+        frame = claim_frame(saved)
+        with whole_file(out) as temporary:
+            frame.to_csv(temporary, index=False) if out.suffix == ".csv" else frame.to_parquet(temporary)
+    show_note(f"wrote {out}")
+
+
+def _saved_folder(results: Path | None) -> Path:
+    """Where saved results are; a folder that was named has to be there."""
+    if results is not None and not results.is_dir():
+        got = "a file" if results.is_file() else "nothing there"
+        fix = "Name the folder that flatscope study run --out wrote"
+        raise InputError("a folder of saved results", got, where=f"--results {results}", fix=fix)
+    return results or FOLDER
+
+
+def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str, str]:
+    """The scale and the verdicts to show for a study, of what was saved of it and the scales that cannot be read."""
+    from flatscope_papers.claims import NOT_RUN
+    from flatscope_papers.reproduction import latest
+
+    result = latest(saved)
+    if result is not None:
+        return result.scale, result.counts + (f" ({', '.join(damaged)} {UNREADABLE})" if damaged else "")
+    if damaged:
+        return ", ".join(damaged), UNREADABLE
+    return ("smoke", "smoke, never judged") if "smoke" in saved else ("", NOT_RUN)
+
+
+def _matching(patterns: list[str]) -> list[str]:
+    from flatscope_papers.catalogue import studies
+
+    known = list(studies())
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        found = [name for name in known if pattern == "all" or fnmatch.fnmatchcase(name, pattern)]
+        if not found:
+            raise UnknownNameError.among(pattern, known, "study")
+        chosen.update(dict.fromkeys(found))
+    return list(chosen)
+
+
+def _warn_without_gpu(names: list[str], scale: str, device: str | None) -> None:
+    """Before days of work: what the paper scale trains, where there is no GPU for it."""
+    import torch
+
+    from flatscope_papers.catalogue import find_study
+
+    if scale != "paper" or ((device or "cuda").startswith("cuda") and torch.cuda.is_available()):
+        return
+    for name in names:
+        words = find_study(name).paper_cost
+        show_note(f"{name} at paper scale is meant for a GPU, and none is used here. On one: {words or 'not known'}")
+
+
+def _show(result: StudyResult) -> None:
+    header = ["where", "claim", "paper", "here", "runs", "verdict"]
+    keys = ("where", "statement", "reported", "found", "runs", "verdict")
+    show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
+    typer.echo(f"{numbered(len(result.findings), 'claim')}: {result.counts}")
+
+
+def _list(title: str, entries: Iterable[str]) -> None:
+    """A heading with one entry per line below, where there are any."""
+    lines = [entry for entry in entries if entry]
+    if lines:
+        typer.echo("\n".join(["", title, *(f"  {line}" for line in lines)]))

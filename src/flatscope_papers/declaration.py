@@ -1,0 +1,175 @@
+"""How a study is declared: what a paper's figure or table needs trained, measured, drawn and decided.
+
+A study is a plain function from finished runs to an analysis, with a declaration above it. The runs go through the
+sweep store, so studies that need the same networks share them and nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope import InputError
+from flatscope.errors import UnknownNameError
+from flatscope.registry import PAPERS
+from flatscope.sweeps.store import Store, Stored
+from flatscope_papers.claims import Claim, Estimate
+
+SCALES = ("smoke", "small", "paper")
+TRAIN_AND_MEASURE = "flatscope.sweeps.work:train_and_measure"
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Work that must be finished before the next stage begins.
+
+    Attributes:
+        units: configurations; those in one unit are handled together (one population).
+        work: "module:function" that handles a unit and writes to the store.
+        gpus: share of a GPU that a unit asks for, where there is one.
+    """
+
+    units: Sequence[Sequence[Config]]
+    work: str = TRAIN_AND_MEASURE
+    gpus: float = 1.0
+
+    @property
+    def configs(self) -> list[Config]:
+        """All configurations, unit after unit."""
+        return [config for unit in self.units for config in unit]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What the analysis of a study gets to see: every stage's configurations, with their results in the store."""
+
+    scale: str
+    stages: Sequence[Stage]
+    store: Store
+
+    def stored(self, stage: int = -1) -> list[Stored]:
+        """Results of a stage (the last by default), in the order of its units."""
+        return [self.store.read(config) for config in self.stages[stage].configs]
+
+    def frame(self, stage: int = -1) -> pd.DataFrame:
+        """One row per configuration of a stage: its settings and metrics."""
+        return self.store.frame(self.stages[stage].configs)
+
+    def frames(self, name: str, stage: int = -1) -> list[pd.DataFrame]:
+        """The named frame ("history", "table", ...) of each configuration of a stage."""
+        return [stored.frame(name) for stored in self.stored(stage)]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a study found.
+
+    Attributes:
+        table: the numbers behind the figure, one row per point.
+        found: an estimate for every claim, by its key.
+        draw: draws the figure, in the paper's arrangement, on an empty canvas.
+        notes: what was seen beside the claims.
+    """
+
+    table: pd.DataFrame
+    found: Mapping[str, Estimate]
+    draw: Callable[[Figure], None]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Declaration of a study; see `study`."""
+
+    name: str
+    paper: str
+    figure: str
+    title: str
+    claims: tuple[Claim, ...]
+    stages: Callable[[str], Sequence[Stage]]
+    analyse: Callable[[Runs], Analysis]
+    deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    paper_cost: str = ""
+
+    @property
+    def description(self) -> str:
+        """The docstring of its function."""
+        return inspect.getdoc(self.analyse) or ""
+
+
+_STUDIES: dict[str, Study] = {}
+
+
+def study(
+    name: str,
+    *,
+    figure: str,
+    title: str,
+    claims: Iterable[Claim],
+    stages: Callable[[str], Sequence[Stage]],
+    deviations: Mapping[str, Iterable[str]] | None = None,
+    paper_cost: str = "",
+) -> Callable[[Callable[[Runs], Analysis]], Callable[[Runs], Analysis]]:
+    """Declare a study: a function of its finished runs that gives an Analysis.
+
+    Args:
+        name: paper key and figure, "petzka2019-fig1"; without a paper key it is our own.
+        figure: the figure or table it re-runs.
+        title: what it shows, in a few words.
+        claims: what the paper says, each with the range in which it holds; fixed before anything runs.
+        stages: scale -> what to train and measure, in order.
+        deviations: scale -> how that scale differs from the paper's setting; what the paper leaves open belongs
+            here too, under every scale it concerns.
+        paper_cost: what is run at paper scale, in words; provenance of a real run has its seconds.
+    """
+
+    def register(analyse: Callable[[Runs], Analysis]) -> Callable[[Runs], Analysis]:
+        paper = name.split("-")[0]
+        listed = tuple(claims)
+        keys = [claim.key for claim in listed]
+        if len(set(keys)) != len(keys):
+            raise InputError("claims with different keys", ", ".join(keys), where=name)
+        if not inspect.getdoc(analyse):
+            raise InputError("a docstring", "none", where=name, fix="Say what is trained and what is looked at")
+        differences = {scale: tuple(words) for scale, words in (deviations or {}).items()}
+        _STUDIES[name] = Study(
+            name=name,
+            paper=paper if paper in PAPERS else "flatscope",
+            figure=figure,
+            title=title,
+            claims=listed,
+            stages=stages,
+            analyse=analyse,
+            deviations=differences,
+            paper_cost=paper_cost,
+        )
+        return analyse
+
+    return register
+
+
+def declared_studies() -> dict[str, Study]:
+    """All studies by name; in the order of the papers."""
+    order = list(PAPERS)
+    return dict(sorted(_STUDIES.items(), key=lambda item: (order.index(item[1].paper), _natural(item[0]))))
+
+
+def check_scale(scale: str) -> None:
+    """Refuse a scale that is none."""
+    if scale not in SCALES:
+        raise UnknownNameError.among(scale, SCALES, "scale")
+
+
+def _natural(name: str) -> tuple[str, float, str]:
+    """fig2 before fig10."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, float(digits) if digits else math.inf, name

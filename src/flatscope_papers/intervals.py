@@ -1,0 +1,239 @@
+"""Estimates with 95 % intervals for the claims of studies: means over seeds, differences, shares, correlations.
+
+Claims about every network ("all fit", "never above") are about an extreme that was seen: `largest`, `smallest` and
+`every` say so, and how large a share of such networks that covers. A minimum or maximum of several estimates needs
+intervals that hold for all of them at once: `joint_level` and `smallest_of`, `largest_of`, `farthest_of`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats as scipy_stats
+
+from flatscope import InputError
+from flatscope.stats.correlation import correlate
+from flatscope.stats.estimate import paired
+from flatscope.stats.proportions import wilson
+from flatscope_papers.claims import Estimate
+from flatscope_papers.correlation_intervals import lead_of_correlations, pearson_ends, spread_of_correlations
+
+__all__ = [
+    "absolute",
+    "correlation",
+    "difference",
+    "every",
+    "farthest_of",
+    "joint_level",
+    "largest",
+    "largest_of",
+    "lead_of_correlations",
+    "log_ratio",
+    "mean",
+    "paired_difference",
+    "share",
+    "smallest",
+    "smallest_of",
+    "spread_of_correlations",
+]
+
+LEVEL = 0.95
+ANY = (-math.inf, math.inf)
+COVERED = "at 95 % confidence"  # begins what a note says about networks that were not seen
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def mean(
+    values: Any,
+    note: str = "",
+    *,
+    resolution: float = 0.0,
+    bounds: tuple[float, float] = ANY,
+    level: float = LEVEL,
+) -> Estimate:
+    """Mean over independent runs, with Student's interval; without one for a single run.
+
+    Args:
+        values: one number per run.
+        note: what a reader must know beside it.
+        resolution: how finely the number is counted (an error of n samples: 1/n). The spread is taken as at least
+            that of rounding to it. Without it, runs that are all alike have no interval: that they do not differ is
+            not known to be more than luck.
+        bounds: what the number can be; the interval is cut there.
+        level: of the interval.
+    """
+    kept = _finite(values)
+    if len(kept) == 0:
+        return Estimate(math.nan, runs=0, note=note or "no finite value")
+    centre = float(kept.mean())
+    if len(kept) == 1:
+        return Estimate(centre, runs=1, note=note)
+    spread = max(0.0 if np.ptp(kept) == 0 else float(kept.std(ddof=1)), resolution / math.sqrt(12))
+    if spread == 0:
+        return Estimate(centre, runs=len(kept), note=_joined(note, f"the same in all {len(kept)} runs"))
+    half = float(scipy_stats.t.ppf((1 + level) / 2, len(kept) - 1)) * spread / math.sqrt(len(kept))
+    low, high = max(bounds[0], centre - half), min(bounds[1], centre + half)
+    return Estimate(centre, min(low, centre), max(high, centre), runs=len(kept), note=note)
+
+
+def difference(first: Any, second: Any, note: str = "", *, level: float = LEVEL) -> Estimate:
+    """Mean of `first` minus mean of `second`, independent runs, with Welch's interval."""
+    a, b = _finite(first), _finite(second)
+    if len(a) == 0 or len(b) == 0:
+        return Estimate(math.nan, runs=0, note=note or "no finite value on one side")
+    gap = float(a.mean() - b.mean())
+    runs = len(a) + len(b)
+    if len(a) < 2 or len(b) < 2:
+        return Estimate(gap, runs=runs, note=note)
+    if np.ptp(a) == 0 and np.ptp(b) == 0:
+        return Estimate(gap, runs=runs, note=_joined(note, "no spread over runs on either side"))
+    shares = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(a) - 1) + shares[1] ** 2 / (len(b) - 1))
+    half = float(scipy_stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(sum(shares)))
+    return Estimate(gap, gap - half, gap + half, runs=runs, note=note)
+
+
+def log_ratio(first: Any, second: Any, note: str = "") -> Estimate:
+    """Mean of log10(first) minus mean of log10(second): factors between positive quantities of any size."""
+    a, b = _finite(first), _finite(second)
+    if (a <= 0).any() or (b <= 0).any():
+        return Estimate(math.nan, runs=len(a) + len(b), note=note or "a value that is not positive")
+    return difference(np.log10(a), np.log10(b), note)
+
+
+def paired_difference(first: Any, second: Any, note: str = "") -> Estimate:
+    """Mean of first − second over runs that belong together (the same seed, the same network)."""
+    return mean(np.asarray(first, dtype=float) - np.asarray(second, dtype=float), note)
+
+
+def share(holds: Any, note: str = "", *, groups: Any = None) -> Estimate:
+    """Share of cases in which something holds, with Wilson's interval.
+
+    Args:
+        holds: one truth value per case.
+        note: what a reader must know beside it.
+        groups: one label per case, where cases of one group depend on each other (several looks at one network).
+            A group then counts as one case, as if all its looks were the same: the wider side.
+    """
+    cases = np.asarray(holds, dtype=bool)
+    if len(cases) == 0:
+        return Estimate(math.nan, runs=0, note=note or "no cases")
+    value = float(cases.mean())
+    if groups is None:
+        low, high = wilson(float(cases.sum()), len(cases))
+        return Estimate(value, low, high, runs=len(cases), note=note)
+    several = pd.Series(np.asarray(groups)).nunique()
+    low, high = wilson(value * several, several)
+    words = _joined(note, f"{len(cases)} cases in {several} groups")
+    return Estimate(value, min(low, value), max(high, value), runs=several, note=words)
+
+
+def largest(values: Any, note: str = "", of: str = "networks") -> Estimate:
+    """The largest value seen, for claims about every network; its range is what was seen, not an interval.
+
+    Args:
+        values: one number per network.
+        note: what a reader must know beside it.
+        of: what the values belong to.
+    """
+    return _extreme(values, note, of, max, "higher")
+
+
+def smallest(values: Any, note: str = "", of: str = "networks") -> Estimate:
+    """The smallest value seen; see `largest`."""
+    return _extreme(values, note, of, min, "lower")
+
+
+def every(holds: Any, note: str = "", of: str = "networks") -> Estimate:
+    """Whether something held every time it was tried; if not, the share with Wilson's interval."""
+    cases = np.asarray(holds, dtype=bool)
+    if len(cases) == 0 or not cases.all():
+        return share(cases, note)
+    words = _joined(note, f"{COVERED} in at least {_covered(len(cases))} of such {of}")
+    return Estimate(1.0, 1.0, 1.0, runs=len(cases), note=words, seen=of)
+
+
+def joint_level(number: int) -> float:
+    """The level that each of `number` intervals needs for all of them to hold at once at 95 % (Bonferroni)."""
+    return 1 - (1 - LEVEL) / number
+
+
+def smallest_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The smallest of several numbers whose intervals hold at once (each of `joint_level`)."""
+    return _one_of(estimates, min)
+
+
+def largest_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The largest of several numbers whose intervals hold at once (each of `joint_level`)."""
+    return _one_of(estimates, max)
+
+
+def farthest_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The largest absolute value of several numbers whose intervals hold at once (each of `joint_level`)."""
+    return _one_of([absolute(estimate) for estimate in estimates], max)
+
+
+def absolute(estimate: Estimate) -> Estimate:
+    """The absolute value; an interval across zero then begins at zero."""
+    if estimate.low is None or estimate.high is None:
+        return Estimate(abs(estimate.value), runs=estimate.runs, note=estimate.note)
+    across = estimate.low <= 0 <= estimate.high
+    ends = sorted((abs(estimate.low), abs(estimate.high)))
+    return Estimate(abs(estimate.value), 0.0 if across else ends[0], ends[1], estimate.runs, estimate.note)
+
+
+def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Estimate:
+    """Correlation with its bootstrap interval: studentised for Pearson's, BCa for those of ranks."""
+    found = correlate(x, y, kind, resamples=0 if kind == "pearson" else 2_000)  # type: ignore[arg-type]
+    words = _joined(note, found.note)
+    if kind != "pearson":
+        low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+        return Estimate(found.value, low, high, runs=found.n, note=words)
+    first, second, _ = paired(x, y)
+    ends = None if math.isnan(found.value) else pearson_ends(first, second)
+    if ends is None:
+        return Estimate(found.value, runs=found.n, note=_joined(words, "no interval from these networks"))
+    return Estimate(found.value, *ends, runs=found.n, note=words)
+
+
+def _extreme(values: Any, note: str, of: str, pick: Callable[[Floats], float], beyond: str) -> Estimate:
+    kept = np.asarray(values, dtype=np.float64).ravel()
+    if len(kept) == 0:
+        return Estimate(math.nan, runs=0, note=note or f"no {of}")
+    if not np.isfinite(kept).all():  # a network without a number is no network within the range
+        return Estimate(math.nan, runs=len(kept), note=_joined(note, f"{of} without a finite value"))
+    value = float(pick(kept))
+    if len(kept) == 1:
+        return Estimate(value, runs=1, note=note)
+    words = _joined(note, f"{COVERED} at least {_covered(len(kept))} of such {of} lie no {beyond}")
+    return Estimate(value, float(kept.min()), float(kept.max()), runs=len(kept), note=words, seen=of)
+
+
+def _covered(n: int) -> str:
+    """Share of all networks that lie within the extreme of n, whatever their distribution, at 95 % confidence."""
+    return f"{math.floor(100 * (1 - LEVEL) ** (1 / n))} %"
+
+
+def _one_of(estimates: Sequence[Estimate], pick: Callable[..., Any]) -> Estimate:
+    if not estimates:
+        raise InputError("at least one estimate", "none", where="intervals")
+    chosen: Estimate = pick(estimates, key=lambda estimate: estimate.value)
+    if any(math.isnan(estimate.value) for estimate in estimates):
+        return next(estimate for estimate in estimates if math.isnan(estimate.value))
+    lows, highs = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
+    if None in lows or None in highs:
+        return Estimate(chosen.value, runs=chosen.runs, note=chosen.note)
+    return Estimate(chosen.value, pick(lows), pick(highs), chosen.runs, chosen.note)
+
+
+def _finite(values: Any) -> Floats:
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    return numbers[np.isfinite(numbers)]
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,239 @@
+"""What Figures 1 to 4 of Neyshabur et al. (2017) measure: norms over the margin, sharpness, the PAC-Bayes pair.
+
+Both works take networks that a store has, fold BatchNorm, and measure on the samples the network was trained on, or
+on the first of them ("first"), which are the true-labelled part where a confusion set was added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from flatscope import Context, Problem, fold_batchnorm, measure
+from flatscope.errors import NotApplicable
+from flatscope.measures.pac_bayes import NoiseLevel, bi_criteria, kl_at_sharpness, read_off
+from flatscope.samples import parts_of
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+from flatscope_papers import intervals
+from flatscope_papers.claims import Estimate
+from flatscope_papers.curves import bars, lines
+from flatscope_papers.declaration import Runs, Stage
+
+Config = Mapping[str, Any]
+Report = Callable[[float, str], None]
+
+NORMS_WORK = "flatscope_papers.neyshabur2017.complexity:norms"
+PERTURBATIONS_WORK = "flatscope_papers.neyshabur2017.complexity:perturbations"
+NORMS = {
+    "l2_norm": "ℓ2 norm",
+    "l1_path_norm": "ℓ1-path norm",
+    "l2_path_norm": "ℓ2-path norm",
+    "spectral_norm": "spectral norm",
+}
+EPSILON = 0.05
+EPSILONS = (0.001, 0.01, EPSILON, 0.1)
+LEVEL = 0.05  # expected sharpness at which the paper's text reads the divergence off
+LEVELS = (0.02, LEVEL, 0.1, 0.5)
+KL, SHARPNESS = f"kl_at_{LEVEL:g}_refined", "sharpness"
+ON_GRID = {f"kl_at/{level:g}": f"kl_at_{level:g}_on_grid" for level in LEVELS}
+COLUMNS = {"kl_at_level": KL, **ON_GRID}  # as stored, and as they are called in tables
+ASKED = ("network.", "norms.", "perturbations.", "first", "key", "device")  # columns that are settings, not numbers
+FITTED = ("train_loss", "train_error", "test_error", "epochs")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#F0E442", "#882255")
+CONVENTIONS = (
+    "Loss: cross-entropy (the mean, not the 0/1 error). Margin: 5th percentile of the training margins, ε = 0.05, "
+    "k-th smallest with k = ⌈εm⌉. Norms over margin are squared, as in the caption, and leave out factors of depth and "
+    "width; where widths count, h_i is the number of channels or units of each layer, the last included. Biases: "
+    "edges from an always-on unit in path norms, left out of ℓ2 and spectral norms, perturbed in sharpness and KL. "
+    "Max-pooling: `max`; convolutions in the spectral norm as operators. BatchNorm folded before anything is measured. "
+    "KL without the ½, as in appendix A (twice the divergence). KL at an expected sharpness s: columns kl_at_s_on_grid "
+    f"interpolate the noise levels of the table; {KL} takes a further noise level where that interpolation puts "
+    f"{LEVEL:g} and interpolates again, and is meant where nothing else is said. Bars in the figure reach from the "
+    "smallest to the largest seed; curves are means over seeds."
+)
+
+
+def norm_stage(units: Sequence[Sequence[Config]], epsilons: Sequence[float] = (EPSILON,), **shared: Any) -> Stage:
+    """Norms over the margin of the networks that `units` train."""
+    return Stage(_asked(units, norms={"epsilons": epsilons}, **shared), NORMS_WORK, 0.25)
+
+
+def perturbation_stage(
+    units: Sequence[Sequence[Config]], settings: Mapping[str, Any], gpus: float = 0.5, **shared: Any
+) -> Stage:
+    """Sharpness and the PAC-Bayes pair of the networks that `units` train."""
+    return Stage(_asked(units, perturbations=settings, **shared), PERTURBATIONS_WORK, gpus)
+
+
+def _asked(units: Sequence[Sequence[Config]], **settings: Any) -> list[list[dict[str, Any]]]:
+    return [[{"network": config, **settings} for config in unit] for unit in units]
+
+
+def norms(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """The four norms over the margin, and the two printed capacities with widths, for several ε of the margin."""
+    for number, config in enumerate(configs):
+        problem = measured_problem(store, config)
+        ctx = Context(problem)
+        names = [*(f"{name}_over_margin" for name in NORMS), "l2_path_norm_capacity", "spectral_norm_capacity"]
+        rows = []
+        for epsilon in config["norms"]["epsilons"]:
+            table = measure(problem, names, options={name: {"epsilon": epsilon} for name in names}, context=ctx)
+            found = {name.removesuffix("_over_margin"): table[name] for name in names}
+            rows.append({"epsilon": epsilon, **found})
+        frame = pd.DataFrame(rows)
+        chosen = next(row for row in rows if row["epsilon"] == EPSILON)
+        usual = {name: value for name, value in chosen.items() if name != "epsilon"}
+        metrics = {**usual, "error": ctx.scores().error, "loss": ctx.scores().loss}
+        store.write(config, metrics, frames={"epsilons": frame})
+        report((number + 1) / len(configs), "norms")
+
+
+def perturbations(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Sharpness, the curve of divergence against expected sharpness, and the divergence at the paper's level."""
+    for number, config in enumerate(configs):
+        settings = config["perturbations"]
+        problem = measured_problem(store, config)
+        ctx = Context(problem)
+        options = {SHARPNESS: {"steps": settings["steps"]}}
+        sharp = measure(problem, SHARPNESS, options=options, context=ctx)[SHARPNESS]
+        grid, draws = tuple(settings["alphas"]), settings["draws"]
+        curve = bi_criteria(ctx, grid, draws=draws, appendix=True)
+        try:
+            at_level = kl_at_sharpness(ctx, LEVEL, alpha=grid, draws=draws, appendix=True, refinements=1).kl
+        except NotApplicable:
+            at_level = math.nan
+        metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {
+            f"kl_at/{level:g}": _at(curve, level) for level in LEVELS
+        }
+        points = [
+            {"alpha": point.alpha, "kl": point.kl, "expected_sharpness": point.sharpness, "stderr": point.stderr}
+            for point in curve
+        ]
+        store.write(config, metrics, frames={"curve": pd.DataFrame(points)})
+        report((number + 1) / len(configs), "sharpness")
+
+
+def _at(curve: list[NoiseLevel], level: float) -> float:
+    try:
+        return read_off(curve, level).kl
+    except NotApplicable:
+        return math.nan
+
+
+def measured_problem(store: Store, config: Mapping[str, Any]) -> Problem:
+    """The stored network without BatchNorm, on its training samples or on the first of them."""
+    problem = stored_problem(store, config["network"], device=config.get("device"))
+    model = fold_batchnorm(problem.model, problem.example())
+    batches = list(problem.batches())
+    inputs = torch.cat([parts_of(part)[0] for part, _ in batches])
+    targets = torch.cat([part for _, part in batches])
+    first = config.get("first")
+    return Problem(model, train=(inputs[:first], targets[:first]), device=problem.device)
+
+
+def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
+    """One row per network: the settings asked for by a short name, how it was fitted, and all that was measured."""
+    trained = runs.frame(0)
+    parts = [trained[list(settings)].set_axis(list(settings.values()), axis=1), trained[list(FITTED)]]
+    for stage in range(1, len(runs.stages)):
+        found = runs.frame(stage)
+        kept = found[[name for name in found if not str(name).startswith(ASKED)]]
+        parts.append(kept.rename(columns=COLUMNS))
+    return pd.concat(parts, axis=1)
+
+
+def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any) -> Estimate:
+    """A number from all runs of one seed, then its mean over seeds: seeds are what is independent.
+
+    `how` goes to `intervals.mean`.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = [float(statistic(rows)) for _, rows in frame.groupby("seed")]
+    lost = int(np.isnan(values).sum())
+    words = [note] if note else []
+    words += [f"{lost} of {len(values)} seeds without a value"] if lost else []
+    return intervals.mean(values, "; ".join(words), **how)
+
+
+def slope(x: Iterable[float], y: Iterable[float]) -> float:
+    """Of the least-squares line through (log10 x, y): decades per decade where y is a logarithm."""
+    across, up = np.log10(np.asarray(list(x), float)), np.asarray(list(y), float)
+    if len(across) < 2 or not np.isfinite(up).all():
+        return math.nan
+    return float(np.polyfit(across, up, 1)[0])
+
+
+def curves(runs: Runs, settings: pd.DataFrame) -> pd.DataFrame:
+    """The bi-criteria curves of all networks, one row per noise level, beside the settings of their network."""
+    rows = settings.to_dict("records")
+    parts = [frame.assign(**row) for frame, row in zip(runs.frames("curve"), rows, strict=True)]  # type: ignore[arg-type]
+    return pd.concat(parts, ignore_index=True)
+
+
+def table_of(points: pd.DataFrame, levels: pd.DataFrame) -> pd.DataFrame:
+    """Networks, then the points of their curves."""
+    return pd.concat([points.assign(kind="network"), levels.assign(kind="noise level")], ignore_index=True)
+
+
+def verdict_note(table: pd.DataFrame) -> str:
+    """The verdict table of `desiderata` in one sentence per demand."""
+    sentences = []
+    for demand, rows in table.groupby("demand", sort=False):
+        words = [f"{row.measure} {row.verdict} ({row.reason})" for row in rows.itertuples()]
+        sentences.append(f"Demand “{demand}”: {', '.join(words)}")
+    return ". ".join(sentences)
+
+
+def draw_lines(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str], *, log: bool = True) -> None:
+    """One line per column against `by`: mean over seeds, bars from the smallest to the largest."""
+    for colour, marker, (column, label) in zip(COLOURS, "osD^v<>", columns.items(), strict=False):
+        bars(axes, lines(frame, by, column), colour, marker=marker, ms=4, label=label)
+    if log:
+        axes.set_yscale("log")
+
+
+def draw_relative(axes: Any, frame: pd.DataFrame, by: str, columns: Mapping[str, str]) -> None:
+    """The measures on one axis: each divided by its own mean over all networks."""
+    scaled = frame.assign(**{name: frame[name] / frame[name].mean() for name in columns})
+    draw_lines(axes, scaled, by, columns)
+    axes.set_ylabel("measure / its mean over all networks")
+
+
+def draw_curves(axes: Any, points: pd.DataFrame, by: str, *, colours: Mapping[Any, str] | None = None) -> None:
+    """Expected sharpness against KL, one line per value of `by`: the mean over seeds at each noise level."""
+    values = sorted(points[by].unique())
+    chosen = colours or dict(zip(values, COLOURS, strict=False))
+    for value in values:
+        line = points[points[by] == value].groupby("alpha")[["kl", "expected_sharpness"]].mean()
+        axes.plot(line["kl"], line["expected_sharpness"], "o-", ms=3, color=chosen[value], label=f"{value:g}")
+    axes.axhline(LEVEL, color="0.6", lw=0.8, ls="--")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("KL (nats, without ½)")
+    axes.set_ylabel("expected sharpness (nats)")
+
+
+def three_panels(figure: Figure) -> Any:
+    """A row of three, as in Figures 2, 3 and 4."""
+    figure.set_size_inches(10.5, 3.4)
+    return figure.subplots(1, 3)
+
+
+def draw_against(figure: Figure, points: pd.DataFrame, levels: pd.DataFrame, by: str, words: str) -> Any:
+    """The row of Figures 3 and 4: errors, measures and bi-criteria curves against one setting; the three axes."""
+    left, middle, right = three_panels(figure)
+    draw_lines(left, points, by, {"train_error": "training error", "test_error": "test error"}, log=False)
+    left.set_ylabel("error (share of images)")
+    draw_relative(middle, points, by, {**NORMS, SHARPNESS: "sharpness"})
+    for axes in (left, middle):
+        axes.set_xlabel(words)
+        axes.legend(fontsize=7)
+    draw_curves(right, levels, by)
+    return left, middle, right

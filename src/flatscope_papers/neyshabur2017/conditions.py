@@ -1,0 +1,391 @@
+"""Figures 5 to 8 of Neyshabur et al. (2017): the conditions of Theorem 1 on a deep network, learned and at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope_papers import intervals
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, study
+from flatscope_papers.neyshabur2017.complexity import COLOURS
+from flatscope_papers.neyshabur2017.interactions import (
+    CONVENTIONS,
+    COST,
+    DEVIATIONS,
+    FLOOR,
+    PANELS,
+    SHARES,
+    WEIGHTS,
+    distributions,
+    fit_note,
+    histogram,
+    networks,
+    of_panel,
+    stages,
+)
+from flatscope_papers.neyshabur2017.overlap import LATER, histograms, in_common, middle, same_distribution
+
+ALIKE, ROUGHLY = (0.8, 1.25), (0.5, 2.0)  # learned / random: what counts as very similar, and as of the same order
+PARAMETERS = sum((a + 1) * b for a, b in pairwise([784, *[1_000] * 10, 10]))
+Analyse = Callable[[Runs], Analysis]
+SHARED = "the networks of neyshabur2017-fig5; nothing is trained or measured again."
+
+
+def _study(name: str, *later: str, **declared: Any) -> Callable[[Analyse], Analyse]:
+    """A study of these networks; `later` is what was restated or added after its results were known."""
+    deviations = {scale: (*words, *later) for scale, words in DEVIATIONS.items()}
+    return study(name, stages=stages, deviations=deviations, **declared)
+
+
+def _alike(key: str, figure: int, value: str, number: str, of: str = "") -> Claim:
+    return Claim(
+        key,
+        f"appendix D, Figure {figure}",
+        f"{value} of a learned network is very similar to that of its random initialization{of}",
+        f"{number} learned / initial, mean over seeds",
+        "very similar",
+        holds=ALIKE,
+        partly=ROUGHLY,
+    )
+
+
+CLAIMS_5 = (
+    Claim(
+        "mu",
+        "section 4, Figure 5 left",
+        "condition C1 of Theorem 1 holds with μ ≥ 1/4 for a learned network of ten layers",
+        "smallest μ over training images and triples of layers, learned weights, mean over seeds",
+        "≥ 1/4",
+        holds=(0.25, math.inf),
+    ),
+    Claim(
+        "c2",
+        "section 4, Figure 5 middle",
+        "condition C2 of Theorem 1 holds with C₂ ≤ 5 for a learned network of ten layers",
+        f"largest C₂ over images and hidden layers, pixels in [0, 1], δ of at least {FLOOR:g} rms, mean over seeds",
+        "≤ 5",
+        holds=(0.0, 5.0),
+    ),
+    Claim(
+        "c2_as_stated",
+        "section 4, condition C2 of Theorem 1",
+        "condition C2 holds with C₂ ≤ 5 as Theorem 1 needs it: for ‖x‖ = 1 and every δ",
+        "largest C₂ over images and hidden layers, ‖x‖ = 1, any δ, mean over seeds",
+        "≤ 5",
+        holds=(0.0, 5.0),
+    ),
+    Claim(
+        "c3",
+        "section 4, Figure 5 right",
+        "norms of incoming weights are at most three times the mean of their layer (C3 as the figure has it)",
+        "largest row norm / mean row norm, learned weights, mean over seeds",
+        "≤ 3",
+        holds=(0.0, 3.0),
+    ),
+    Claim(
+        "c3_as_stated",
+        "section 4, condition C3",
+        "condition C3 of Theorem 1, as it is stated, holds with C₃ ≤ 3 for a learned network of ten layers",
+        "largest √h ‖W‖_{2,∞} / ‖DW‖_F over images and layers, learned weights, mean over seeds",
+        "≤ 3",
+        holds=(0.0, 3.0),
+    ),
+    Claim(
+        "parameters",
+        "Figure 5, caption",
+        "ten layers of 1,000 hidden units have more than 10,000,000 parameters",
+        "weights and biases of 784-1000×10-10",
+        "> 10,000,000",
+        holds=(10_000_001.0, math.inf),
+    ),
+)
+
+
+@_study(
+    "neyshabur2017-fig5",
+    figure="Figure 5",
+    title="The conditions of Theorem 1 on a learned ten-layer network",
+    claims=CLAIMS_5,
+    paper_cost=COST,
+)
+def figure_5(runs: Runs) -> Analysis:
+    """1/μ of all triples of layers, flips against the size of a perturbation, and row norms, at learned weights."""
+    points = networks(runs)
+    learned = points[points["weights"] == "learned"]
+    shares = learned["c2_floor_pixels/share_up_to_5"].mean(), learned["c2_any_unit/share_up_to_5"].mean()
+    medians = learned["c2_floor_pixels/median"].mean(), learned["c2_any_unit/median"].mean()
+    found = {
+        "mu": intervals.mean(learned["mu"]),
+        "c2": intervals.mean(
+            learned["c2_floor_pixels/max"], f"median over images {medians[0]:.3g}; up to 5 on {shares[0]:.0%} of images"
+        ),
+        "c2_as_stated": intervals.mean(
+            learned["c2_any_unit/max"],
+            f"median over images {medians[1]:.3g}; up to 5 on {shares[1]:.0%} of images; without a smallest δ the one "
+            "pre-activation nearest to zero decides, and ‖x‖ = 1 shrinks them all: the figure cannot have used either",
+            bounds=(0, math.inf),
+        ),
+        "c3": intervals.mean(learned["c3_figure"]),
+        "c3_as_stated": intervals.mean(learned["c3_condition"]),
+        "parameters": Estimate.exact(float(PARAMETERS), "ten hidden layers; an eleventh would be needed"),
+    }
+    products, curves, rows = (distributions(runs, name)["learned"] for name in ("products", "switching", "rows"))
+    parts = [
+        histogram(products["inverse_mu"], quantity="1/μ"),
+        _mean_curve(curves).assign(quantity="share of activations that flip"),
+        histogram(rows["ratio"], quantity="row norm / mean"),
+        learned.assign(quantity="network"),
+    ]
+
+    def draw(figure: Figure) -> None:
+        left, middle, right = _panels(figure, 3)
+        _draw_histogram(left, parts[0], "condition number 1/μ", COLOURS[0])
+        _draw_curves(middle, curves, COLOURS[0])
+        _draw_histogram(right, parts[2], "row norm / mean of its layer", COLOURS[0])
+
+    return _analysis(points, found, draw, parts)
+
+
+TRIPLES = {panel: f", over triples of layers with {words.removeprefix('all ')}" for panel, words in PANELS.items()}
+CLAIMS_6 = (
+    *(_alike(panel, 6, "the typical condition number 1/μ (C1)", "median 1/μ", of) for panel, of in TRIPLES.items()),
+    *(
+        same_distribution(f"distribution_{panel}", 6, "the condition number 1/μ (C1)", "1/μ", of)
+        for panel, of in TRIPLES.items()
+    ),
+)
+
+
+@_study(
+    "neyshabur2017-fig6",
+    "restated after the results were known: `all`, `inner` and `edge` compare medians, and now say so; numbers and "
+    "limits are as before",
+    LATER.format("`distribution_all`, `distribution_inner` and `distribution_edge`"),
+    figure="Figure 6",
+    title="Condition C1 at random initialization and after training",
+    claims=CLAIMS_6,
+    paper_cost=SHARED,
+)
+def figure_6(runs: Runs) -> Analysis:
+    """Distribution of 1/μ over all, inner and outer triples of layers, before and after training."""
+    points, products = networks(runs), distributions(runs, "products")
+    found = {panel: _learned_over_initial(points, f"inverse_mu_median/{panel}") for panel in PANELS}
+    both = pd.concat(products)["inverse_mu"]
+    shares, by_seed = {}, []
+    for panel in PANELS:
+        values = {which: of_panel(frame, panel) for which, frame in products.items()}
+        for which in WEIGHTS:
+            shares[which, panel] = histogram(values[which]["inverse_mu"], both, weights=which, panel=panel)
+        each = histograms(values, "inverse_mu", both)
+        by_seed += [part.assign(panel=panel) for part in each.values()]
+        found[f"distribution_{panel}"] = in_common(each, middle(values, "inverse_mu"))
+
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(9.5, 5.0)
+        grid: Any = figure.subplots(2, 3, sharex=True, sharey="col")
+        for row, (which, words) in enumerate(WEIGHTS.items()):
+            for axes, (panel, title) in zip(grid[row], PANELS.items(), strict=True):
+                _draw_histogram(axes, shares[which, panel], "condition number 1/μ" if row else "", COLOURS[row])
+                axes.set_title(f"{words}: {title}", fontsize=8)
+        for axes, panel in zip(grid[1], PANELS, strict=True):
+            told = f"overlap with\nthe above {found[f'distribution_{panel}'].value:.2f}"
+            axes.text(0.97, 0.95, told, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+
+    parts = [*shares.values(), *by_seed, points.assign(panel="network")]
+    shown = (
+        f"The figure shows (all triples): the learned median is {found['all'].value:.2f} of the initial one, while the "
+        f"histograms have {found['distribution_all'].value:.0%} of their area in common; "
+        f"{middle(products, 'inverse_mu')}"
+    )
+    return _analysis(points, found, draw, parts, shown, _range(points, "inverse_mu_max/all", "largest 1/μ"))
+
+
+CLAIMS_7 = (
+    Claim(
+        "curve",
+        "appendix D, Figure 7",
+        "the share of activations that flip under a perturbation of size δ is very similar for learned and random "
+        "weights",
+        "largest difference over δ of the two curves, each averaged over hidden layers first; mean over seeds",
+        "very similar",
+        holds=(0.0, 0.1),
+        partly=(0.0, 0.3),
+    ),
+    Claim(
+        "curve_relative",
+        "appendix D, Figure 7",
+        "the share of activations that flip under a perturbation measured against the size of the pre-activations "
+        "(the caption leaves open how) is very similar for learned and random weights",
+        "largest difference over δ / root mean square of the layer of the two curves, each averaged over hidden layers "
+        "first; mean over seeds",
+        "very similar",
+        holds=(0.0, 0.1),
+        partly=(0.0, 0.3),
+    ),
+    _alike(
+        "constant",
+        7,
+        "the constant C₂ of condition C2",
+        f"largest C₂ (pixels in [0, 1], δ of at least {FLOOR:g} rms)",
+    ),
+)
+
+
+@_study(
+    "neyshabur2017-fig7",
+    "restated after the results were known: `curve` and `curve_relative` average the curves over layers before they "
+    "take the difference, so that differences of opposite sign cancel; numbers and limits are as before, and the notes "
+    "give the layers one by one",
+    figure="Figure 7",
+    title="Condition C2 at random initialization and after training",
+    claims=CLAIMS_7,
+    paper_cost=SHARED,
+)
+def figure_7(runs: Runs) -> Analysis:
+    """Share of activations within δ of switching against δ, before and after training."""
+    points, curves = networks(runs), distributions(runs, "switching")
+    gaps, notes = apart(curves), {key: worst_layer(curves, name) for key, name in CURVES.items()}
+    notes["curve"] += f"; {_half(curves)}"
+    found = {
+        **{key: intervals.mean(gaps[name], notes[key], bounds=(0, 1)) for key, name in CURVES.items()},
+        "constant": _learned_over_initial(points, "c2_floor_pixels/max"),
+    }
+
+    def draw(figure: Figure) -> None:
+        panels = _panels(figure, 3)
+        for axes, which in zip(panels, ("initial", "learned", "learned"), strict=True):
+            _draw_curves(axes, curves[which], COLOURS[list(WEIGHTS).index(which)])
+            axes.set_title(WEIGHTS[which], fontsize=9)
+        panels[2].set_title("learned weights (zoomed in)", fontsize=9)
+        panels[2].set_xlim(0, 0.1)
+        panels[2].set_ylim(0, 0.3)
+
+    parts = [_mean_curve(curves[which]).assign(weights=which) for which in WEIGHTS]
+    for which in WEIGHTS:  # what the claims compare
+        means = curves[which].groupby(["seed", "delta"])[list(SHARES)].mean().reset_index()
+        parts.append(means.assign(layer="mean of hidden layers", weights=which))
+    constants = _range(points, "c2_floor_pixels/max", f"largest C₂ (δ of at least {FLOOR:g} rms)")
+    return _analysis(points, found, draw, [*parts, points.assign(layer="network")], constants)
+
+
+CURVES = dict(zip(("curve", "curve_relative"), SHARES, strict=True))
+
+
+def apart(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Largest difference over δ of the learned and the initial curve, each the mean over layers: a row per seed."""
+    means = {which: frame.groupby(["seed", "delta"])[list(SHARES)].mean() for which, frame in curves.items()}
+    return (means["learned"] - means["initial"]).abs().groupby("seed").max()
+
+
+def worst_layer(curves: dict[str, pd.DataFrame], name: str) -> str:
+    """The largest difference of each hidden layer's own two curves, before any averaging over layers."""
+    values = {which: frame.set_index(["seed", "layer", "delta"])[name] for which, frame in curves.items()}
+    largest = (values["learned"] - values["initial"]).abs().groupby(["layer", "seed"]).max()
+    means = largest.groupby("layer").mean()
+    return (
+        f"layer by layer the largest difference is {means.mean():.2g} on average over layers and {means.max():.2g} in "
+        f"the worst, {means.idxmax()} (means over seeds; largest of all {largest.max():.2g})"
+    )
+
+
+CLAIMS_8 = (
+    _alike("figure", 8, "the largest row norm over the mean of its layer (C3 in the figure)", "its value"),
+    _alike(
+        "condition", 8, "the smallest C₃ with which condition C3, as it is stated, holds at the weights", "its value"
+    ),
+    same_distribution("distribution", 8, "row norms over the mean of their layer (C3)", "row norm / mean"),
+)
+
+
+@_study(
+    "neyshabur2017-fig8",
+    "restated after the results were known: `figure` and `condition` compare largest values, and now say so; numbers "
+    "and limits are as before",
+    LATER.format("`distribution`"),
+    figure="Figure 8",
+    title="Condition C3 and outputs at random initialization and after training",
+    claims=CLAIMS_8,
+    paper_cost=SHARED,
+)
+def figure_8(runs: Runs) -> Analysis:
+    """Row norms over the mean of their layer, and output values, before and after training."""
+    points = networks(runs)
+    found = {reading: _learned_over_initial(points, f"c3_{reading}") for reading in ("figure", "condition")}
+    rows, outputs = distributions(runs, "rows"), distributions(runs, "outputs")
+    both = pd.concat(rows)["ratio"]
+    parts = [histogram(rows[w]["ratio"], both, weights=w, quantity="row norm / mean of its layer") for w in WEIGHTS]
+    parts += [histogram(outputs[w]["output"], weights=w, quantity="output") for w in WEIGHTS]
+    each = histograms(rows, "ratio", both)
+    found["distribution"] = in_common(each, middle(rows, "ratio"))
+    by_seed = [part.assign(quantity=parts[0]["quantity"].iloc[0]) for part in each.values()]
+
+    def draw(figure: Figure) -> None:
+        for number, (axes, part) in enumerate(zip(_panels(figure, 4), parts, strict=True)):
+            which = part["weights"].iloc[0]
+            _draw_histogram(axes, part, part["quantity"].iloc[0], COLOURS[number % 2])
+            axes.set_title(WEIGHTS[which], fontsize=9)
+
+    spread = _range(points, "output_rms", "root mean square of the outputs")
+    return _analysis(points, found, draw, [*parts, *by_seed, points.assign(quantity="network")], spread)
+
+
+def _analysis(
+    points: pd.DataFrame, found: dict[str, Estimate], draw: Any, parts: list[pd.DataFrame], *notes: str
+) -> Analysis:
+    table = pd.concat(parts, ignore_index=True)
+    return Analysis(table, found, draw, (CONVENTIONS, fit_note(points), *notes))
+
+
+def _learned_over_initial(points: pd.DataFrame, column: str) -> Estimate:
+    wide = points.pivot_table(index="seed", columns="weights", values=column)
+    return intervals.mean(wide["learned"] / wide["initial"])
+
+
+def _range(points: pd.DataFrame, column: str, name: str) -> str:
+    means = points.groupby("weights")[column].mean()
+    return f"{name}: {means['initial']:.3g} at random initialization, {means['learned']:.3g} learned (means over seeds)"
+
+
+def _mean_curve(curves: pd.DataFrame) -> pd.DataFrame:
+    return curves.groupby(["layer", "delta"], sort=False)[list(SHARES)].mean().reset_index()
+
+
+def _half(curves: dict[str, pd.DataFrame]) -> str:
+    """Where half of the activations have flipped: how the size of pre-activations changes in training."""
+    means = {which: frame.groupby("delta")["share"].mean() for which, frame in curves.items()}
+    reached = {which: float(np.interp(0.5, curve.to_numpy(), curve.index.to_numpy())) for which, curve in means.items()}
+    return (
+        f"half of all activations flip at δ = {reached['initial']:.2g} at random initialization and at "
+        f"{reached['learned']:.2g} learned: pre-activations grow in training"
+    )
+
+
+def _panels(figure: Figure, count: int) -> Any:
+    figure.set_size_inches(3.1 * count, 3.0)
+    return figure.subplots(1, count)
+
+
+def _draw_histogram(axes: Any, shares: pd.DataFrame, label: str, colour: str) -> None:
+    low, high, share = (np.asarray(shares[name], float) for name in ("low", "high", "share"))
+    axes.bar(low, share, width=high - low, align="edge", color=colour)
+    axes.set_xlabel(label)
+    axes.set_ylabel("share")
+
+
+def _draw_curves(axes: Any, curves: pd.DataFrame, colour: str) -> None:
+    for number, (_, line) in enumerate(_mean_curve(curves).groupby("layer", sort=False)):
+        label = "hidden layers" if number == 0 else None
+        axes.plot(line["delta"], line["share"], color=colour, lw=0.8, alpha=0.7, label=label)
+    ends = np.array([0.0, 0.2])
+    axes.plot(ends, 5 * ends, color="0.3", ls="--", lw=1, label="5 δ")
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("δ (size of the perturbation)")
+    axes.set_ylabel("share of activations that flip")
+    axes.legend(fontsize=7)

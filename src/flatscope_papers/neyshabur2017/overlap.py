@@ -1,0 +1,74 @@
+"""Distributions before and after training, as Figures 6 and 8 of Neyshabur et al. (2017) show them: what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flatscope_papers import intervals
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.neyshabur2017.interactions import WEIGHTS, histogram
+
+# Two bell curves overlap by 0.9 if they lie a quarter of a standard deviation apart, or if one is 1.23 times as wide;
+# by 0.75 if they lie 0.64 apart, or if one is 1.7 times as wide.
+VERY_SIMILAR, SIMILAR = (0.9, 1.0), (0.75, 1.0)
+LATER = (
+    "added after the results were known: {}, since a ratio of two numbers says nothing of the distributions that the "
+    "figure shows; an overlap of 0.9 counts as very similar and one of 0.75 as partly so, that of two bell curves a "
+    "quarter and two thirds of a standard deviation apart; notes give the overlap of networks of different seeds, "
+    "which is as much as chance leaves"
+)
+
+Histograms = Mapping[tuple[str, int], pd.DataFrame]
+
+
+def same_distribution(key: str, figure: int, values: str, number: str, of: str = "") -> Claim:
+    """The claim that learned and initial values are distributed alike."""
+    return Claim(
+        key,
+        f"appendix D, Figure {figure}",
+        f"the distribution of {values} is very similar in a learned network and at its random initialization{of}",
+        f"overlap (1 − total variation) of a network's histograms of {number}, learned and initial, in the 40 bins of "
+        "the figure, mean over seeds",
+        "very similar",
+        holds=VERY_SIMILAR,
+        partly=SIMILAR,
+    )
+
+
+def histograms(values: Mapping[str, pd.DataFrame], column: str, over: Any) -> Histograms:
+    """Histograms by kind of weights and seed, all over the same bins."""
+    return {
+        (which, int(str(seed))): histogram(rows[column], over, weights=which, seed=seed)
+        for which, frame in values.items()
+        for seed, rows in frame.groupby("seed")
+    }
+
+
+def overlap(first: pd.DataFrame, second: pd.DataFrame) -> float:
+    """Share that two histograms over the same bins have in common: 1 minus their total variation."""
+    return float(np.minimum(first["share"].to_numpy(), second["share"].to_numpy()).sum())
+
+
+def in_common(each: Histograms, note: str = "") -> Estimate:
+    """Overlap of a network's learned with its initial histogram; beside it, that of one network with another.
+
+    The latter is as much as chance leaves: histograms of finitely many values differ even where the law is the same.
+    """
+    seeds = sorted({seed for _, seed in each})
+    own = [overlap(each["learned", seed], each["initial", seed]) for seed in seeds]
+    pairs = list(combinations(seeds, 2))
+    others = [np.mean([overlap(each[which, a], each[which, b]) for a, b in pairs]) for which in WEIGHTS]
+    chance = f"two initializations overlap by {others[0]:.2f}, two learned networks by {others[1]:.2f}" if pairs else ""
+    return intervals.mean(own, "; ".join(part for part in (chance, note) if part), bounds=(0, 1))
+
+
+def middle(values: Mapping[str, pd.DataFrame], column: str) -> str:
+    """Where nine tenths of the values lie, before and after training."""
+    ends = {which: frame[column].quantile([0.05, 0.95]).to_numpy() for which, frame in values.items()}
+    parts = [f"{ends[which][0]:.3g} to {ends[which][1]:.3g} ({words})" for which, words in WEIGHTS.items()]
+    return f"nine tenths of the values lie from {' and from '.join(parts)}"

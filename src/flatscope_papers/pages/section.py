@@ -1,0 +1,91 @@
+"""Studies on the page: a paper's figure beside what came out here, and a verdict on every claim."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from flatscope.registry import PAPERS
+from flatscope.reports.charts import Colours
+from flatscope.reports.markup import fragment, source
+from flatscope.reports.parts import Part, Section
+from flatscope_papers.claims import SIGNS
+from flatscope_papers.result import StudyResult
+
+BADGES = {"reproduced": "good", "partly": "fair", "not reproduced": "poor", "not judged": ""}
+FEW = 3  # more studies than that are counted by paper and can be filtered
+IN_ADDRESS = {"%": "%25", "#": "%23", "'": "%27", "//": "%2F%2F", "&": "&amp;"}
+# What Matplotlib writes into a picture and nobody sees: names that nothing refers to, ten fonts for every word, blanks.
+NAMES = re.compile(r' id="([^"]*)"')
+FONTS = re.compile(r"'DejaVu Sans'(?:, '[^']*')+, sans-serif")
+STYLES = re.compile(r'style="[^"]*"')
+PLACES = re.compile(r'( (?:d|x|y|points)=")([^"]*)')
+DECIMALS = re.compile(r"-?\d+\.\d{3,}(?!\d*e)")
+
+
+def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
+    """Verdicts in the summary; per study its figure, its claims and how its setting differs from the paper's."""
+    counts: dict[str, Counter[str]] = {}
+    for study in studies.values():
+        counts.setdefault(study.paper, Counter()).update(finding.verdict for finding in study.findings)
+    order = [*(paper for paper in PAPERS if paper in counts), *(paper for paper in counts if paper not in PAPERS)]
+    values: dict[str, Any] = {
+        "studies": studies,
+        "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
+        "papers": PAPERS,
+        "shown_papers": {paper: _capital(PAPERS.get(paper, paper)) for paper in order},
+        "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
+        "badges": BADGES,
+        "signs": SIGNS,
+        "few": FEW,
+    }
+    pictures = {name: address(study.svg) if study.svg else "" for name, study in studies.items()}
+    body = fragment("studies.html", package=__package__, pictures=pictures, **values)
+    summary = fragment("study_summary.html", package=__package__, counts=counts, **values)
+    return Part(
+        summary,
+        [Section("studies", "Studies", body)],
+        {"studies": _provenance(studies)},
+        style=source("studies.css", package=__package__),
+        script=source("studies.js", package=__package__),
+    )
+
+
+def address(svg: str) -> Markup:
+    """A picture as the address of an image, for an attribute in single quotes.
+
+    As text, with positions to a hundredth of a point, it takes half of what base64 of the file would: a page may hold
+    fifty of them.
+    """
+    text = svg[svg.find("<svg") :]
+    for unseen in (r"<metadata>.*?</metadata>", r"<!--.*?-->"):
+        text = re.sub(unseen, "", text, flags=re.DOTALL)
+    text = " ".join(text.split()).replace("> <", "><")
+    text = FONTS.sub("'DejaVu Sans', sans-serif", text)
+    text = STYLES.sub(lambda found: found[0].replace("; ", ";").replace(": ", ":"), text)
+    referenced = set(re.findall(r"#([\w-]+)", text))
+    text = NAMES.sub(lambda found: found[0] if found[1] in referenced else "", text)
+    text = PLACES.sub(lambda found: found[1] + _short(found[2]), text)
+    for sign, written in IN_ADDRESS.items():
+        text = text.replace(sign, written)
+    return Markup(f"data:image/svg+xml;charset=utf-8,{text}")
+
+
+def _short(places: str) -> str:
+    """Positions to a hundredth of a point, and no blanks around the letters of a path."""
+    rounded = DECIMALS.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places)
+    return re.sub(r" ?([A-Za-z]) ?", r"\1", rounded)
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:
+    """What the runs say in common; each study tells below its claims how it was run."""
+    told = {key: [study.provenance.get(key) for study in studies.values()] for key in ("version", "torch", "device")}
+    return {key: ", ".join(dict.fromkeys(str(value) for value in values if value)) for key, values in told.items()}

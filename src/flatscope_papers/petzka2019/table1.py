@@ -1,0 +1,224 @@
+"""Table 1 of Petzka et al. (2019) with Theorems 2 and 3: which measure stays when a network is written otherwise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from flatscope import Problem, measure, rescale
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+from flatscope_papers import intervals
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.petzka2019.table1:written_otherwise"
+OF_HESSIAN = {"layer_max_eigenvalue": "λ_max", "layer_trace": "Tr"}
+OF_LAYERS = {
+    "kappa": "κ",
+    "kappa_trace": "κ_τ",
+    "kappa_max": "κ^max",
+    "kappa_sum": "κ^Σ",
+    "kappa_trace_max": "κ_τ^max",
+    "kappa_trace_sum": "κ_τ^Σ",
+}
+OF_NEURONS = {"rho_unit": "ρ(j)", "rho": "ρ", "rho_layer_sum": "ρ_σ", "rho_max": "ρ^max", "rho_sum": "ρ^Σ"}
+MEASURES = OF_HESSIAN | OF_LAYERS | OF_NEURONS
+WAYS: Mapping[str, dict[str, Any]] = {
+    "layer": {"by": "layer", "low": 5.0, "high": 25.0},  # factors of the paper's section 3
+    "neuron": {"by": "unit", "low": 0.2, "high": 5.0},
+}
+SIZES = {
+    "smoke": {"seeds": 2, "ways": 1, "samples": 40, "epochs": 10},
+    "small": {"seeds": 10, "ways": 10, "samples": 200, "epochs": 200},
+    "paper": {"seeds": 20, "ways": 20, "samples": 1_000, "epochs": 200},
+}
+READING = (
+    "the paper proves and does not run this: networks 64-12-12-10 with biases on the embedded digits",
+    "biases are scaled along with their layer or neuron and belong to no measure: with the weights alone scaled, as "
+    "printed, the network is another one",
+    "columns of a weight matrix are its neurons, as in the proof of Theorem 3",
+    "restated after the results were known: every network has factors of its own. Before, they were the same for all, "
+    "so that λ_max and Tr changed by one and the same number in all networks",
+)
+
+
+def stages(scale: str) -> list[Stage]:
+    """Small networks, trained; then each written in many ways."""
+    size = SIZES[scale]
+    trained = [
+        {
+            "data": {"name": "digits", "train_size": size["samples"], "test_size": 100, "flatten": True},
+            "model": {"name": "mlp", "options": {"widths": [64, 12, 12, 10]}, "seed": seed},
+            "train": {"lr": 0.1, "batch_size": 20, "epochs": size["epochs"], "stop_loss": 0.01, "seed": seed},
+        }
+        for seed in range(size["seeds"])
+    ]
+    # Each network has factors of its own: λ_max and Tr change by the square of a factor, alike in every network.
+    looks = [
+        [{"network": config, "ways": WAYS, "number": size["ways"], "seed": seed}] for seed, config in enumerate(trained)
+    ]
+    return [Stage([trained], gpus=0.25), Stage(looks, WORK, gpus=0.25)]
+
+
+def written_otherwise(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Largest relative change of every measure over ways of writing a network, in float64."""
+    for number, config in enumerate(configs):
+        stored = stored_problem(store, config["network"], device=config.get("device"))
+        x, y = next(iter(stored.batches(size=stored.n_train)))
+        assert isinstance(x, Tensor)
+        problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
+        x = x.double()
+        before, rows = _values(problem), []
+        for way, drawn in config["ways"].items():
+            for draw in range(config["number"]):
+                seed = config["seed"] * config["number"] + draw
+                after = _values(problem.with_model(rescale(problem.model, x, seed=seed, **drawn)))
+                rows += [{"way": way, "draw": draw, **moved} for moved in changes(before, after)]
+            report((number + 0.5) / len(configs), "measuring")
+        store.write(config, {"weights_alone": weights_alone(problem.model, x)}, frames={"changes": pd.DataFrame(rows)})
+        report((number + 1) / len(configs), "measuring")
+
+
+def _values(problem: Problem) -> pd.DataFrame:
+    return measure(problem, list(MEASURES)).to_frame()[["measure", "layer", "unit", "value"]]
+
+
+def changes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
+    """Relative change of each measure: the largest over layers, within a layer against its largest value."""
+    both = before.assign(after=after["value"].to_numpy(float))
+    both["moved"], both["size"] = (both["after"] - both["value"]).abs(), both["value"].abs()
+    places = both.groupby(["measure", "layer"], dropna=False)[["moved", "size"]].max()
+    largest = (places["moved"] / places["size"]).groupby("measure").max()
+    return [{"measure": name, "change": float(value)} for name, value in largest.items()]
+
+
+def weights_alone(model: nn.Module, x: Tensor, factor: float = 10.0) -> float:
+    """Relative change of the outputs if the first weight is multiplied and the last divided, and no bias touched."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        weights = [value for value in twin.parameters() if value.ndim > 1]
+        weights[0].mul_(factor)
+        weights[-1].div_(factor)
+        outputs = model(x)
+        return float((twin(x) - outputs).norm() / outputs.norm())
+
+
+CLAIMS = (
+    Claim(
+        "layers_kept",
+        "Theorem 2, Table 1",
+        "κ, κ_τ, their maxima and sums stay when layers are multiplied by positive numbers",
+        "largest relative change over measures, draws of factors and networks",
+        "invariant",
+        holds=(0.0, 1e-8),
+    ),
+    Claim(
+        "neurons_kept",
+        "Theorem 3, Table 1",
+        "ρ of neurons, layers and the network stay under layer-wise and neuron-wise reparameterization",
+        "largest relative change over measures, draws of factors and networks",
+        "invariant",
+        holds=(0.0, 1e-8),
+    ),
+    Claim(
+        "not_by_neurons",
+        "section 3, appendix B",
+        "κ and κ_τ are in general not invariant to the reparameterization of single neurons",
+        "median relative change of κ and κ_τ over draws of factors, of the one that moves less, smallest over networks",
+        "in general not",
+        holds=(0.1, math.inf),
+        partly=(1e-6, math.inf),
+    ),
+    Claim(
+        "hessian_moves",
+        "section 1",
+        "multiplying layers changes what is made of the Hessian alone: its largest eigenvalue and its trace",
+        "median relative change of λ_max and Tr over draws of factors, of the one that moves less, smallest over "
+        "networks",
+        "changes all common measures",
+        holds=(0.1, math.inf),
+        partly=(1e-6, math.inf),
+    ),
+    Claim(
+        "weights_alone",
+        "section 1, equation (2)",
+        "multiplying the weights of one layer and dividing those of another, and no bias, leaves the function as it is",
+        "largest relative change of the outputs over networks",
+        "same function",
+        holds=(0.0, 1e-8),
+    ),
+)
+
+
+@study(
+    "petzka2019-table1",
+    figure="Table 1",
+    title="Which measures stay when layers or neurons are rescaled",
+    claims=CLAIMS,
+    stages=stages,
+    deviations={"small": READING, "paper": READING},
+    paper_cost="20 networks of 1,000 parameters: minutes on a CPU.",
+)
+def table_1(runs: Runs) -> Analysis:
+    """Trained networks, each written in many ways that compute the same function, by layers and by neurons."""
+    frame, parts = runs.frame(), runs.frames("changes")
+    moved = pd.concat([part.assign(network=i) for i, part in enumerate(parts)], ignore_index=True)
+    return Analysis(moved, found(moved, frame["weights_alone"]), lambda figure: _draw(figure, moved))
+
+
+def found(moved: pd.DataFrame, alone: Any) -> dict[str, Estimate]:
+    """The numbers of the claims."""
+
+    def worst(names: Mapping[str, str], ways: tuple[str, ...]) -> Estimate:
+        chosen = moved[moved["measure"].isin(list(names)) & moved["way"].isin(ways)]
+        name = str(chosen.groupby("measure")["change"].max().idxmax())
+        return intervals.largest(chosen.groupby("network")["change"].max(), f"by {names[name]}")
+
+    def least(names: Mapping[str, str], way: str) -> Estimate:
+        chosen = moved[moved["measure"].isin(list(names)) & (moved["way"] == way)]
+        medians = chosen.groupby(["network", "measure"])["change"].median().unstack()
+        return intervals.smallest(medians.min(axis=1))
+
+    pair = {name: OF_LAYERS[name] for name in ("kappa", "kappa_trace")}
+    return {
+        "layers_kept": worst(OF_LAYERS, ("layer",)),
+        "neurons_kept": worst(OF_NEURONS, ("layer", "neuron")),
+        "not_by_neurons": least(pair, "neuron"),
+        "hessian_moves": least(OF_HESSIAN, "layer"),
+        "weights_alone": intervals.largest(alone, "equation (2) has biases: they must be scaled as well"),
+    }
+
+
+def _draw(figure: Figure, moved: pd.DataFrame) -> None:
+    figure.set_size_inches(9.0, 3.8)
+    axes = figure.subplots()
+    generator = np.random.default_rng(0)
+    for side, (way, colour, marker) in enumerate((("layer", "C0", "o"), ("neuron", "C1", "s"))):
+        for place, name in enumerate(MEASURES):
+            shown = moved[(moved["way"] == way) & (moved["measure"] == name)]["change"].clip(lower=1e-17)
+            spread = place + 0.3 * (side - 0.5) + 0.15 * (generator.random(len(shown)) - 0.5)
+            axes.semilogy(
+                spread,
+                shown,
+                marker,
+                ms=3,
+                color=colour,
+                alpha=0.5,
+                rasterized=True,
+                label=f"{way}s rescaled" if place == 0 else None,
+            )
+    axes.set_xticks(range(len(MEASURES)), list(MEASURES.values()))
+    for border in (len(OF_HESSIAN), len(OF_HESSIAN | OF_LAYERS)):
+        axes.axvline(border - 0.5, color="0.7", lw=0.8)
+    axes.set_ylabel("relative change")
+    axes.legend(fontsize=8, loc="center right")

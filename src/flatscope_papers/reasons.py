@@ -1,0 +1,28 @@
+"""The likeliest reason beside a number that does not bear out its claim: said only where that is the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from flatscope_papers.claims import NOT_REPRODUCED, Claim, Estimate, judge
+
+
+def with_reasons(
+    found: Mapping[str, Estimate], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
+) -> dict[str, Estimate]:
+    """The estimates; those of claims that are not reproduced with the reason that is given for them.
+
+    Args:
+        found: estimates by the keys of the claims.
+        claims: of the study.
+        scale: of the run.
+        reasons: why a claim may fail at this scale, by the key of the claim.
+    """
+    told = dict(found)
+    for claim in claims:
+        estimate = told[claim.key]
+        if claim.key in reasons and judge(claim, estimate, scale).verdict == NOT_REPRODUCED:
+            words = "; ".join(part for part in (estimate.note, f"likeliest reason: {reasons[claim.key]}") if part)
+            told[claim.key] = replace(estimate, note=words)
+    return told

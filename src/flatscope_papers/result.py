@@ -1,0 +1,199 @@
+"""The result of a study: table, figure, claims with verdicts, and how it came about; kept as small files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flatscope.errors import DataFileError
+from flatscope.files import without_nan
+from flatscope.guards import write_whole
+from flatscope_papers.claims import Claim, Estimate, Finding, counted, number_text
+
+UNDECIDED = "undecided: the interval reaches where the claim holds"
+TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study found at one scale.
+
+    Attributes:
+        name: of the study.
+        title: what it shows.
+        paper: key of the paper.
+        source: figure or table of that paper.
+        scale: "smoke", "small" or "paper".
+        table: the numbers behind the figure.
+        findings: every claim with its estimate and verdict.
+        svg: the figure.
+        png: the same for places that do not show SVG.
+        deviations: how this scale differs from the paper's setting.
+        notes: what was seen beside the claims.
+        provenance: version, command, device, date, seconds, networks.
+    """
+
+    name: str
+    title: str
+    paper: str
+    source: str
+    scale: str
+    table: pd.DataFrame
+    findings: tuple[Finding, ...]
+    svg: str
+    png: bytes
+    deviations: tuple[str, ...]
+    notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"StudyResult({self.name}, {self.scale}: {self.counts})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(row['statement'])}</td><td>{escape(row['reported'])}</td>"
+            f"<td>{escape(row['found'])}</td><td>{escape(row['verdict'])}</td></tr>"
+            for row in self.rows()
+        )
+        head = "<tr><th>claim</th><th>paper</th><th>here</th><th>verdict</th></tr>"
+        return f"<h3>{escape(self.title)}</h3><table>{head}{rows}</table>{self.svg[self.svg.find('<svg') :]}"
+
+    @property
+    def counts(self) -> str:
+        """How often each verdict was given, in words."""
+        return counted(finding.verdict for finding in self.findings)
+
+    @property
+    def how(self) -> str:
+        """How it was run, in words; reading stored trials again is not what a study costs."""
+        facts = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan, **self.provenance}
+        trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
+        stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
+        if trials and not now:
+            of = "1 stored trial" if trials == 1 else f"{trials} stored trials"
+            return f"{self.scale} scale, analysed again on {facts['date']} from {of}{stored}"
+        took = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
+        return f"{took}; {trials - now} of {trials} trials were there already" if now < trials else took
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        return f"flatscope study run {self.name} --scale {self.scale}"
+
+    def rows(self) -> list[dict[str, str]]:
+        """One row per claim, as text."""
+        return [
+            {
+                "study": self.name,
+                "where": finding.claim.where,
+                "statement": finding.claim.statement,
+                "number": finding.claim.number,
+                "reported": finding.claim.reported,
+                "rule": finding.claim.rule,
+                "found": estimate_text(finding.estimate),
+                "runs": str(finding.estimate.runs),
+                "verdict": finding.verdict,
+                "undecided": UNDECIDED if finding.undecided else "",
+                "note": finding.estimate.note,
+            }
+            for finding in self.findings
+        ]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write table, verdicts and figure into `folder`; each file whole, the verdicts last.
+
+        Returns:
+            The folder.
+        """
+        target = Path(folder)
+        write_whole(target / TABLE_FILE, self.table.to_csv(index=False, float_format="%.8g").encode())
+        write_whole(target / FIGURE_FILE, self.svg.encode())
+        write_whole(target / PICTURE_FILE, self.png)
+        saved = {
+            "name": self.name,
+            "title": self.title,
+            "paper": self.paper,
+            "source": self.source,
+            "scale": self.scale,
+            "findings": [_finding_to_json(finding) for finding in self.findings],
+            "deviations": list(self.deviations),
+            "notes": list(self.notes),
+            "provenance": dict(self.provenance),
+        }
+        write_whole(target / VERDICTS_FILE, (json.dumps(saved, indent=1, allow_nan=False) + "\n").encode())
+        return target
+
+    @classmethod
+    def load(cls, folder: str | Path) -> StudyResult:
+        """The result that `save` wrote."""
+        target = Path(folder)
+        try:
+            saved = json.loads((target / VERDICTS_FILE).read_text(encoding="utf-8"))
+            return cls(
+                table=pd.read_csv(target / TABLE_FILE),
+                findings=tuple(_finding_from_json(entry) for entry in saved.pop("findings")),
+                svg=(target / FIGURE_FILE).read_text(encoding="utf-8"),
+                png=(target / PICTURE_FILE).read_bytes(),
+                deviations=tuple(saved.pop("deviations")),
+                notes=tuple(saved.pop("notes")),
+                **saved,
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise DataFileError(
+                "the result of a study",
+                f"{type(problem).__name__}: {problem}",
+                where=str(target),
+                fix=f"Run it again: flatscope study run {target.parent.name} --scale {target.name}",
+            ) from problem
+
+
+def load_result(folder: str | Path) -> StudyResult:
+    """The result that `StudyResult.save` wrote into a folder."""
+    return StudyResult.load(folder)
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """Value and interval in words."""
+    if math.isnan(estimate.value):
+        return "—"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.4g} ({'one run' if estimate.runs == 1 else f'{estimate.runs} runs'}, no interval)"
+    if estimate.seen:
+        return _seen_text(estimate)
+    if estimate.low == estimate.value == estimate.high:
+        return f"{number_text(estimate.value)} (exact)"
+    return f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
+
+
+def _seen_text(estimate: Estimate) -> str:
+    """An extreme among the networks looked at."""
+    value, low, high, all_of = estimate.value, estimate.low, estimate.high, f"{estimate.runs} {estimate.seen}"
+    if low == high:
+        return f"{value:.4g} (all {all_of})"
+    side, other = (f"largest of {all_of}", f"smallest {low:.4g}")
+    if value == low:
+        side, other = (f"smallest of {all_of}", f"largest {high:.4g}")
+    return f"{value:.4g} ({side}, {other})"
+
+
+def _finding_to_json(finding: Finding) -> dict[str, Any]:
+    entry = {"claim": asdict(finding.claim), "estimate": asdict(finding.estimate), "verdict": finding.verdict}
+    cleaned: dict[str, Any] = without_nan(entry)
+    return cleaned
+
+
+def _finding_from_json(entry: Mapping[str, Any]) -> Finding:
+    claim, estimate = dict(entry["claim"]), dict(entry["estimate"])
+    for name in ("holds", "partly"):
+        if claim[name] is not None:
+            claim[name] = tuple(float(end) for end in claim[name])
+    for name in ("value", "low", "high"):
+        estimate[name] = None if estimate[name] is None else float(estimate[name])
+    return Finding(Claim(**claim), Estimate(**estimate), entry["verdict"])

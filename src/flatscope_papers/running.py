@@ -1,0 +1,183 @@
+"""Run a study: what the store has is not run again, what it lacks goes to an engine, then the verdicts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+
+from flatscope import FlatscopeError, InputError
+from flatscope.files import figure_bytes
+from flatscope.inspection import usable_device
+from flatscope.sweeps import engines
+from flatscope.sweeps.store import Store
+from flatscope.version import __version__
+from flatscope_papers.catalogue import find_study
+from flatscope_papers.claims import judge
+from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale
+from flatscope_papers.result import StudyResult
+
+STORE_VARIABLE = "FLATSCOPE_STORE"
+DPI = 110  # small files: a page shows some fifty of them
+
+
+def study(
+    name: str,
+    scale: str = "small",
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
+    device: str | None = None,
+    show_progress: bool = True,
+) -> StudyResult:
+    """Re-run a figure or table of a paper and judge its claims.
+
+    Args:
+        name: of the study, "petzka2019-fig1"; `flatscope study list` shows them.
+        scale: "smoke" (seconds, never judged), "small" (minutes on two cores) or "paper" (the paper's setting).
+        engine: "local" (processes here) or "ray".
+        workers: how many units run at once; 0 runs them in this process.
+        address: of a running Ray cluster.
+        store: where trained networks and measurements are kept and found again; by default the folder that
+            FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
+        device: "cpu", "cuda", ...; the GPU where there is one, by default.
+        show_progress: bars on terminals.
+    """
+    check_scale(scale)
+    declared = find_study(name)
+    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kept = store if isinstance(store, Store) else _writable(store or default_store())
+    begun = time.perf_counter()
+    stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
+    missing = 0
+    for stage in stages:
+        missing += sum(config not in kept for config in stage.configs)
+        engines.run(
+            stage.units,
+            stage.work,
+            kept,
+            engine=engine,
+            workers=workers,
+            address=address,
+            gpus=stage.gpus if place.type == "cuda" else 0,
+            show_progress=show_progress,
+        )
+    analysis = declared.analyse(Runs(scale, stages, kept))
+    provenance = {
+        **provenance_of(f'flatscope.study("{name}", "{scale}")', place),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "configurations": sum(len(stage.configs) for stage in stages),
+        "of which run now": missing,
+        "stored on": _days(kept.read(config).written for stage in stages for config in stage.configs),
+    }
+    return judged(declared, scale, analysis, provenance)
+
+
+def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[str, Any]) -> StudyResult:
+    """The analysis with its verdicts and its figure; every claim must have been answered, and nothing else."""
+    asked, answered = [claim.key for claim in declared.claims], list(analysis.found)
+    if sorted(asked) != sorted(answered):
+        raise InputError(
+            f"an estimate for each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
+        )
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    # Fixed names inside the file: the same figure gives the same bytes.
+    with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
+        analysis.draw(figure)
+        svg, png = (figure_bytes(figure, kind, dpi=DPI) for kind in ("svg", "png"))
+    return StudyResult(
+        name=declared.name,
+        title=declared.title,
+        paper=declared.paper,
+        source=declared.figure,
+        scale=scale,
+        table=analysis.table,
+        findings=tuple(judge(claim, analysis.found[claim.key], scale) for claim in declared.claims),
+        svg=svg.decode(),
+        png=png,
+        deviations=tuple(declared.deviations.get(scale, ())),
+        notes=analysis.notes,
+        provenance=provenance,
+    )
+
+
+def default_store() -> Path:
+    """Where networks of studies are kept unless a folder is named."""
+    named = os.environ.get(STORE_VARIABLE)
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "flatscope" / "studies"
+    except RuntimeError:
+        fix = f"Name a folder with --store or in {STORE_VARIABLE}"
+        raise FlatscopeError("a home folder for trained networks", "none", where="study", fix=fix) from None
+
+
+def _writable(folder: str | os.PathLike[str]) -> Store:
+    """The store in that folder, refused before any work where nothing could be kept in it."""
+    kept = Store(folder)
+    if Path(kept.root).is_absolute():  # an address of another kind says itself what is wrong
+        try:
+            Path(kept.root).mkdir(parents=True, exist_ok=True)
+            writable = os.access(kept.root, os.W_OK)
+        except OSError as problem:
+            raise _no_store(folder, str(problem)) from problem
+        if not writable:
+            raise _no_store(folder, "one that may not be written to")
+    return kept
+
+
+def _no_store(folder: str | os.PathLike[str], got: str) -> InputError:
+    fix = f"Name another folder with --store or in {STORE_VARIABLE}"
+    return InputError("a folder for trained networks", got, where=f"store {os.fspath(folder)}", fix=fix)
+
+
+def provenance_of(call: str, place: torch.device) -> dict[str, str]:
+    """Which version ran where and when, and by which command or call."""
+    return {
+        "version": __version__,
+        "command": typed_command(call),
+        "device": device_words(place),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def device_words(place: torch.device) -> str:
+    """The machine in a few words, without its name."""
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def _days(written: Iterable[str]) -> str:
+    """The day, or the first and the last, on which trials were stored."""
+    days = sorted({moment[:10] for moment in written})
+    return " to ".join(dict.fromkeys(days[:1] + days[-1:]))
+
+
+def _placed(stage: Stage, device: str) -> Stage:
+    """The stage with every configuration told where to run; where a trial runs is not part of its identity."""
+    units: Sequence[Sequence[Mapping[str, Any]]] = [
+        [{**config, "device": config.get("device", device)} for config in unit] for unit in stage.units
+    ]
+    return Stage(units, stage.work, stage.gpus)
+
+
+def typed_command(call: str) -> str:
+    """The command line if this is one, else the call."""
+    if Path(sys.argv[0]).name in ("flatscope", "__main__.py"):
+        return shlex.join(["flatscope", *sys.argv[1:]])
+    return call

@@ -1,0 +1,339 @@
+"""Theorem 5.1 of Yi et al. (2019) and the text around it: balance of the path values, size, and order of the measures.
+
+The ratio of the largest to the smallest path value is looked at in two families of one architecture: networks as
+training leaves them, and networks whose smallest weight is held at a floor, so that the ratio is set and not found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flatscope import BasisPaths, bounds, measure
+from flatscope.bounds.psi import PathSpread, psi_of
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.training.loop import evaluate
+from flatscope_papers import intervals
+from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.yi2019.digit_networks import FLOOR_WORK, RULE, in_double, network, samples_of
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.yi2019.balance:balance_of"
+FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")
+THEOREMS = ("psi_theorem_5_1", "psi_theorem_5_1_corrected")
+EPSILON = 0.02  # common to all networks, whose skeleton weights begin at 1
+RELATIVE = 0.1  # of the smallest path value, for Theorem 5.1
+STARTS = (0.02, 0.05, 0.1, 0.2)
+FLOORS = (0.001, 0.003, 0.01, 0.03, 0.1)
+SHAPES = {"narrow": (8, 8), "wide": (32, 32), "shallow": (16,), "deep": (16, 16, 16)}
+READING = (
+    "the paper runs nothing here: networks without biases on the embedded digits, trained to a loss of 0.05",
+    "skeleton weights begin at 1, so that one ε suits all networks; cyclic skeleton",
+    "a floor under the absolute weights, which keep their signs, sets the ratio in one family of networks",
+    "flatness is the best of three ascents, a lower bound of the maximum",
+    "the abstract says that the error decreases with the ratio: reversed, by the paper's own theorem",
+)
+LATER = (
+    "the family with floors and the claims on it, on the error and on the order of the measures were added after "
+    "24 networks without floors had left the first claim open"
+)
+SIZES: Mapping[str, dict[str, int]] = {
+    "smoke": {"samples": 30, "seeds": 2, "epochs": 10, "starts": 2, "floors": 2, "ordered": 1, "steps": 2},
+    "small": {"samples": 300, "seeds": 6, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
+    "paper": {"samples": 1_000, "seeds": 20, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
+}
+
+
+def stages(scale: str) -> list[Stage]:
+    """One architecture from several starts and above several floors, and four shapes from one start."""
+    size = SIZES[scale]
+    samples, epochs, seeds = size["samples"], size["epochs"], range(size["seeds"])
+    family = [
+        [network(samples, (16, 16), start, seed, epochs) for seed in seeds] for start in STARTS[-size["starts"] :]
+    ]
+    shapes = [[network(samples, hidden, 0.1, 100 + seed, epochs) for seed in seeds] for hidden in SHAPES.values()]
+    lifted = [
+        [{**network(samples, (16, 16), 0.1, 200 + seed, epochs), "floor": floor} for seed in seeds]
+        for floor in FLOORS[-size["floors"] :]
+    ]
+    looked = {"epsilon": EPSILON, "relative": RELATIVE, "steps": size["steps"]}
+    looks = [
+        [{"network": config, "ordered": place < size["ordered"], **looked} for place, config in enumerate(unit)]
+        for unit in (*family, *shapes, *lifted)
+    ]
+    return [
+        Stage([*family, *shapes], gpus=0.25),
+        Stage(lifted, FLOOR_WORK, gpus=0.25),
+        Stage(looks, WORK, gpus=0.25),
+    ]
+
+
+def balance_of(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Balance of the path values, ψ, PSI-ε flatness, and Theorem 5.1 beside the rise that is found, in float64.
+
+    Where a configuration says `ordered`, the other two PSI measures as well.
+    """
+    for number, config in enumerate(configs):
+        stored = stored_problem(store, config["network"], device=config.get("device"))
+        problem = in_double(stored)
+        paths = BasisPaths(problem.model, problem.example(), RULE)
+        log, _ = paths.log_values()
+        spread, depth = PathSpread(float(log.max()), float(log.min())), len(list(problem.model.parameters()))
+        radius = config["relative"] * spread.inf
+        loss = float(evaluate(problem.model, *samples_of(problem))[0])
+        ball = {"rule": RULE, "relative": False}
+        near = measure(
+            problem, "psi_epsilon", options={"psi_epsilon": {**ball, "epsilon": radius, "steps": config["steps"]}}
+        )
+        options: dict[str, dict[str, Any]] = {
+            "psi_epsilon": {**ball, "epsilon": config["epsilon"], "steps": config["steps"]},
+            "psi_activation_radius": {"rule": RULE},
+        }
+        if config["ordered"]:
+            options |= {"psi_expected": {**ball, "epsilon": config["epsilon"]}, "psi_trace": {"rule": RULE}}
+        found = measure(problem, list(options), options=options)
+        table = bounds(
+            problem, THEOREMS, options={name: {"rule": RULE, "epsilon": config["relative"]} for name in THEOREMS}
+        )
+        metrics = {
+            "loss": loss,
+            "test_error": store.read(config["network"]).metrics["test_error"],
+            "balance": math.exp(spread.log_sup - spread.log_inf),
+            "largest": math.exp(spread.log_sup),
+            "log10_psi": math.log10(psi_of(spread, config["epsilon"], depth)),
+            "values": paths.count,
+            "pole": float(paths.coordinates.nearest_pole),
+            **{name: found[name] if name in options else math.nan for name in FLATNESSES},
+            "radius": radius,
+            "rise": near["psi_epsilon"] * (1 + loss),
+            "printed": table[THEOREMS[0]],
+            "corrected": table[THEOREMS[1]],
+            "states_certified": bool(found["psi_activation_radius"] >= radius),
+        }
+        store.write(config, metrics)
+        report((number + 1) / len(configs), "path values")
+
+
+CLAIMS = (
+    Claim(
+        "balanced",
+        "section 5",
+        "a minimum with balanced path values is flatter in path space",
+        "Spearman correlation of max|v| / min|v| with PSI-ε flatness at ε = 0.02, one architecture",
+        "positive",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "balance_set",
+        "section 5",
+        "a minimum whose path values are balanced, by a floor under the weights, is flatter in path space",
+        "Spearman correlation of max|v| / min|v| with PSI-ε flatness at ε = 0.02, weights above five floors",
+        "positive",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "balance_error",
+        "section 5",
+        "path values that are balanced, by a floor under the weights, lead to better generalization",
+        "Spearman correlation of max|v| / min|v| with the test error, weights above five floors",
+        "positive",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "psi",
+        "Theorem 5.1",
+        "flatness in path space follows ψ(v), which grows with the ratio of the largest to the smallest path value",
+        "Spearman correlation of ψ with PSI-ε flatness at ε = 0.02, one architecture",
+        "positive",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "width",
+        "section 5",
+        "a wider network is sharper in path space",
+        "log10 of PSI-ε flatness, width 32 minus width 8",
+        "larger",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "depth",
+        "section 5",
+        "a deeper network is sharper in path space",
+        "log10 of PSI-ε flatness, three hidden layers minus one",
+        "larger",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "order_trace",
+        "section 5",
+        "PSI-ε flatness is at least ε² tr(H) / d, H the Hessian of the loss in the d path values",
+        "share of networks in which it is, ε = 0.02",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "order_expected",
+        "section 5",
+        "PSI-ε flatness is at least PSI-expected flatness, if its noise u has ‖u‖ ≤ ε",
+        "share of networks in which it is, u uniform in the ball of radius ε = 0.02",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "printed_bound",
+        "equation (11)",
+        "the rise of the loss within ε of the path values is at most the bound of Theorem 5.1, as printed",
+        "share of networks in which the rise found at ε = 0.1 min|v| is below it",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "corrected_bound",
+        "equation (11)",
+        "the rise of the loss within ε of the path values is at most the bound of Theorem 5.1, with the number of "
+        "non-basis paths and the square root put right",
+        "share of networks in which the rise found at ε = 0.1 min|v| is below it",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+)
+
+
+@study(
+    "yi2019-balance",
+    figure="Theorem 5.1",
+    title="Balanced path values, PSI-ε flatness and the bound of Theorem 5.1",
+    claims=CLAIMS,
+    stages=stages,
+    deviations={"small": (*READING, LATER), "paper": READING},
+    paper_cost="260 networks of a few thousand parameters: minutes on a CPU.",
+)
+def balance(runs: Runs) -> Analysis:
+    """Trained networks whose path values are more or less balanced, by chance and by a floor, and four shapes."""
+    frame = runs.frame()
+    configs = [config["network"] for config in runs.stages[-1].configs]
+    hidden = ["-".join(map(str, config["model"]["options"]["widths"][1:-1])) for config in configs]
+    named = {"-".join(map(str, widths)): name for name, widths in SHAPES.items()}
+    frame["hidden"] = hidden
+    frame["start"] = [config["init"]["bound"] for config in configs]
+    frame["floor"] = [config.get("floor", 0.0) for config in configs]
+    frame["shape"] = np.where(frame["floor"] > 0, "floor", frame["hidden"].map(named).fillna("family"))
+    columns = ["shape", "hidden", "start", "floor", "loss", "test_error", "balance", "largest", "log10_psi", "values"]
+    measured = ["pole", "radius", "rise", "printed", "corrected", "states_certified"]
+    table = frame[[*columns, *FLATNESSES, *measured]]
+    return Analysis(table, balance_found(table), lambda figure: _draw(figure, table), _notes(table))
+
+
+def balance_found(table: pd.DataFrame) -> dict[str, Estimate]:
+    """The numbers of the claims."""
+    family, lifted = (table[table["shape"] == name] for name in ("family", "floor"))
+    of = {name: table[table["shape"] == name] for name in SHAPES}
+    certified = f"no ReLU can change state in {int(table['states_certified'].sum())} of {len(table)}"
+    ordered, ends = table[table["psi_trace"].notna()], lifted.groupby("floor")["test_error"].median()
+    trace = EPSILON**2 * ordered["psi_trace"] / ordered["values"]
+    return {
+        "balanced": intervals.correlation(family["balance"], family["psi_epsilon"], "spearman"),
+        "balance_set": intervals.correlation(lifted["balance"], lifted["psi_epsilon"], "spearman", DIVISORS),
+        "balance_error": intervals.correlation(
+            lifted["balance"],
+            lifted["test_error"],
+            "spearman",
+            f"{ends.iloc[0]:.3g} at the lowest floor, {ends.iloc[-1]:.3g} at the highest (medians)",
+        ),
+        "psi": intervals.correlation(family["log10_psi"], family["psi_epsilon"], "spearman", SAME_RANKS),
+        "width": intervals.log_ratio(
+            of["wide"]["psi_epsilon"],
+            of["narrow"]["psi_epsilon"],
+            f"largest path value and nearest pole (medians): {of['wide']['largest'].median():.2g} and "
+            f"{of['wide']['pole'].median():.2g} if wide, {of['narrow']['largest'].median():.2g} and "
+            f"{of['narrow']['pole'].median():.2g} if narrow; the bound counts all paths at their worst",
+        ),
+        "depth": intervals.log_ratio(of["deep"]["psi_epsilon"], of["shallow"]["psi_epsilon"]),
+        "order_trace": intervals.every(
+            ordered["psi_epsilon"] >= trace,
+            f"{_margin(ordered['psi_epsilon'], trace)}; a factor ½ is missing: with equal eigenvalues it fails",
+        ),
+        "order_expected": intervals.every(
+            ordered["psi_epsilon"] >= ordered["psi_expected"], _margin(ordered["psi_epsilon"], ordered["psi_expected"])
+        ),
+        **{
+            f"{name}_bound": intervals.every(
+                table["rise"] <= table[name], f"{_margin(table[name], table['rise'])}; {certified}"
+            )
+            for name in ("printed", "corrected")
+        },
+    }
+
+
+def _margin(above: pd.Series, below: pd.Series) -> str:
+    """How far one side lies above the other; what lies so far above can hardly fail."""
+    factors = np.log10((above / below).to_numpy(float))
+    ends = float(factors.min()), float(np.median(factors))
+    words = [f"{10**value:.3g}" if value < 4 else f"10^{value:.1f}" for value in ends]
+    hardly = "; nearly cannot fail" if ends[0] > 1 else ""
+    return f"margin: a factor of at least {words[0]}, {words[1]} in the median{hardly}"
+
+
+DIVISORS = (
+    "only paths along the skeleton are ever divided by (Lemma 5.1), and the smallest of all values is another one: it "
+    "can be raised and the flatness stays"
+)
+SAME_RANKS = (
+    "the same number as for balanced path values: where max|v| ≥ ε, as here, ψ is the ratio max|v| / min|v| to the "
+    "power 2L, and this can only repeat that claim"
+)
+
+
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    over = {name: float(np.median(np.log10(table[name] / table["rise"]))) for name in ("printed", "corrected")}
+    beyond = int((table["pole"] <= EPSILON).sum())
+    medians = table[table["shape"] == "floor"].groupby("floor")[["balance", "psi_epsilon", "test_error"]].median()
+    words = "; ".join(
+        f"{floor:g}: {row['balance']:.2g}, {row['psi_epsilon']:.2g}, {row['test_error']:.3g}"
+        for floor, row in medians.iterrows()
+    )
+    return (
+        f"median of log10(bound / rise): {over['printed']:.1f} as printed, {over['corrected']:.1f} corrected",
+        f"{beyond} of {len(table)} networks have a pole within ε = {EPSILON}",
+        f"floor: ratio, PSI-ε flatness, test error (medians): {words}",
+    )
+
+
+def _draw(figure: Figure, table: pd.DataFrame) -> None:
+    figure.set_size_inches(13.0, 4.0)
+    left, second, third, right = figure.subplots(1, 4)
+    panels = ((left, "family", "start", "U(±{:g})"), (second, "floor", "floor", "|w| ≥ {:g}"))
+    for axes, shape, column, words in panels:
+        for place, (value, part) in enumerate(table[table["shape"] == shape].groupby(column)):
+            axes.loglog(
+                part["balance"], part["psi_epsilon"], "osD^v"[place % 5], ms=4, label=words.format(float(str(value)))
+            )
+        axes.set_xlabel("max|v| / min|v|")
+        axes.set_ylabel(f"PSI-ε flatness, ε = {EPSILON}")
+        _legend_above(axes, columns=3, title=column)
+    for place, name in enumerate(SHAPES):
+        values = table[table["shape"] == name]["psi_epsilon"]
+        third.semilogy(np.full(len(values), place), values, "o", ms=4, color="C0", alpha=0.7)
+        third.plot([place - 0.2, place + 0.2], [values.median()] * 2, color="C1", lw=2)
+    third.set_xticks(range(len(SHAPES)), [f"{name}\n{'-'.join(map(str, h))}" for name, h in SHAPES.items()], fontsize=7)
+    third.set_ylabel(f"PSI-ε flatness, ε = {EPSILON}")
+    for name, marker, words in (("printed", "o", "(11) as printed"), ("corrected", "s", "corrected")):
+        right.loglog(table["rise"], table[name], marker, ms=3, label=words)
+    ends = (float(table["rise"].min()), float(table["rise"].max()))
+    right.loglog(ends, ends, "-", color="0.5", lw=0.8, label="equal")
+    right.set_xlabel("rise found, ε = 0.1 min|v|")
+    right.set_ylabel("bound")
+    _legend_above(right, columns=2)
+
+
+def _legend_above(axes: Axes, columns: int, title: str | None = None) -> None:
+    """Over the panel: points are everywhere within it."""
+    axes.legend(fontsize=7, title=title, title_fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0))

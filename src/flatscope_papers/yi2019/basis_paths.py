@@ -1,0 +1,265 @@
+"""Figures 1 and 2 of Yi et al. (2019) and Lemma 5.1: which paths are a basis, counted on networks small enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from flatscope import BasisPaths
+from flatscope.params import Params, named_parameters
+from flatscope.sweeps.store import Store
+from flatscope.symmetries.path_matrix import (
+    Path,
+    all_paths,
+    basis_paths,
+    lemma_exponents,
+    path_matrix,
+    path_sum,
+    path_values,
+)
+from flatscope_papers import intervals
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.yi2019.basis_paths:count_paths"
+READING = (
+    "networks of equal width without biases, whose skeleton is the diagonal of every weight matrix",
+    "L counts weight matrices, as in section 2.2",
+)
+SIZES = {"smoke": ((2, 3), (2, 3)), "small": ((2, 3, 4), (2, 3, 4)), "paper": ((2, 3, 4, 5), (2, 3, 4))}
+
+
+def stages(scale: str) -> list[Stage]:
+    """One configuration per width and number of weight matrices."""
+    widths, layers = SIZES[scale]
+    configs = [
+        {"study": "basis paths", "width": width, "layers": number, "seed": 0}
+        for width, number in itertools.product(widths, layers)
+    ]
+    return [Stage([configs], WORK, 0)]
+
+
+def random_network(widths: list[int], seed: int) -> nn.Sequential:
+    """Dense layers without biases, weights away from zero and of both signs, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    modules: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layer = nn.Linear(before, after, bias=False, dtype=torch.float64)
+        size = 0.3 + torch.rand(after, before, generator=generator, dtype=torch.float64)
+        sign = torch.randint(0, 2, (after, before), generator=generator) * 2 - 1
+        with torch.no_grad():
+            layer.weight.copy_(size * sign)
+        modules += [layer, nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def count_paths(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Counts, ranks and identities of the path values of one network per configuration."""
+    for number, config in enumerate(configs):
+        width, layers = config["width"], config["layers"]
+        model = random_network([width] * (layers + 1), config["seed"])
+        generator = torch.Generator().manual_seed(config["seed"] + 1)
+        x = torch.randn(20, width, generator=generator, dtype=torch.float64)
+        paths = BasisPaths(model, x, "diagonal")
+        params, everything = named_parameters(model), all_paths(paths.coordinates.graph, paths.coordinates.params)
+        on, off = (with_at_most_one(everything, width, skeleton) for skeleton in (True, False))
+        basis = set(basis_paths(paths.coordinates))
+        others = [path for path in everything if path not in basis]
+        exponents = lemma_exponents(paths.coordinates, everything).double()
+        degrees = lemma_exponents(paths.coordinates, others).clamp_min(0).sum(1)
+        log, sign = paths.log_values()
+        moved = sign * log.exp() * (1 + 0.1 * torch.rand(paths.count, generator=generator, dtype=torch.float64))
+        metrics = {
+            "paths": len(everything),
+            "basis": sum(value.numel() for value in params.values()) - width * (layers - 1),
+            "rank": _rank(everything, params),
+            "printed": len(on),
+            "corrected": len(off),
+            "corrected_rank": _rank(off, params),
+            "degree": int(degrees.max()),
+            "lemma_error": _apart(lemma_values(exponents, log, sign), path_values(everything, params)),
+            "sum_error": _apart(path_sum(paths.coordinates, x, everything), model(x).detach()),
+            "inverse_error": _apart(paths.values_of(paths.params_of(moved)), moved),
+            "figure_1_error": figure_1_error(config["seed"] + number),
+        }
+        store.write(config, metrics)
+        report((number + 1) / len(configs), "paths")
+
+
+def with_at_most_one(paths: list[Path], width: int, skeleton: bool) -> list[Path]:
+    """Paths with at most one weight that is (or is not) on the diagonal."""
+    return [path for path in paths if sum((entry // width == entry % width) == skeleton for _, entry in path) <= 1]
+
+
+def lemma_values(exponents: Tensor, log: Tensor, sign: Tensor) -> Tensor:
+    """Products of basis-path values with these exponents."""
+    odd = exponents.remainder(2).double() @ (sign < 0).double()
+    return (1 - 2 * odd.remainder(2)) * (exponents @ log).exp()
+
+
+def figure_1_error(seed: int) -> float:
+    """Relative error of v_4 = v_2 v_3 / v_1 in the network of Figure 1: two inputs, one hidden node, two outputs."""
+    first, last = (value.detach() for value in random_network([2, 1, 2], seed).parameters())
+    v1, v2, v3, v4 = (float(last[k, 0] * first[0, i]) for i, k in itertools.product(range(2), range(2)))
+    return abs(v2 * v3 / v1 - v4) / abs(v4)
+
+
+def _rank(paths: list[Path], params: Params) -> int:
+    return int(torch.linalg.matrix_rank(path_matrix(paths, params)))
+
+
+def _apart(found: Tensor, due: Tensor) -> float:
+    return float((found - due).abs().max() / due.abs().max())
+
+
+CLAIMS = (
+    Claim(
+        "dependent",
+        "Figure 1",
+        "of the four paths through one hidden node v₄ = v₂v₃ / v₁",
+        "largest relative difference over random weights",
+        "equal",
+        holds=(0.0, 1e-12),
+    ),
+    Claim(
+        "path_sum",
+        "equation (2)",
+        "an output of a ReLU network is the sum over its paths of path value times activation times input",
+        "largest relative difference from the forward pass",
+        "equal",
+        holds=(0.0, 1e-12),
+    ),
+    Claim(
+        "count",
+        "section 4",
+        "a network of m weights and H hidden nodes has m − H basis paths",
+        "largest difference of the rank of all path vectors from m − H",
+        "m − H",
+        holds=(0.0, 0.0),
+    ),
+    Claim(
+        "at_most_one_skeleton",
+        "section 2.2, Figure 2",
+        "the paths with at most one skeleton weight are the basis paths",
+        "share of networks in which there are m − H of them",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "at_most_one_other",
+        "section 2.2, last paragraph",
+        "the paths with at most one weight outside the skeleton are the basis paths",
+        "share of networks in which there are m − H of them, linearly independent",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "bijection",
+        "equations (19) to (21)",
+        "with the free skeleton weights fixed, the values of the basis paths determine the weights",
+        "largest relative difference of v from the path values of the weights that v gives",
+        "bijection",
+        holds=(0.0, 1e-10),
+    ),
+    Claim(
+        "lemma",
+        "Lemma 5.1",
+        "the value of every path outside the basis is a product of basis-path values over another such product",
+        "largest relative difference",
+        "equal",
+        holds=(0.0, 1e-10),
+    ),
+    Claim(
+        "degrees",
+        "Lemma 5.1",
+        "the value of a path outside the basis is a product of L + 1 basis-path values over one of L",
+        "share of networks in which the largest numerator has L + 1 factors, none of which cancels",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+    Claim(
+        "others",
+        "proof of Theorem 5.1",
+        "a network of L layers of width d₁ has (L − 1) d₁ paths outside the basis",
+        "share of networks in which there are so many",
+        "always",
+        holds=(1.0, 1.0),
+    ),
+)
+
+
+@study(
+    "yi2019-basis-paths",
+    figure="Figures 1 and 2, Lemma 5.1",
+    title="Which paths are a basis, and how the others follow from it",
+    claims=CLAIMS,
+    stages=stages,
+    deviations=dict.fromkeys(("small", "paper"), READING),
+    paper_cost="seconds, no GPU.",
+)
+def basis_paths_study(runs: Runs) -> Analysis:
+    """All paths of small networks written out: their number, their rank, and what the basis says about the rest."""
+    table = runs.frame().drop(columns=["study", "seed", "device", "key"])
+    return Analysis(table, found(table), lambda figure: _draw(figure, table))
+
+
+def found(table: pd.DataFrame) -> dict[str, Estimate]:
+    """The numbers of the claims."""
+    hidden = (table["layers"] - 1) * table["width"]
+    independent = (table["corrected"] == table["basis"]) & (table["corrected_rank"] == table["basis"])
+    wrong = table[table["printed"] != table["basis"]]
+    ends = ", ".join(f"{row['printed']:.0f} for {row['basis']:.0f}" for _, row in wrong.head(2).iterrows())
+    return {
+        "dependent": intervals.largest(table["figure_1_error"]),
+        "path_sum": intervals.largest(table["sum_error"]),
+        "count": Estimate.exact(float((table["rank"] - table["basis"]).abs().max()), f"{len(table)} networks"),
+        "at_most_one_skeleton": _exactly(
+            table["printed"] == table["basis"],
+            f"{ends} …: 'skeleton' stands where 'non-skeleton' is meant; with two nodes it is the same" if ends else "",
+        ),
+        "at_most_one_other": _exactly(independent),
+        "bijection": intervals.largest(table["inverse_error"]),
+        "lemma": intervals.largest(table["lemma_error"]),
+        "degrees": _exactly(
+            table["degree"] == table["layers"] + 1, "L factors over L − 1; the lemma counts hidden layers"
+        ),
+        "others": _exactly(
+            table["paths"] - table["basis"] == hidden, "(L − 1) d₁ is the number of hidden nodes H, not of such paths"
+        ),
+    }
+
+
+def _exactly(holds: pd.Series, note: str = "") -> Estimate:
+    """Counting leaves nothing to chance."""
+    return Estimate.exact(
+        float(holds.mean()), note="; ".join(part for part in (f"{len(holds)} networks", note) if part)
+    )
+
+
+def _draw(figure: Figure, table: pd.DataFrame) -> None:
+    figure.set_size_inches(8.0, 3.8)
+    axes = figure.subplots()
+    places = np.arange(len(table))
+    styles = {
+        "paths": ("^", "C7", "all paths"),
+        "printed": ("s", "C1", "at most one skeleton weight (as printed)"),
+        "corrected": ("o", "C0", "at most one other weight"),
+    }
+    for name, (marker, colour, words) in styles.items():
+        axes.semilogy(places, table[name], marker, color=colour, ms=6, label=words)
+    axes.semilogy(places, table["basis"], "_", color="k", ms=16, label="m − H")
+    labels = [f"{width}×{layers}" for width, layers in zip(table["width"], table["layers"], strict=True)]
+    axes.set_xticks(places, labels)
+    axes.set_xlabel("width × weight matrices")
+    axes.set_ylabel("number of paths")
+    axes.set_ylim(1, 10 ** math.ceil(math.log10(2 * float(table["paths"].max()))))
+    axes.legend(fontsize=8)

@@ -1,0 +1,381 @@
+"""Figure 3 of Yi et al. (2019): the loss around networks of a small and a large batch, in path space and in weights.
+
+The one number of a surface is the median rise of the loss over its grid. A mean would say how close the nearest grid
+point comes to a pole of path space, where the loss grows without limit; points behind a pole count as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from flatscope import BasisPaths, NumericalWarning, Problem, landscape
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+from flatscope_papers import intervals
+from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+
+Report = Callable[[float, str], None]
+Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
+WORK = "flatscope_papers.yi2019.landscapes:surfaces"
+SPACES = ("psi", "weights")
+RULE = "cyclic"
+NOISE = 0.05
+JUDGED = {"batchnorm": True, "augmentation": "crop-flip"}  # the recipe of the code that the paper refers to
+SMALL_NET = {"name": "all_conv", "options": {"channels": 8}}
+SIZES: Mapping[str, dict[str, Any]] = {
+    "smoke": {
+        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "train_size": 60, "test_size": 60},
+        "train": {"lr": 0.1, "epochs": 6},
+        "batches": (8, 32),
+        "seeds": 2,
+        "surface": {"grid": 3, "draws": 1, "samples": 60, "noise": NOISE},
+    },
+    "small": {
+        "data": {"name": "mnist", "train_size": 600, "test_size": 4_000},
+        "train": {"lr": 0.1, "epochs": 600, "stop_loss": 1e-3, "evaluate_every": 5},
+        "batches": (16, 256),
+        "seeds": 15,
+        "surface": {"grid": 11, "draws": 2, "samples": 600, "noise": NOISE},
+    },
+    "paper": {
+        "data": {"name": "cifar10"},
+        "train": {"lr": 1.0, "epochs": 160, "lr_steps": [[80, 0.1], [120, 0.1]]},
+        "batches": (128, 2048),
+        "seeds": 3,
+        "surface": {"grid": 41, "draws": 1, "samples": 2_000, "noise": NOISE},
+    },
+}
+# Without BatchNorm (with it the code's rate of 1.0): a skeleton of ones through 18 layers is so steep that at rates of
+# 0.05, 0.01 and 0.005 the first steps overflow, whatever the other weights.
+PLAIN_RATE, PLAIN_SCALE = 0.001, 0.1
+
+
+def stages(scale: str) -> list[Stage]:
+    """Networks of both batch sizes, then the surfaces around each; at paper scale with and without BatchNorm."""
+    size = SIZES[scale]
+    units = [
+        [_network(size, variant, batch, seed) for seed in range(size["seeds"])]
+        for variant in _variants(scale)
+        for batch in size["batches"]
+    ]
+    looks = [[{"network": config, "surface": size["surface"]} for config in unit] for unit in units]
+    return [Stage(units), Stage(looks, WORK)]
+
+
+def _variants(scale: str) -> list[dict[str, Any]]:
+    if scale != "paper":
+        return [{}]
+    return [{"batchnorm": norm, "augmentation": how} for norm in (True, False) for how in ("crop-flip", "none")]
+
+
+def _network(size: Mapping[str, Any], variant: Mapping[str, Any], batch: int, seed: int) -> dict[str, Any]:
+    model, train = dict(SMALL_NET), {**size["train"], "batch_size": batch, "seed": seed}
+    init = {"scheme": "torch", "skeleton": 1.0}
+    if variant:
+        model = {"name": "plainnet18", "options": {"batchnorm": variant["batchnorm"]}}
+        train |= {"augmentation": variant["augmentation"]}
+        train |= {} if variant["batchnorm"] else {"lr": PLAIN_RATE}
+        init |= {} if variant["batchnorm"] else {"scale": PLAIN_SCALE}
+    return {
+        "data": size["data"],
+        "model": {**model, "seed": seed},
+        "init": init,
+        "train": train,
+    }
+
+
+def surfaces(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """The planes of equation (18) around stored networks in both spaces, and the median rise over each."""
+    for number, config in enumerate(configs):
+        network, wanted = config["network"], config["surface"]
+        frame = pd.DataFrame({"space": [], "draw": [], "t1": [], "t2": [], "loss": [], "pole": []})
+        metrics = {"nearest_pole": math.nan}
+        if not store.read(network).metrics["diverged"]:
+            whole = stored_problem(store, network, device=config.get("device"))
+            samples = next(iter(whole.batches(size=wanted["samples"])))
+            problem = Problem(whole.model, train=samples)
+            frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
+            metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).coordinates.nearest_pole
+        for space in SPACES:
+            part = frame[frame["space"] == space]
+            metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
+        store.write(config, metrics, frames={"grid": frame})
+        report((number + 1) / len(configs), "surfaces")
+
+
+def _planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.DataFrame]:
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # poles are counted and shown
+        for space in SPACES:
+            for draw in range(wanted["draws"]):
+                directions = 1_000 * draw + seed
+                plane = landscape(
+                    problem, space, "gaussian", wanted["grid"], seed=directions, noise=wanted["noise"], rule=RULE
+                )
+                found.append(plane.to_frame().drop(columns="error").assign(space=space, draw=draw))
+    return found
+
+
+def median_rise(grid: pd.DataFrame) -> float:
+    """Median over grid points and draws of the loss minus that of the network itself; NaN without a network."""
+    if grid.empty:
+        return math.nan
+    centre = grid[(grid["t1"] == 0) & (grid["t2"] == 0)].set_index("draw")["loss"]
+    rises = (grid["loss"] - grid["draw"].map(centre)).to_numpy(float)
+    return float(np.median(np.where(np.isfinite(rises), rises, np.inf)))
+
+
+CLAIMS = (
+    Claim(
+        "train_loss",
+        "section 6",
+        "both batch sizes reach a training loss below 0.001",
+        "largest final training loss over networks",
+        "below 0.001",
+        holds=(0.0, 1e-3),
+        partly=(0.0, 1e-2),
+    ),
+    Claim(
+        "accuracy_small_batch",
+        "Figure 3",
+        "the test accuracy with batches of 128 is 87.78 %",
+        "mean test accuracy over seeds, in per cent",
+        "87.78",
+        holds=(86.78, 88.78),
+        partly=(80.0, 100.0),
+    ),
+    Claim(
+        "accuracy_large_batch",
+        "Figure 3",
+        "the test accuracy with batches of 2048 is 86.3 %",
+        "mean test accuracy over seeds, in per cent",
+        "86.3",
+        holds=(85.3, 87.3),
+        partly=(80.0, 100.0),
+    ),
+    Claim(
+        "generalizes",
+        "section 6",
+        "networks trained with the smaller batch generalize better",
+        "test accuracy, small minus large batch, percentage points",
+        "1.48",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "flatter",
+        "Figure 3",
+        "the loss in path space is flatter around networks trained with the smaller batch",
+        "log10 of the median rise over t in [-1, 1]², large minus small batch",
+        "flatter by eye",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "related",
+        "section 6",
+        "minima that are flatter in path space generalize better",
+        "Spearman correlation of the median rise in path space with the test error, all networks",
+        "indeed related",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "weight_space",
+        "section 7",
+        "in weight space the loss around networks trained with the smaller batch fails to look flatter in some cases",
+        "share of seeds in which the median rise in weight space is lower for the smaller batch",
+        "fails to appear for some cases",
+        holds=(0.0, 1.0 - 1e-9),
+    ),
+)
+
+
+@study(
+    "yi2019-fig3",
+    figure="Figure 3",
+    title="The loss in path space around networks of a small and a large batch",
+    claims=CLAIMS,
+    stages=stages,
+    deviations={
+        "small": (
+            "a plain convolutional network of five layers and 8 channels without BatchNorm on 600 MNIST images, "
+            "batches of 16 and 256, learning rate 0.1 for both",
+            "stopped at a training loss of 0.001, looked at every five epochs, or after 600 epochs",
+            "the paper's accuracies are not looked for with other data",
+            "15 seeds in place of five, and the claim that relates the rise to the error, after five seeds had left "
+            "the comparison of the surfaces open",
+        ),
+        "paper": (
+            "skeleton weights begin at 1 and the cyclic skeleton is used, as in the code that the paper refers to",
+            "BatchNorm and augmentation are not mentioned: all four combinations; judged with both, as that code has "
+            "them; without BatchNorm the learning rate is 0.001 and other than skeleton weights begin at a tenth (at "
+            "0.005 and above training overflows at once; whether 0.001 reaches the paper's loss is not known)",
+            "learning rate 1.0 for both batches: not stated for 2048",
+            "surfaces over the first 2,000 training images: the paper's subset is not stated",
+        ),
+    },
+    paper_cost="24 networks of 160 epochs and 48 surfaces of 41×41 over 2,000 images.",
+)
+def figure_3(runs: Runs) -> Analysis:
+    """Surfaces in path space and, beside them, in weight space; drawn for the first seed, judged over all."""
+    frame = networks(runs)
+    judged = frame[frame["judged"]]
+    small, large = (judged[judged["batch"] == batch] for batch in SIZES[runs.scale]["batches"])
+    found = {
+        "train_loss": intervals.largest(judged["train_loss"], _late(judged)),
+        "accuracy_small_batch": _accuracy(small, runs.scale),
+        "accuracy_large_batch": _accuracy(large, runs.scale),
+        "related": related(judged),
+        **compared(small, large),
+    }
+    grids = runs.frames("grid")
+    shown: list[Shown] = [(part.iloc[0], grids[int(part["network"].iloc[0])]) for part in (small, large)]
+    points = [grid.assign(row="grid point", batch=row["batch"], seed=row["seed"]) for row, grid in shown]
+    table = pd.concat([frame.assign(row="network"), *points], ignore_index=True)
+    return Analysis(table, found, lambda figure: _draw(figure, shown), _notes(runs.scale, frame))
+
+
+def networks(runs: Runs) -> pd.DataFrame:
+    """One row per network: settings, final losses, the two rises."""
+    trained, looked = runs.frame(0), runs.frame(1)
+    variant = [config["model"].get("options", {}).get("batchnorm") for config in runs.stages[0].configs]
+    frame = pd.DataFrame(
+        {
+            "network": range(len(trained)),
+            "batchnorm": variant,
+            "augmentation": trained.get("train.augmentation", "none"),
+            "batch": trained["train.batch_size"],
+            "seed": trained["train.seed"],
+            "epochs": trained["epochs"],
+            "train_loss": trained["train_loss"],
+            "test_accuracy": 100 * (1 - trained["test_error"]),
+        }
+    )
+    for column in ("rise_psi", "rise_weights", "poles_psi", "nearest_pole"):
+        frame[column] = looked[column].to_numpy()
+    as_judged = (frame["batchnorm"] == JUDGED["batchnorm"]) & (frame["augmentation"] == JUDGED["augmentation"])
+    frame["judged"] = as_judged if runs.scale == "paper" else True
+    return frame
+
+
+def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Estimate]:
+    """The three comparisons of the batch sizes, from one row per network with equal seeds in equal places."""
+    both = small.merge(large, on="seed", suffixes=("_small", "_large"))
+    lower = int((both["rise_psi_small"] < both["rise_psi_large"]).sum())
+    unbounded = int(np.isinf(small["rise_psi"]).sum()), int(np.isinf(large["rise_psi"]).sum())
+    note = f"{unbounded[0]} and {unbounded[1]} networks with more than half of the plane behind poles left out"
+    return {
+        "generalizes": intervals.difference(small["test_accuracy"], large["test_accuracy"]),
+        "flatter": intervals.log_ratio(
+            large["rise_psi"], small["rise_psi"], "; ".join([*([note] if any(unbounded) else []), _poles(small, large)])
+        ),
+        "weight_space": intervals.share(
+            both["rise_weights_small"] < both["rise_weights_large"],
+            f"in path space it is lower in {lower} of {len(both)}",
+        ),
+    }
+
+
+def _poles(small: pd.DataFrame, large: pd.DataFrame) -> str:
+    """What decides the rise where skeleton paths come close to zero."""
+    near = [part["nearest_pole"].median() for part in (small, large)]
+    return (
+        f"rises follow the nearest pole, the smallest absolute value of a skeleton path (Spearman correlation "
+        f"{_by_pole(pd.concat([small, large])):.2f}): {near[0]:.2g} with the small and {near[1]:.2g} with the large "
+        "batch (medians)"
+    )
+
+
+def _by_pole(frame: pd.DataFrame) -> float:
+    return intervals.correlation(frame["nearest_pole"], frame["rise_psi"], "spearman").value
+
+
+def related(frame: pd.DataFrame) -> Estimate:
+    """Rank correlation of the rise in path space with the test error; a rise behind poles ranks above all others."""
+    rises = frame["rise_psi"].replace(math.inf, np.finfo(float).max)
+    note = f"with the distance to the nearest pole the rise correlates at {_by_pole(frame):.2f}"
+    return intervals.correlation(rises, 100 - frame["test_accuracy"], "spearman", note)
+
+
+def _late(frame: pd.DataFrame) -> str:
+    """Which networks miss the level that the paper names."""
+    late = frame[frame["train_loss"] > 1e-3].groupby("batch").size()
+    return ", ".join(f"{count} at batch {batch} above it" for batch, count in late.items())
+
+
+def _accuracy(part: pd.DataFrame, scale: str) -> Estimate:
+    if scale == "small":
+        return Estimate(math.nan, runs=len(part), note="other data and another network: looked for at paper scale only")
+    return intervals.mean(part["test_accuracy"])
+
+
+def _notes(scale: str, frame: pd.DataFrame) -> tuple[str, ...]:
+    weights = frame.groupby("batch")["rise_weights"].median()
+    words = ", ".join(f"{value:.3g} at batch {batch}" for batch, value in weights.items())
+    within = frame[np.isfinite(frame["rise_psi"])].groupby("batch")["rise_psi"].agg(["min", "max"])
+    spread = ", ".join(f"{row['min']:.2g} to {row['max']:.2g} at batch {batch}" for batch, row in within.iterrows())
+    notes = [
+        f"median over networks of the rise in weight space: {words}",
+        f"rises in path space over networks: {spread}",
+    ]
+    if scale == "paper":
+        means = frame.groupby(["batchnorm", "augmentation", "batch"])["test_accuracy"].mean().unstack("batch")
+        distance = (means[128] - 87.78).abs() + (means[2048] - 86.3).abs()
+        nearest: Any = distance.idxmin()
+        notes.append(f"nearest to the paper's accuracies: BatchNorm {nearest[0]}, augmentation {nearest[1]}")
+    return tuple(notes)
+
+
+def _draw(figure: Figure, shown: list[Shown]) -> None:
+    """Surfaces above contours, as in the paper; path space to the left, weight space to the right.
+
+    Both batches have one height interval in each space. Contours are logarithmic: in path space the loss runs over so
+    many decades that on a linear scale one of two panels would be blank.
+    """
+    figure.set_size_inches(11.0, 4.8)
+    for place, space in enumerate(SPACES):
+        planes = [(row, _plane(grid, space)) for row, grid in shown if len(grid)]
+        if not planes:
+            continue
+        top = max(float(np.nanquantile(plane, 0.9)) for _, plane in planes)  # poles would take all of the scale
+        low = max(1e-6, min(float(np.nanmin(plane)) for _, plane in planes))
+        levels = np.geomspace(low, max(top, 2 * low), 13)
+        flats = []
+        for column, (row, plane) in enumerate(planes):
+            index = 2 * place + column + 1
+            axis = np.linspace(-1, 1, len(plane))
+            surface: Any = figure.add_subplot(2, 4, index, projection="3d")
+            grid = np.meshgrid(axis, axis)
+            drawn = np.minimum(plane, top).T
+            surface.plot_surface(*grid, drawn, cmap="viridis", vmin=0, vmax=top, lw=0, rasterized=True)
+            surface.set_zlim(0, top)
+            surface.set_box_aspect(None, zoom=1.15)
+            words = "path space" if space == "psi" else "weight space"
+            surface.set_title(f"{words}, batch {row['batch']}; {row['test_accuracy']:.1f} %", fontsize=8)
+            surface.tick_params(labelsize=6, pad=-2)
+            flat = figure.add_subplot(2, 4, index + 4)
+            flat.set_facecolor("0.85")  # behind a pole
+            filled = flat.contourf(
+                axis, axis, plane.T, levels=levels, cmap="viridis", norm=LogNorm(levels[0], levels[-1]), extend="both"
+            )
+            flat.set_aspect("equal")
+            flat.set_xlabel("$t_1$", fontsize=8)
+            flat.set_ylabel("$t_2$", fontsize=8, labelpad=0)
+            flat.tick_params(labelsize=7)
+            flats.append(flat)
+        bar = figure.colorbar(filled, ax=flats, shrink=0.9, label="training loss", ticks=LogLocator())
+        bar.ax.tick_params(labelsize=7)
+
+
+def _plane(grid: pd.DataFrame, space: str) -> np.ndarray[Any, Any]:
+    part = grid[(grid["space"] == space) & (grid["draw"] == 0)]
+    return part.pivot(index="t1", columns="t2", values="loss").to_numpy(float)

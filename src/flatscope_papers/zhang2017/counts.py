@@ -1,0 +1,290 @@
+"""Figures 18 and 25 of Zhang et al. (2017): what their diagrams count, counted.
+
+Both figures are drawings of networks. What the captions and the text around them say in numbers is exact, so each
+claim is decided by counting: paths of the binary tree, monomials, independent polynomials, units and levels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flatscope.sweeps.store import Store
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.theory.polynomial_operator import BinaryTree, monomials, ridge_rank
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.zhang2017.counts:count"
+INPUTS, DEGREE = 8, 10
+SMALL = (3, 4)  # inputs and degree of the polynomials whose rank is computed
+BLUE = "#0072B2"
+SMALLER = f"ranks are computed for {SMALL[0]} variables and degree {SMALL[1]}, monomials of trees for nodes of degree "
+SMALLER += "two: the matrices of the printed sizes are too large"
+
+Support = frozenset[tuple[int, ...]]
+
+
+def count(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Count everything that the two figures and the text around them name."""
+    for number, config in enumerate(configs):
+        d, k = config["inputs"], config["degree"]
+        tree = BinaryTree(round(math.log2(d)))
+        metrics = {
+            "paths_one_unit": path_count(tree),
+            "paths_two_units": path_count(BinaryTree(round(math.log2(d)), units=2)),
+            "monomials": sum(1 for _ in exponents(d, k)),
+            "levels": len(tree.weights),
+            "nodes": sum(len(weight) for weight in tree.weights),
+            "homogeneous": sum(1 for chosen in exponents(d, k) if sum(chosen) == k),
+            "composed_degree": degree_of_composition(k, 2),
+            **ridge_spans(*SMALL),
+        }
+        supports = pd.DataFrame(
+            {"inputs": n, "tree": len(tree_support(n)), "full": math.comb(2 * n, n)} for n in (2, 4, 8)
+        )
+        store.write(config, metrics, frames={"supports": supports})
+        report((number + 1) / len(configs), "counting")
+
+
+def path_count(tree: BinaryTree) -> int:
+    """Paths from the inputs to the output."""
+    return paths_of(ones(tree))
+
+
+def ones(tree: BinaryTree) -> BinaryTree:
+    """The tree with all its weights put to one."""
+    with torch.no_grad():
+        for weight in tree.weights:
+            weight.fill_(1.0)
+    return tree
+
+
+def paths_of(tree: BinaryTree) -> int:
+    """Paths without a weight of zero, if all other weights are one: what comes out if every input is one."""
+    with torch.no_grad():
+        return round(float(tree(torch.ones(1, 2 ** len(tree.weights)))))
+
+
+def paths_through(inputs: int) -> list[int]:
+    """Of each unit of the tree with one unit per node: the paths that are lost when its two weights are put to zero."""
+    depth = round(math.log2(inputs))
+    lost = []
+    for level in range(depth):
+        for unit in range(len(BinaryTree(depth).weights[level])):
+            tree = ones(BinaryTree(depth))
+            with torch.no_grad():
+                tree.weights[level][unit] = 0.0
+            lost.append(inputs - paths_of(tree))
+    return lost
+
+
+def exponents(variables: int, degree: int) -> Iterable[tuple[int, ...]]:
+    """Exponents of every monomial of at most that degree."""
+    if variables == 0:
+        yield ()
+        return
+    for first in range(degree + 1):
+        for rest in exponents(variables - 1, degree - first):
+            yield (first, *rest)
+
+
+def degree_of_composition(degree: int, layers: int) -> int:
+    """Degree of t ↦ p(p(…)) for p of the given degree with coefficients of one, multiplied out."""
+    base = np.polynomial.Polynomial(np.ones(degree + 1))
+    composed = base
+    for _ in range(layers - 1):
+        composed = base(composed)
+    return int(composed.degree())
+
+
+def ridge_spans(dimension: int, degree: int) -> dict[str, int]:
+    """How many independent functions of (⟨w, x⟩ + b)^k, and of ⟨w, x⟩^k, there are, with enough directions or one less.
+
+    An offset b is one more coordinate whose input is always one: (⟨w, x⟩ + b)^k is homogeneous in d + 1 variables.
+    """
+    with_offset, without = math.comb(dimension + degree, degree), math.comb(dimension - 1 + degree, degree)
+    points = torch.randn(2 * with_offset, dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return {
+        "ridge_with_offset": ridge_rank(dimension + 1, degree, with_offset),
+        "ridge_with_offset_one_less": ridge_rank(dimension + 1, degree, with_offset - 1),
+        "ridge_without_offset": ridge_rank(dimension, degree, 2 * with_offset),
+        "dimension_up_to_degree": int(torch.linalg.matrix_rank(monomials(points, degree), rtol=1e-10)),
+        "dimension_of_degree": int(torch.linalg.matrix_rank(monomials(points, degree, homogeneous=True), rtol=1e-10)),
+        "expected_with_offset": with_offset,
+        "expected_without": without,
+    }
+
+
+def tree_support(inputs: int) -> Support:
+    """Monomials of a binary tree whose nodes are polynomials of degree two, of two variables, with all coefficients."""
+    if inputs == 1:
+        return frozenset({(1,)})
+    half = tree_support(inputs // 2)
+    left = [frozenset(m + (0,) * (inputs // 2) for m in half), frozenset((0,) * (inputs // 2) + m for m in half)]
+    found: set[tuple[int, ...]] = {(0,) * inputs} | left[0] | left[1]
+    for first, second in itertools.combinations_with_replacement(left, 2):
+        found |= {tuple(a + b for a, b in zip(m, n, strict=True)) for m in first for n in second}
+    return frozenset(found)
+
+
+def _claim(key: str, where: str, statement: str, number: str, value: int) -> Claim:
+    return Claim(key, where, statement, number, f"{value:,}", holds=(value, value))
+
+
+CLAIMS = (
+    _claim(
+        "paths",
+        "section 9.3, Figure 18",
+        "a binary tree with d inputs and one ReLU per node has D = d paths",
+        "paths of the tree with 8 inputs",
+        INPUTS,
+    ),
+    _claim(
+        "paths2",
+        "section 9.3, Figure 18",
+        "a binary tree with d = 8 inputs and two ReLUs per node has D = 4d paths",
+        "paths of the tree with 8 inputs",
+        4 * INPUTS,
+    ),
+    Claim(
+        "switched",
+        "Figure 18, caption",
+        "if a unit of the tree is switched off, one or more of the monomials that make up its weights ŵ become zero",
+        "fewest paths through a unit of the tree with 8 inputs",
+        "one or more",
+        holds=(1, INPUTS),
+    ),
+    _claim(
+        "monomials",
+        "Figure 25",
+        "a polynomial of degree 10 in 8 variables has C(8 + 10, 8) coefficients",
+        "monomials, one by one",
+        math.comb(INPUTS + DEGREE, INPUTS),
+    ),
+    _claim(
+        "units",
+        "Figure 25",
+        "as many univariate polynomials of ⟨w, x⟩ + b as there are monomials are enough for any polynomial of x",
+        f"independent ones among C(d + k, k) random directions, d = {SMALL[0]}, k = {SMALL[1]}",
+        math.comb(sum(SMALL), SMALL[0]),
+    ),
+    _claim("levels", "Figure 25", "a binary tree with d inputs has log₂ d levels", "levels of the tree, d = 8", 3),
+    _claim("nodes", "Figure 25", "a binary tree with d inputs has d − 1 nodes", "nodes of the tree, d = 8", INPUTS - 1),
+    _claim(
+        "degree",
+        "section 9.10.1",
+        "l layers of degree 10 make a polynomial of degree k = 10 × l",
+        "degree of l = 2 such layers multiplied out",
+        2 * DEGREE,
+    ),
+    _claim(
+        "dimension",
+        "section 9.10.1",
+        "generic polynomials of degree k in d variables have C(d − 1 + k, k) coefficients",
+        f"rank of all monomials up to degree k at random points, d = {SMALL[0]}, k = {SMALL[1]}",
+        math.comb(SMALL[0] - 1 + SMALL[1], SMALL[1]),
+    ),
+    _claim(
+        "power",
+        "section 9.10.1",
+        "the homogeneous polynomials of degree i in d variables have dimension C(d + i, d)",
+        f"rank of the monomials of degree i at random points, d = {SMALL[0]}, i = {SMALL[1]}",
+        math.comb(sum(SMALL), SMALL[0]),
+    ),
+    Claim(
+        "locality",
+        "Figure 25, caption",
+        "the polynomial of a network that is a binary tree is sparse: most of its coefficients are zero",
+        "monomials of the tree with 8 inputs over all of its degree, nodes of degree two",
+        "sparse",
+        holds=(0.0, 0.5),
+    ),
+    Claim(
+        "sparse",
+        "section 9.10.1",
+        "the polynomial of a hierarchically local network has a number of monomials that grows linearly with d",
+        "monomials with 8 inputs over those with 4, nodes of degree two",
+        "linear in d, so 2",
+        holds=(1.5, 2.5),
+    ),
+)
+
+
+@study(
+    "zhang2017-fig25",
+    figure="Figures 18 and 25",
+    title="What the diagrams of shallow and tree networks count",
+    claims=CLAIMS,
+    stages=lambda scale: [Stage([[{"study": "counts", "inputs": INPUTS, "degree": DEGREE}]], WORK, 0)],
+    deviations={"small": (SMALLER,), "paper": (SMALLER,)},
+    paper_cost="seconds, no GPU.",
+)
+def figure_25(runs: Runs) -> Analysis:
+    """Paths, monomials, levels, nodes and ranks of the networks drawn in Figures 18 and 25, counted one by one."""
+    (stored,) = runs.stored()
+    m, supports = stored.metrics, stored.frame("supports").set_index("inputs")
+    less = f"one direction less spans {m['ridge_with_offset_one_less']}"
+    tree, full = supports["tree"], supports["full"]
+    found = {
+        "paths": Estimate.exact(m["paths_one_unit"]),
+        "paths2": Estimate.exact(m["paths_two_units"]),
+        "switched": Estimate.exact(min(paths_through(INPUTS))),
+        "monomials": Estimate.exact(m["monomials"]),
+        "units": Estimate.exact(m["ridge_with_offset"], less),
+        "levels": Estimate.exact(m["levels"]),
+        "nodes": Estimate.exact(m["nodes"]),
+        "degree": Estimate.exact(
+            m["composed_degree"],
+            "degrees multiply: 10^l, not 10 × l; the same slip as in zhang2017-fig21, counted there as well",
+        ),
+        "dimension": Estimate.exact(
+            m["dimension_up_to_degree"],
+            "the printed count is that of the homogeneous polynomials; Figure 25 has C(d+k, k)",
+        ),
+        "power": Estimate.exact(m["dimension_of_degree"], "homogeneous polynomials have dimension C(d − 1 + i, i)"),
+        "locality": Estimate.exact(float(tree[8] / full[8]), f"{tree[8]:,} of {full[8]:,}"),
+        "sparse": Estimate.exact(
+            float(tree[8] / tree[4]),
+            f"{tree[4]} of {full[4]} monomials with 4 inputs, {tree[8]:,} of {full[8]:,} with 8: sparse, but it is the "
+            "number of weights, not of monomials, that grows linearly",
+        ),
+    }
+    table = pd.DataFrame({"quantity": list(m), "count": list(m.values())})
+    return Analysis(table, found, lambda figure: _draw(figure, m))
+
+
+def _draw(figure: Figure, m: dict[str, Any]) -> None:
+    figure.set_size_inches(8.0, 3.6)
+    shallow, tree = figure.subplots(1, 2)
+    _edges(shallow, [[(x, 0.0) for x in range(INPUTS)], [(x, 1.0) for x in range(INPUTS)], [(3.5, 2.0)]], full=True)
+    shallow.set_title(f"a) shallow: N = {m['monomials']:,} units of degree {DEGREE}", fontsize=9)
+    shallow.text(3.5, 0.83, "…", ha="center", fontsize=14)
+    levels = [[(x, 0.0) for x in np.arange(INPUTS, dtype=float)]]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        levels.append([((a[0] + b[0]) / 2, a[1] + 1) for a, b in zip(below[::2], below[1::2], strict=True)])
+    _edges(tree, levels, full=False)
+    words = f"b) tree: {m['levels']} levels, {m['nodes']} nodes, {m['paths_one_unit']} paths"
+    tree.set_title(f"{words}\n(two units per node: {m['paths_two_units']} paths)", fontsize=9)
+    for axes in (shallow, tree):
+        axes.set_axis_off()
+        for x in range(INPUTS):
+            axes.text(x, -0.28, f"$x_{x + 1}$", ha="center", fontsize=8)
+
+
+def _edges(axes: Axes, levels: list[list[tuple[float, float]]], *, full: bool) -> None:
+    for below, above in itertools.pairwise(levels):
+        for number, (x, y) in enumerate(below):
+            for u, v in above if full else [above[number // 2]]:
+                axes.plot([x, u], [y, v], color="0.75", lw=0.6, zorder=1)
+    for x, y in itertools.chain.from_iterable(levels):
+        axes.plot(x, y, "o", color=BLUE, ms=7, zorder=2)

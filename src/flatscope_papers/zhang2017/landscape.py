@@ -1,0 +1,251 @@
+"""Figures 11 and 12 of Zhang et al. (2017): training accuracy of mixtures of three minimisers.
+
+The paper shows surfaces and calls those of natural labels flatter. Here the flat region around a minimum is the share
+of the mixtures nearest to it that still classify nine tenths of the training images: one number per minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope import interpolate
+from flatscope.interpolation import CORNERS
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import stored_problem
+from flatscope_papers import intervals
+from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.reasons import with_reasons
+from flatscope_papers.zhang2017.minima import COST, DEVIATIONS, EVALUATE_EVERY, LABELS, TITLES, minima
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.zhang2017.landscape:mix"
+RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
+FLAT = 0.9  # training accuracy
+FLAT_SHARE = "share of the mixtures nearest to a minimum with training accuracy of at least 0.9; a mixture as near to "
+FLAT_SHARE += "another minimum counts for each of them"
+EASY = (
+    "2,000 images in 784 dimensions are few enough to be fitted with any labels; the paper's contrast rests on random "
+)
+EASY += "labels that are hard to fit"
+ONE_TRIANGLE = "three minima of one triangle each"
+LAMBDAS = ["lambda1", "lambda2", "lambda3"]
+
+
+def mix(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Loss and accuracy over the mixtures of three stored networks."""
+    for number, config in enumerate(configs):
+        problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
+        # Networks of one study have the same images and labels; those of the first stand for all.
+        found = interpolate([problem.model for problem in problems], problems[0].train, config["resolution"])
+        store.write(config, {"barrier": found.barrier}, frames={"simplex": found.to_frame()})
+        report((number + 1) / len(configs), "mixing")
+
+
+def _stages(*sets: str) -> Callable[[str], list[Stage]]:
+    def stages(scale: str) -> list[Stage]:
+        chosen = [(data, labels) for data in sets for labels in LABELS]
+        three = [
+            [
+                {
+                    "study": "three points",
+                    "set": data,
+                    "kind": labels,
+                    "networks": minima(scale, data, labels, most=3),
+                    "resolution": RESOLUTION[scale],
+                }
+            ]
+            for data, labels in chosen
+        ]
+        return [Stage([minima(scale, data, labels) for data, labels in chosen]), Stage(three, WORK, 0.5)]
+
+    return stages
+
+
+def plateaus(simplex: pd.DataFrame, *, ties: bool = True) -> list[float]:
+    """Of each corner: the share of the mixtures nearest to it whose training accuracy is at least 0.9.
+
+    Args:
+        simplex: one row per mixture.
+        ties: mixtures that are as near to another corner count for both; otherwise for none.
+    """
+    weights, flat = simplex[LAMBDAS].to_numpy(), simplex["accuracy"].to_numpy() >= FLAT
+    nearest = weights >= weights.max(axis=1, keepdims=True) - 1e-9
+    if not ties:
+        nearest &= nearest.sum(axis=1, keepdims=True) == 1
+    return [float(flat[nearest[:, corner]].mean()) for corner in range(3)]
+
+
+def _surfaces(runs: Runs) -> dict[tuple[str, str], pd.DataFrame]:
+    return {(stored.config["set"], stored.config["kind"]): stored.frame("simplex") for stored in runs.stored()}
+
+
+def _flatter(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> Estimate:
+    natural, random = (plateaus(surfaces[data, labels]) for labels in LABELS)
+    return intervals.difference(natural, random, ONE_TRIANGLE)
+
+
+def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
+    figure.set_size_inches(8.6, 4.0)
+    figure.suptitle(title)
+    for place, (labels, simplex) in enumerate(zip(LABELS, surfaces, strict=True), start=1):
+        axes: Any = figure.add_subplot(1, 2, place, projection="3d")
+        x, y = (simplex[LAMBDAS].to_numpy() @ np.array(CORNERS)).T
+        drawn = axes.plot_trisurf(x, y, simplex["accuracy"], cmap="viridis", vmin=0, vmax=1, linewidth=0.1)
+        axes.set_zlim(0, 1)
+        axes.set_title(f"{labels} labels", fontsize=9)
+        axes.set_box_aspect((4, 3.5, 3), zoom=1.2)
+        axes.view_init(elev=25, azim=-75)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        for number, (u, v) in enumerate(CORNERS, start=1):
+            axes.text(u, v, 1.08, f"$w_{number}$", fontsize=9, ha="center")
+    figure.colorbar(drawn, ax=figure.axes, label="training accuracy", shrink=0.6)
+
+
+def _table(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> pd.DataFrame:
+    parts = [surfaces[data, labels].assign(labels=labels) for labels in LABELS]
+    return pd.concat(parts, ignore_index=True)[["labels", *LAMBDAS, "accuracy", "loss"]]
+
+
+def _notes(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> tuple[str, ...]:
+    centre = {}
+    for labels in LABELS:
+        simplex = surfaces[data, labels]
+        middle = int(np.abs(simplex[LAMBDAS].to_numpy() - 1 / 3).sum(axis=1).argmin())
+        centre[labels] = simplex["accuracy"].iloc[middle]
+    strict = [float(np.mean(plateaus(surfaces[data, labels], ties=False))) for labels in LABELS]
+    return (
+        f"training accuracy in the middle: {centre['natural']:.2f} natural, {centre['random']:.2f} random labels",
+        f"share with training accuracy of at least 0.9 without the mixtures that are as near to another minimum: "
+        f"{strict[0]:.3f} natural, {strict[1]:.3f} random labels, {strict[0] - strict[1]:.3f} apart",
+    )
+
+
+def _wider(figure: str, data: str) -> Claim:
+    return Claim(
+        "wider",
+        f"section 6.1, {figure}",
+        f"{TITLES[data]}: natural labels have a larger flat region around each of three minima than random labels",
+        f"natural minus random: {FLAT_SHARE}",
+        "larger",
+        holds=POSITIVE,
+    )
+
+
+@study(
+    "zhang2017-fig11",
+    figure="Figure 11",
+    title="Training accuracy between three minima, CIFAR-10, natural and random labels",
+    claims=(_wider("Figure 11", "cifar"),),
+    stages=_stages("cifar"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_11(runs: Runs) -> Analysis:
+    """Three networks per kind of labels, trained from different starts, and the training accuracy of their mixtures."""
+    surfaces = _surfaces(runs)
+    return Analysis(
+        _table(surfaces, "cifar"),
+        {"wider": _flatter(surfaces, "cifar")},
+        lambda figure: _draw(figure, [surfaces["cifar", labels] for labels in LABELS], TITLES["cifar"]),
+        _notes(surfaces, "cifar"),
+    )
+
+
+CLAIMS_12 = (
+    _wider("Figure 12", "mnist"),
+    Claim(
+        "regions",
+        "section 6.1, Figure 12",
+        "MNIST: minima of natural labels lie in big flat regions",
+        FLAT_SHARE,
+        "big, no number",
+        holds=(0.5, 1.0),
+    ),
+    Claim(
+        "wells",
+        "section 6.1, Figure 12",
+        "MNIST: minima of random labels are sharp wells",
+        FLAT_SHARE,
+        "sharp, no number",
+        holds=(0.0, 0.25),
+    ),
+    Claim(
+        "harder",
+        "section 6.1, Figure 12",
+        "random labels are more difficult to fit on MNIST than on CIFAR-10",
+        "log10 of the epochs to the same loss, random less natural labels, on MNIST less the same on CIFAR-10",
+        "more difficult",
+        holds=POSITIVE,
+    ),
+    Claim(
+        "clearer",
+        "section 6.1, Figure 12",
+        "natural and random labels differ more in their flat regions on MNIST than on CIFAR-10",
+        "the share of the claims above, natural minus random, on MNIST less the same on CIFAR-10",
+        "more clearly",
+        holds=POSITIVE,
+    ),
+)
+
+
+@study(
+    "zhang2017-fig12",
+    figure="Figure 12",
+    title="Training accuracy between three minima, MNIST, natural and random labels",
+    claims=CLAIMS_12,
+    stages=_stages("mnist", "cifar"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_12(runs: Runs) -> Analysis:
+    """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
+    surfaces = _surfaces(runs)
+    found = {
+        "wider": _flatter(surfaces, "mnist"),
+        "regions": intervals.mean(plateaus(surfaces["mnist", "natural"]), ONE_TRIANGLE, bounds=(0, 1)),
+        "wells": intervals.mean(plateaus(surfaces["mnist", "random"]), ONE_TRIANGLE, bounds=(0, 1)),
+        "harder": harder(epochs_to_fit(runs)),
+        "clearer": difference_of_differences(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
+    }
+    reasons = dict.fromkeys(("wider", "wells", "clearer"), EASY) if runs.scale == "small" else {}
+    return Analysis(
+        _table(surfaces, "mnist"),
+        with_reasons(found, CLAIMS_12, runs.scale, reasons),
+        lambda figure: _draw(figure, [surfaces["mnist", labels] for labels in LABELS], TITLES["mnist"]),
+        _notes(surfaces, "mnist"),
+    )
+
+
+def epochs_to_fit(runs: Runs) -> dict[tuple[str, str], list[float]]:
+    """Epochs that each network took to the loss at which training stops, by data and labels."""
+    epochs: dict[tuple[str, str], list[float]] = {}
+    for stored in runs.stored(0):
+        data = "mnist" if "standardize" in stored.config["data"] else "cifar"
+        labels = "random" if stored.config.get("labels") else "natural"
+        epochs.setdefault((data, labels), []).append(stored.metrics["epochs"])
+    return epochs
+
+
+def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Estimate:
+    """By how much more random labels slow training down on MNIST than on CIFAR-10, in powers of ten, per seed."""
+    logs = {cell: np.log10(took) for cell, took in epochs.items()}
+    mnist, cifar = (logs[data, "random"] - logs[data, "natural"] for data in ("mnist", "cifar"))
+    words = ", ".join(f"{TITLES[data]} {labels} {np.mean(took):.0f}" for (data, labels), took in epochs.items())
+    counted = float(np.log10(1 + EVALUATE_EVERY / min(min(took) for took in epochs.values())))
+    return intervals.mean(mnist - cifar, f"mean epochs: {words}", resolution=counted)
+
+
+def difference_of_differences(first: Estimate, second: Estimate) -> Estimate:
+    """First minus second, of independent estimates: the squares of their half-widths add up."""
+    value, runs = first.value - second.value, first.runs + second.runs
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return Estimate(value, runs=runs)
+    half = float(np.hypot(first.high - first.low, second.high - second.low)) / 2
+    return Estimate(value, value - half, value + half, runs)

@@ -1,0 +1,118 @@
+"""Figure 6 of Zhang et al. (2017): gradient descent with added Gaussian noise of constant power beside plain SGD."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope_papers import curves, intervals
+from flatscope_papers.claims import NEGATIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.reasons import with_reasons
+from flatscope_papers.zhang2017.networks import OPEN, SIZES, config
+from flatscope_papers.zhang2017.training import two_panels
+
+TEMPERATURE = 1e-5
+LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
+KINDS = {"SGD": ("#0072b2", "-"), "SGDL": ("#d55e00", "--")}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": {"n": 228, "seeds": 2, "train": {"lr": 0.05, "batch_size": 100, "epochs": 3}},
+    "small": {"n": 2_000, "seeds": 8, "train": {"lr": 0.05, "batch_size": 50, "epochs": 40}},
+    "paper": {"n": 50_000, "seeds": 5, "train": {"lr": 0.05, "batch_size": 100, "epochs": 60}},
+}
+NOISE = (
+    "neither network nor noise are stated: here the network of Figure 1 without momentum at a constant rate of 0.05, "
+    "and noise of temperature 1e-5 (standard deviation 1e-3 in every step)"
+)
+POWER = "the power of the paper's noise is not stated; at this one a difference would be smaller than seeds can tell"
+CLAIMS = (
+    Claim(
+        "same_training",
+        "Figure 6, section 8.5",
+        "SGD with added Gaussian noise (SGDL) has much the same training error as SGD",
+        f"training error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "similar",
+        holds=(-0.03, 0.03),
+        partly=(-0.06, 0.06),
+    ),
+    Claim(
+        "same_validation",
+        "Figure 6, section 8.5",
+        "SGD with added Gaussian noise (SGDL) has much the same validation error as SGD",
+        f"test error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "similar",
+        holds=(-0.03, 0.03),
+        partly=(-0.06, 0.06),
+    ),
+    Claim(
+        "better_validation",
+        "Figure 6, section 8.5",
+        "SGD with added Gaussian noise (SGDL) has a slightly better validation error than SGD",
+        f"test error, SGDL minus SGD, mean of the last {LAST} evaluations, per seed",
+        "slightly better",
+        holds=NEGATIVE,
+    ),
+)
+
+
+def _stages(scale: str) -> list[Stage]:
+    settings = SETTINGS[scale]
+    made = []
+    for temperature in (0.0, TEMPERATURE):
+        for seed in range(settings["seeds"]):
+            one = config(scale, SIZES[scale]["base"], settings["n"], seed)
+            one["train"] = {**settings["train"], "seed": seed, "noise_temperature": temperature}
+            made.append(one)
+    return [Stage([made])]
+
+
+def found(along: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
+    late = along.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
+    means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()
+    training = intervals.paired_difference(means.loc["SGDL", "train_error"], means.loc["SGD", "train_error"])
+    validation = intervals.paired_difference(means.loc["SGDL", "test_error"], means.loc["SGD", "test_error"])
+    better = replace(validation, note="the same number as for much the same error, in a range that ends at zero")
+    return {"same_training": training, "same_validation": validation, "better_validation": better}
+
+
+@study(
+    "zhang2017-fig6",
+    figure="Figure 6",
+    title="SGD with and without added Gaussian noise",
+    claims=CLAIMS,
+    stages=_stages,
+    deviations={
+        "small": (
+            NOISE,
+            OPEN,
+            "2,000 images of CIFAR-10 averaged to 16×16, fewer channels, 40 epochs, eight seeds (three at first, which "
+            "could not tell a difference this small)",
+        ),
+        "paper": (NOISE, OPEN, "all 50,000 images, 60 epochs, five seeds: not stated either"),
+    },
+    paper_cost="Ten networks of 9,370 parameters, 60 epochs in one stack.",
+)
+def figure_6(runs: Runs) -> Analysis:
+    """The same starting weights and the same batches, once with and once without noise of constant power."""
+    parts = []
+    for stored in runs.stored():
+        settings = stored.config["train"]
+        kind = "SGDL" if settings["noise_temperature"] else "SGD"
+        history = stored.frame("history")[["epoch", "train_error", "test_error"]]
+        parts.append(history.assign(kind=kind, seed=settings["seed"]))
+    along = pd.concat(parts, ignore_index=True)[["kind", "seed", "epoch", "train_error", "test_error"]]
+    told = with_reasons(found(along), CLAIMS, runs.scale, {"better_validation": POWER})
+    return Analysis(along, told, lambda figure: _draw(figure, along))
+
+
+def _draw(figure: Figure, along: pd.DataFrame) -> None:
+    panels = two_panels(figure, ("training error", "validation error"))
+    for axes, name in zip(panels, curves.ERRORS, strict=True):
+        for kind, (colour, style) in KINDS.items():
+            drawn = curves.lines(along[along["kind"] == kind], "epoch", name, carry=True)
+            curves.band(axes, drawn, colour, linestyle=style, label=kind)
+    panels[1].legend()

@@ -1,0 +1,341 @@
+"""Figures 16 and 17 of Zhang et al. (2017): fan-in norms and functional margins, natural and random labels, two starts.
+
+All networks train for the same number of epochs: at a given loss the margins would be alike by construction. The
+caption of Figure 17 compares random labels "than random labels"; read: than natural labels. With ten classes the
+margin is the output of the label less the largest other output.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from flatscope import Context, train_population
+from flatscope.inspection import usable_device
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.work import builder_of, trial_of
+from flatscope.training.data import load
+from flatscope.training.population import PopulationView
+from flatscope_papers import curves, intervals
+from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.reasons import with_reasons
+from flatscope_papers.zhang2017.minima import COLOURS, LABELS
+
+Report = Callable[[float, str], None]
+WORK = "flatscope_papers.zhang2017.margins:train_and_watch"
+STARTS = (1, 10)
+QUANTILES = np.linspace(0, 1, 101)
+SIZES: Mapping[str, dict[str, Any]] = {
+    "smoke": {
+        "data": {
+            "name": "flatscope_papers.smoke_data:digits_as_cifar10",
+            "train_size": 40,
+            "test_size": 0,
+            "crop": 28,
+        },
+        "model": {"name": "two_layer", "options": {"hidden": 16}},
+        "train": {"batch_size": 20, "epochs": 10},
+        "seeds": 2,
+    },
+    "small": {
+        "data": {"name": "cifar10", "train_size": 500, "test_size": 0, "crop": 28},
+        "model": {"name": "mlp_1x512", "options": {}},
+        "train": {"batch_size": 50, "epochs": 40},
+        "seeds": 3,
+    },
+    "paper": {
+        "data": {"name": "cifar10", "test_size": 0, "crop": 28},
+        "model": {"name": "mlp_1x512", "options": {}},
+        "train": {"batch_size": 100, "epochs": 300},
+        "seeds": 5,
+    },
+}
+RATES = {1: 0.01, 10: 5e-4}
+UNSTATED = (
+    "the paper names neither network nor settings: perceptron with 512 hidden units (the all-convolutional network "
+)
+UNSTATED += (
+    "does not learn from weights ten times as large), momentum 0.9, learning rate 0.01, and 0.0005 for the start "
+)
+UNSTATED += "×10, whose outputs are a hundred times as large"
+DEVIATIONS = {
+    "small": (UNSTATED, "500 images of CIFAR-10, cut to 28×28, 40 epochs, three seeds"),
+    "paper": (UNSTATED, "CIFAR-10, cut to 28×28, 300 epochs, five seeds"),
+}
+PAIRED = (
+    "paired after the results were known: the same seed begins at the same weights and takes the images in the same "
+)
+PAIRED += "order whatever the labels and the scale of the start; intervals were Welch's before, most of them wider"
+CAPTION = 'the caption says "than random labels"; read: than natural labels'
+NOT_SAID = (
+    "Figure 16 is a figure without words: its claims are those of Figure 17 carried over to the fan-in norms, and "
+)
+NOT_SAID += "not the paper's"
+SURE = "nearly cannot fail: the weights begin ten times as large, and training moves them by far less"
+COST = "20 perceptrons of 1,209,866 weights, 300 epochs of 50,000 images."
+
+
+def stages(scale: str) -> list[Stage]:
+    """One unit per kind of labels and start."""
+    size = SIZES[scale]
+    return [
+        Stage(
+            [
+                [_config(size, labels, start, seed) for seed in range(size["seeds"])]
+                for labels, start in itertools.product(LABELS, STARTS)
+            ],
+            WORK,
+            0.5,
+        )
+    ]
+
+
+def _config(size: Mapping[str, Any], labels: str, start: int, seed: int) -> dict[str, Any]:
+    config = {
+        "study": "margins",
+        "kind": labels,
+        "data": size["data"],
+        "model": {**size["model"], "seed": seed},
+        "init": {"scheme": "torch", "scale": start},
+        "train": {**size["train"], "lr": RATES[start], "momentum": 0.9, "seed": seed},
+    }
+    return config if labels == "natural" else {**config, "labels": {"random": 1.0, "seed": 0}}
+
+
+def train_and_watch(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Train the unit's networks together; store their norms after every epoch and their margins at the end."""
+    seen: list[list[dict[str, float]]] = [[] for _ in configs]
+    epochs = configs[0]["train"]["epochs"]
+
+    def after_epoch(epoch: int, view: PopulationView) -> None:
+        for i in view.trials:
+            seen[i].append({"epoch": epoch, **norms(view.state(i))})
+        report(epoch / epochs, f"epoch {epoch}")
+
+    population = train_population(
+        builder_of(configs[0]["model"]["name"]),
+        [trial_of(config, str(i)) for i, config in enumerate(configs)],
+        load(**configs[0]["data"]),
+        device=usable_device(configs[0].get("device") or "cpu"),
+        after_epoch=after_epoch,
+        show_progress=False,
+    )
+    for i, config in enumerate(configs):
+        margins = Context(population.problem(i)).scores().margins
+        assert margins is not None  # CIFAR-10 has classes
+        values = margins.double().cpu().numpy()
+        last = population.histories[i].iloc[-1]
+        state = population.state(i)
+        product = math.prod(float(value.norm()) for value in state.values() if value.ndim > 1)
+        metrics = {
+            "train_loss": float(last["train_loss"]),
+            "train_error": float(last["train_error"]),
+            "median_margin": float(np.median(values)),
+            "median_normalised_margin": float(np.median(values)) / product,
+            **{f"last_{name}": value for name, value in norms(state).items()},
+        }
+        quantiles = pd.DataFrame({"quantile": QUANTILES, "margin": np.quantile(values, QUANTILES)})
+        store.write(config, metrics, frames={"norms": pd.DataFrame(seen[i]), "margins": quantiles})
+
+
+def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Mean ℓ1 norm of the weights into a unit, by layer and over all units, and the ℓ2 norm of all parameters."""
+    rows = {name.removesuffix(".weight"): w.flatten(1).abs().sum(1) for name, w in state.items() if w.ndim > 1}
+    found = {f"fan_in_{name}": float(values.mean()) for name, values in rows.items()}
+    found["fan_in"] = float(torch.cat(list(rows.values())).mean())
+    found["l2"] = math.sqrt(sum(float(value.double().square().sum()) for value in state.values()))
+    return found
+
+
+def _claims(
+    quantity: str, where: str, words: str, number: str, sign: str, reported: str, unsaid: str = ""
+) -> list[Claim]:
+    """Random against natural labels for each start, and start ×10 against ×1 for each kind of labels."""
+    labels = [
+        Claim(
+            f"{quantity}-labels-x{start}",
+            where,
+            f"random labels give {words} than natural labels (starting weights ×{start}{unsaid})",
+            f"{number}, {'random minus natural' if sign == '+' else 'natural minus random'}, per seed",
+            reported,
+            holds=POSITIVE,
+        )
+        for start in STARTS
+    ]
+    starts = [
+        Claim(
+            f"{quantity}-start-{kind}",
+            where,
+            f"starting weights ten times as large give {words} than the usual ones ({kind} labels{unsaid})",
+            f"{number}, {'×10 minus ×1' if sign == '+' else '×1 minus ×10'}, per seed",
+            reported,
+            holds=POSITIVE,
+        )
+        for kind in LABELS
+    ]
+    return labels + starts
+
+
+def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Estimate]:
+    """The numbers of `_claims`: differences per seed, turned so that the claim is that they are positive.
+
+    A seed is that of the starting weights, alike but for their scale, and of the sample order; the images and the
+    random labels are the same for all seeds.
+    """
+    values = networks.pivot(index="seed", columns=["labels", "start"], values=column)
+    turn, sure = (1, SURE) if sign == "+" else (-1, "")
+    found = {}
+    for start in STARTS:
+        pair = turn * values["random", start], turn * values["natural", start]
+        found[f"{quantity}-labels-x{start}"] = intervals.paired_difference(*pair)
+    for kind in LABELS:
+        pair = turn * values[kind, 10], turn * values[kind, 1]
+        found[f"{quantity}-start-{kind}"] = intervals.paired_difference(*pair, sure)
+    return found
+
+
+def _networks(runs: Runs) -> pd.DataFrame:
+    frame = runs.frame()
+    return frame.rename(columns={"kind": "labels", "init.scale": "start", "model.seed": "seed"})
+
+
+def _notes(networks: pd.DataFrame) -> tuple[str, ...]:
+    cells = list(itertools.product(LABELS, STARTS))
+    parts = [networks[(networks["labels"] == labels) & (networks["start"] == start)] for labels, start in cells]
+    names = [f"{labels} ×{start}" for labels, start in cells]
+    words = ", ".join(f"{name}: {part['train_error'].max():.3f}" for name, part in zip(names, parts, strict=True))
+    scaled = [part["median_normalised_margin"].mean() for part in parts]
+    margins = ", ".join(f"{name}: {value:.3g}" for name, value in zip(names, scaled, strict=True))
+    return (
+        f"largest training error at the end: {words}",
+        f"median margin over the product of the layers' Frobenius norms: {margins}",
+    )
+
+
+CLAIMS_16 = _claims(
+    "fan-in",
+    "Figure 16",
+    "larger fan-in ℓ1 norms",
+    "mean ℓ1 norm of the weights into a unit after training",
+    "+",
+    "nothing in words; expected as in Figure 17",
+    "; not said in the paper",
+)
+CLAIMS_17 = [
+    *_claims("margin", "Figure 17", "a smaller margin", "median functional margin", "-", "smaller"),
+    *_claims("norm", "Figure 17", "a larger ℓ2 norm", "ℓ2 norm of all parameters", "+", "larger"),
+]
+START = "the start ×10 makes up nearly all of the norm, and training hardly moves it, whatever the labels"
+REASONS = {
+    "small": {
+        "fan-in-labels-x10": START,
+        "norm-labels-x10": START,
+        "margin-labels-x1": "random labels make the weights larger and the margin, which is not normalised, grows with "
+        "them; over the product of the norms (see the notes) the margins have the paper's order",
+    }
+}
+
+
+@study(
+    "zhang2017-fig16",
+    figure="Figure 16",
+    title="Fan-in ℓ1 norms during training, natural and random labels, two starts",
+    claims=CLAIMS_16,
+    stages=stages,
+    deviations={
+        "small": (*DEVIATIONS["small"], NOT_SAID, PAIRED),
+        "paper": (*DEVIATIONS["paper"], NOT_SAID),
+    },
+    paper_cost=COST,
+)
+def figure_16(runs: Runs) -> Analysis:
+    """Mean ℓ1 norm of the weights into a unit after every epoch, for each layer."""
+    networks, parts = _networks(runs), []
+    for stored in runs.stored():
+        config = stored.config
+        parts.append(
+            stored.frame("norms").assign(
+                labels=config["kind"], start=config["init"]["scale"], seed=config["model"]["seed"]
+            )
+        )
+    table = pd.concat(parts, ignore_index=True)
+    estimates = compared(networks, "fan-in", "last_fan_in", "+")
+    estimates = with_reasons(estimates, CLAIMS_16, runs.scale, REASONS.get(runs.scale, {}))
+    return Analysis(table, estimates, lambda figure: _draw_norms(figure, table), _notes(networks))
+
+
+def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
+    figure.set_size_inches(8.6, 3.4)
+    columns = [name for name in table.columns if name.startswith("fan_in_")]
+    panels: Any = figure.subplots(1, len(columns))
+    for axes, column in zip(np.ravel(panels), columns, strict=True):
+        for labels, start in itertools.product(LABELS, STARTS):
+            part = table[(table["labels"] == labels) & (table["start"] == start)]
+            how = {"linestyle": "-" if start == 1 else "--", "label": f"{labels} labels, start ×{start}"}
+            drawn = curves.lines(part, "epoch", column)
+            curves.band(axes, drawn, COLOURS[labels], deviations=True, alpha=0.2, **how)
+        axes.set_yscale("log")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("mean fan-in ℓ1 norm")
+        axes.set_title(f"layer {column.removeprefix('fan_in_')}", fontsize=9)
+    np.ravel(panels)[-1].legend(fontsize=7)
+
+
+@study(
+    "zhang2017-fig17",
+    figure="Figure 17",
+    title="Functional margins and ℓ2 norms after training, natural and random labels, two starts",
+    claims=CLAIMS_17,
+    stages=stages,
+    deviations={
+        "small": (*DEVIATIONS["small"], CAPTION, PAIRED),
+        "paper": (*DEVIATIONS["paper"], CAPTION),
+    },
+    paper_cost=COST,
+)
+def figure_17(runs: Runs) -> Analysis:
+    """Distribution of the functional margins of the training images, and the ℓ2 norm of the weights."""
+    networks, parts = _networks(runs), []
+    for stored in runs.stored():
+        config = stored.config
+        cell = {"labels": config["kind"], "start": config["init"]["scale"], "seed": config["model"]["seed"]}
+        parts.append(stored.frame("margins").assign(**cell, l2=stored.metrics["last_l2"]))
+    table = pd.concat(parts, ignore_index=True)
+    estimates = {
+        **compared(networks, "margin", "median_margin", "-"),
+        **compared(networks, "norm", "last_l2", "+"),
+    }
+    estimates = with_reasons(estimates, CLAIMS_17, runs.scale, REASONS.get(runs.scale, {}))
+    return Analysis(table, estimates, lambda figure: _draw_margins(figure, table), _notes(networks))
+
+
+def _draw_margins(figure: Figure, table: pd.DataFrame) -> None:
+    figure.set_size_inches(8.6, 3.4)
+    panels: Any = figure.subplots(1, len(STARTS) + 1)
+    for axes, start in zip(panels, STARTS, strict=False):
+        for labels in LABELS:
+            part = table[(table["labels"] == labels) & (table["start"] == start)]
+            for number, (_, curve) in enumerate(part.groupby("seed")):
+                name = f"{labels} labels" if not number else None
+                axes.plot(curve["margin"], curve["quantile"], color=COLOURS[labels], lw=1, label=name)
+        axes.set_xlabel("functional margin")
+        axes.set_title(f"start ×{start}", fontsize=9)
+    panels[0].set_ylabel("share of training images below")
+    panels[0].legend(fontsize=7)
+    networks = table.groupby(["labels", "start", "seed"])["l2"].first()
+    for place, (labels, start) in enumerate(itertools.product(LABELS, STARTS)):
+        values = networks[labels][start]
+        panels[2].errorbar(place, values.mean(), yerr=values.std(), fmt="o", capsize=3, color=COLOURS[labels])
+    names = [f"{labels}\n×{start}" for labels, start in itertools.product(LABELS, STARTS)]
+    panels[2].set_xticks(range(len(names)), names, fontsize=7)
+    panels[2].set_yscale("log")
+    panels[2].set_ylabel("ℓ2 norm of all parameters")

@@ -1,0 +1,202 @@
+"""Figures 19 and 20 of Zhang et al. (2017): training images with Gaussian noise, and networks that see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from flatscope.sweeps.store import Store
+from flatscope.training.data import load
+from flatscope_papers import curves, intervals
+from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.zhang2017.minima import COLOURS, COST, DEVIATIONS, LABELS, SIZES, TITLES, minima
+
+Report = Callable[[float, str], None]
+IMAGE_WORK = "flatscope_papers.zhang2017.perturbed:perturb"
+MEASURE_STORED = "flatscope.sweeps.stored_networks:measure_stored"
+SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+ZOOM = 1.0
+IMAGES = {"smoke": 5, "small": 50, "paper": 50}
+UNITS = (
+    "γ in units of the pixels' standard deviation, since the images are standardised; the paper's unit is not stated"
+)
+
+
+def perturb(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Add Gaussian noise to training images; store by how much they changed, and the first of them as it looks."""
+    for number, config in enumerate(configs):
+        data = load(**config["data"])
+        generator = torch.Generator().manual_seed(0)
+        mean, std = (torch.tensor(moments).reshape(-1, 1, 1) for moments in (data.mean, data.std))
+        sizes: list[dict[str, float]] = []
+        pixels: dict[str, Any] = {}
+        for image in data.train[0]:
+            for gamma in config["gammas"]:
+                changed = image + gamma * torch.randn(image.shape, generator=generator)
+                sizes.append({"gamma": gamma, "change": float((changed - image).square().mean().sqrt())})
+                if len(pixels) < len(config["gammas"]):
+                    pixels[f"{gamma:g}"] = (changed * std + mean).clamp(0, 1).flatten().numpy()
+        metrics = {"images": len(data.train[0]), "shape": list(data.train[0].shape[1:])}
+        store.write(config, metrics, frames={"sizes": pd.DataFrame(sizes), "pixels": pd.DataFrame(pixels)})
+        report((number + 1) / len(configs), "perturbing")
+
+
+def _stages_19(scale: str) -> list[Stage]:
+    data = {**SIZES[scale]["cifar"], "train_size": IMAGES[scale], "test_size": 0}
+    return [Stage([[{"study": "perturbed images", "data": data, "gammas": list(SHOWN)}]], IMAGE_WORK, 0)]
+
+
+@study(
+    "zhang2017-fig19",
+    figure="Figure 19",
+    title="A training image of CIFAR-10 and its perturbed versions",
+    claims=(
+        Claim(
+            "size",
+            "section 9.5, equation 44",
+            "γ is the size of the noise that is added to an image",
+            "root mean square change of a pixel over γ",
+            "1 by definition; the figure has no numbers",
+            holds=(0.98, 1.02),
+        ),
+    ),
+    stages=_stages_19,
+    deviations={"small": (UNITS, "the sizes shown are ours"), "paper": (UNITS, "the sizes shown are ours")},
+    paper_cost="seconds, no GPU.",
+)
+def figure_19(runs: Runs) -> Analysis:
+    """One training image at six sizes of Gaussian noise; nothing is trained."""
+    (stored,) = runs.stored()
+    sizes = stored.frame("sizes")
+    some = sizes[sizes["gamma"] > 0]
+    found = {"size": intervals.mean(some["change"] / some["gamma"])}
+
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(9.0, 1.9)
+        pixels, shape = stored.frame("pixels"), stored.metrics["shape"]
+        panels: Any = figure.subplots(1, len(pixels.columns))
+        for axes, gamma in zip(np.ravel(panels), pixels.columns, strict=True):
+            axes.imshow(pixels[gamma].to_numpy().reshape(shape).transpose(1, 2, 0))
+            axes.set_title(f"γ = {gamma}", fontsize=9)
+            axes.set_axis_off()
+
+    return Analysis(sizes, found, draw)
+
+
+def _stages_20(scale: str) -> list[Stage]:
+    networks = [minima(scale, "cifar", labels) for labels in LABELS]
+    options = {"gammas": list(GAMMAS), "draws": 2}
+    looks = [
+        [
+            {
+                "kind": labels,
+                "network": one,
+                "measures": ["perturbation_robustness"],
+                "measure_options": {"perturbation_robustness": options},
+            }
+            for one in group
+        ]
+        for labels, group in zip(LABELS, networks, strict=True)
+    ]
+    return [Stage(networks), Stage(looks, MEASURE_STORED, 0.5)]
+
+
+CLAIMS_20 = (
+    Claim(
+        "fitted",
+        "section 9.5",
+        "a network that fits the training set perfectly has no error on images without noise (γ = 0)",
+        "largest error at γ = 0 over networks",
+        "0",
+        holds=(0.0, 0.0),
+        partly=(0.0, 0.002),
+    ),
+    Claim(
+        "worse",
+        "section 9.5, Figure 20",
+        "random labels give slightly worse robustness to noise in the images than natural labels",
+        "random minus natural: mean error over the sizes of noise",
+        "slightly worse",
+        holds=(POSITIVE[0], 0.1),
+        partly=POSITIVE,
+    ),
+    Claim(
+        "worse-near",
+        "section 9.5, Figure 20 (right)",
+        "random labels give slightly worse robustness than natural labels where the noise in the images is small",
+        f"random minus natural: mean error over the sizes of noise up to {ZOOM}",
+        "slightly worse",
+        holds=(POSITIVE[0], 0.1),
+        partly=POSITIVE,
+    ),
+    Claim(
+        "random-low",
+        "section 6.1, Figure 20",
+        "networks trained on random labels have a low error on perturbed versions of their training images",
+        f"error of the networks with random labels, mean over the sizes of noise up to {ZOOM}",
+        "low",
+        holds=(0.0, 0.1),
+        partly=(0.0, 0.5),
+    ),
+)
+
+
+def robustness_estimates(errors: pd.DataFrame) -> dict[str, Estimate]:
+    """The claims' numbers from one row per network and size of noise."""
+    start = errors[errors["gamma"] == 0]["error"]
+    some = errors[errors["gamma"] > 0]
+    wide, near = (part.groupby(["labels", "network"])["error"].mean() for part in (some, some[some["gamma"] <= ZOOM]))
+    return {
+        "fitted": intervals.largest(start),
+        "worse": intervals.difference(wide["random"], wide["natural"]),
+        "worse-near": intervals.difference(near["random"], near["natural"]),
+        "random-low": intervals.mean(near["random"], bounds=(0, 1)),
+    }
+
+
+@study(
+    "zhang2017-fig20",
+    figure="Figure 20",
+    title="Error on perturbed training images, natural and random labels",
+    claims=CLAIMS_20,
+    stages=_stages_20,
+    deviations={scale: (*words, UNITS, "two draws of noise per image") for scale, words in DEVIATIONS.items()},
+    paper_cost=COST,
+)
+def figure_20(runs: Runs) -> Analysis:
+    """The networks of Figure 11 on their own training images with Gaussian noise of growing size."""
+    parts = []
+    for stored in runs.stored():
+        table = stored.frame("table")
+        gammas = [json.loads(text)["gamma"] for text in table["options"]]
+        seed = stored.config["network"]["model"]["seed"]
+        parts.append(
+            pd.DataFrame(
+                {"labels": stored.config["kind"], "network": seed, "gamma": gammas, "error": table["value"].to_numpy()}
+            )
+        )
+    errors = pd.concat(parts, ignore_index=True)
+    return Analysis(errors, robustness_estimates(errors), lambda figure: _draw(figure, errors))
+
+
+def _draw(figure: Figure, errors: pd.DataFrame) -> None:
+    figure.set_size_inches(8.6, 3.4)
+    figure.suptitle(f"{TITLES['cifar']}, networks on their own training images", fontsize=9)
+    panels: Any = figure.subplots(1, 2)
+    for axes, most in zip(panels, (max(GAMMAS), ZOOM), strict=True):
+        for labels, style in (("natural", "o-"), ("random", "s--")):
+            part = errors[(errors["gamma"] <= most) & (errors["labels"] == labels)]
+            how = {"fmt": style, "ms": 4, "label": f"{labels} labels"}
+            drawn = curves.lines(part, "gamma", "error", run="network")
+            curves.bars(axes, drawn, COLOURS[labels], deviations=True, **how)
+        axes.set_xlabel("size of the perturbation γ")
+        axes.set_ylabel("error on perturbed images")
+    panels[0].legend(fontsize=8)

@@ -1,0 +1,230 @@
+"""Figures 21 to 24 of Zhang et al. (2017): the same networks with a polynomial of degree 10 in place of every ReLU.
+
+Beyond the interval of its fit a polynomial of degree 10 explodes, and networks that use it there diverge or stay at
+chance. So it is constant beyond [−5, 5]; the paper does not say how it trained its polynomial networks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from flatscope.training.models import build
+from flatscope_papers import curves, intervals
+from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
+from flatscope_papers.zhang2017.networks import COST, DEVIATIONS, SIZES, histories, stage
+from flatscope_papers.zhang2017.parameters import against_parameters, width_claims
+from flatscope_papers.zhang2017.training import (
+    GOOD,
+    against_size,
+    curve_found,
+    more_data,
+    natural_claims,
+    random_claims,
+)
+
+RADIUS, DEGREE = 5.0, 10
+CLIPPED = f"the interval of the fit is not stated: here [−{RADIUS:g}, {RADIUS:g}], and constant beyond"
+POLYNOMIAL_DEVIATIONS = {scale: (*words, CLIPPED) for scale, words in DEVIATIONS.items()}
+SIMILAR, RATHER_SIMILAR = (-0.03, 0.03), (-0.06, 0.06)
+CLAIMS_21 = (
+    Claim(
+        "training",
+        "section 9.10, Figure 21",
+        "polynomial and ReLU network have very similar training errors",
+        "training error at the end, polynomial minus ReLU, per seed",
+        "very similar",
+        holds=SIMILAR,
+        partly=RATHER_SIMILAR,
+    ),
+    Claim(
+        "testing",
+        "section 9.10, Figure 21",
+        "polynomial and ReLU network have very similar test errors",
+        "test error at the end, polynomial minus ReLU, per seed",
+        "very similar",
+        holds=SIMILAR,
+        partly=RATHER_SIMILAR,
+    ),
+    Claim(
+        "degree",
+        "section 9.10.1, eq. 62",
+        "a network of l layers of degree 10 is a polynomial of degree 10·l",
+        "degree of the network with l = 4 hidden layers",
+        "10·l = 40",
+        holds=(40.0, 40.0),
+    ),
+    Claim(
+        "overhead",
+        "section 9.10",
+        "computing polynomials in place of ReLUs costs next to nothing",
+        "operations that the polynomials add to a forward pass of the paper's network, over those of the ReLU network",
+        "negligible",
+        holds=(0.0, 0.1),
+        partly=(0.0, 0.5),
+    ),
+)
+
+
+def _one_size(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    networks = [(size["base"], size["train_sizes"][-1])]
+    both = [unit for polynomial in (False, True) for unit in stage(scale, networks, polynomial=polynomial).units]
+    return [Stage(both, gpus=0.25)]
+
+
+def degree() -> int:
+    """Degree of the network with polynomials in place of its ReLUs and no clip: a product, not a sum."""
+    twin = polynomial_twin(build("all_conv", channels=2), torch.zeros(2, 3, 32, 32), degree=DEGREE, radius=RADIUS)
+    assert twin.degree is not None  # nothing but polynomials is left
+    return twin.degree
+
+
+def overhead(channels: int = 16, side: int = 32) -> float:
+    """Share by which polynomials of degree 10 raise the operations of a forward pass of the paper's network.
+
+    A multiplication and an addition per weight and output of a convolution, one comparison per ReLU, ten
+    multiplications and ten additions (Horner's rule) per polynomial.
+    """
+    network = build("all_conv", channels=channels, input_shape=(3, side, side))
+    outputs = {"convolutions": 0, "activations": 0}
+
+    def count(module: nn.Module, _: Any, output: Tensor) -> None:
+        if isinstance(module, nn.Conv2d):
+            outputs["convolutions"] += 2 * output.numel() * module.weight[0].numel()
+        elif isinstance(module, nn.ReLU):
+            outputs["activations"] += output.numel()
+
+    hooks = [part.register_forward_hook(count) for part in network.modules()]
+    with torch.no_grad():
+        network(torch.zeros(1, 3, side, side))
+    for hook in hooks:
+        hook.remove()
+    relus = outputs["activations"]
+    return relus * (2 * DEGREE - 1) / (outputs["convolutions"] + relus)
+
+
+def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of the claims of Figure 21 from curves with columns polynomial, seed, epoch and the errors."""
+    last = along.sort_values("epoch").groupby(["polynomial", "seed"]).last()
+    differences = {
+        key: intervals.paired_difference(last.loc[True, name], last.loc[False, name])
+        for key, name in (("training", "train_error"), ("testing", "test_error"))
+    }
+    note = "degrees multiply when polynomials are composed: 10^l, so the printed 10·l is a slip"
+    counted = "counted by Horner's rule; most of it in the first layer, whose units have 27 weights each"
+    return {
+        **differences,
+        "degree": Estimate.exact(float(degree()), note),
+        "overhead": Estimate.exact(overhead(), counted),
+    }
+
+
+@study(
+    "zhang2017-fig21",
+    figure="Figure 21",
+    title="A network with polynomials of degree 10 in place of its ReLUs",
+    claims=CLAIMS_21,
+    stages=_one_size,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost="Ten networks of 9,370 parameters, those of zhang2017-fig1 and zhang2017-fig22.",
+)
+def figure_21(runs: Runs) -> Analysis:
+    """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
+    along = histories(runs)
+    return Analysis(along, similar_found(along), lambda figure: _draw_21(figure, along))
+
+
+def _draw_21(figure: Figure, along: pd.DataFrame) -> None:
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2)
+    x = torch.linspace(-7, 7, 400, dtype=torch.float64)
+    for outside, style, words in (("clip", "-", "degree 10, as trained"), ("polynomial", ":", "degree 10, unclipped")):
+        fitted = PolynomialActivation(-RADIUS, RADIUS, DEGREE, outside, dtype=torch.float64)
+        panels[0].plot(x, fitted(x), style, color=curves.TEST, label=words)
+    panels[0].plot(x, x.clamp_min(0), "--", color="black", linewidth=1, label="ReLU")
+    panels[0].set(ylim=(-0.5, 7), xlabel="pre-activation", ylabel="activation")
+    panels[0].legend()
+    for polynomial, style in ((False, "--"), (True, "-")):
+        kind = "polynomial" if polynomial else "ReLU"
+        for name, (words, colour, _) in curves.ERRORS.items():
+            drawn = curves.lines(along[along["polynomial"] == polynomial], "epoch", name, carry=True)
+            curves.band(panels[1], drawn, colour, alpha=0.12, linestyle=style, label=f"{kind}, {words}")
+    panels[1].set(xlabel="epoch", ylabel="error (share of samples)")
+    panels[1].legend()
+
+
+def _natural(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(size["base"], n) for n in size["train_sizes"]], polynomial=True)]
+
+
+def _random(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    networks = [(size["base"], n) for n in size["train_sizes"]]
+    return [stage(scale, networks, random=True, polynomial=True)]
+
+
+def _by_width(scale: str) -> list[Stage]:
+    size = SIZES[scale]
+    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True)]
+
+
+def _of_polynomials(*claims: Claim) -> tuple[Claim, ...]:
+    """The claims of Figures 1 to 3, said of polynomial networks."""
+    return tuple(replace(claim, statement=f"polynomial networks: {claim.statement}") for claim in claims)
+
+
+@study(
+    "zhang2017-fig22",
+    figure="Figure 22",
+    title="Errors of a polynomial network against the number of training samples, natural labels",
+    claims=_of_polynomials(
+        *natural_claims("section 9.10, Figure 22"), more_data("section 9.10, Proposition 3, Figure 22")
+    ),
+    stages=_natural,
+    deviations=POLYNOMIAL_DEVIATIONS | {"small": (*POLYNOMIAL_DEVIATIONS["small"], GOOD)},
+    paper_cost=COST,
+)
+def figure_22(runs: Runs) -> Analysis:
+    """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
+    analysis = against_size(runs, random=False)
+    more = {"more_data": curve_found(analysis.table)["more_data"]}
+    return replace(analysis, found={**analysis.found, **more})
+
+
+@study(
+    "zhang2017-fig23",
+    figure="Figure 23",
+    title="Errors of a polynomial network against the number of training samples, random labels",
+    claims=_of_polynomials(*random_claims("section 9.10, Figure 23")),
+    stages=_random,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_23(runs: Runs) -> Analysis:
+    """Figure 2 with polynomials of degree 10 in place of the ReLUs."""
+    return against_size(runs, random=True)
+
+
+@study(
+    "zhang2017-fig24",
+    figure="Figure 24",
+    title="Errors of polynomial networks against the number of parameters",
+    # where the test error is best is said of Figure 3 only
+    claims=_of_polynomials(*width_claims("section 9.10, Figure 24")[:-1]),
+    stages=_by_width,
+    deviations=POLYNOMIAL_DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_24(runs: Runs) -> Analysis:
+    """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
+    analysis = against_parameters(runs)
+    return replace(analysis, found={key: value for key, value in analysis.found.items() if key != "best_at_boundary"})

@@ -1,0 +1,332 @@
+"""Figures 1, 2, 13 and 14 of Zhang et al. (2017): errors against the number of training samples, and along training.
+
+The claims of Figures 1 and 2 are also those of their polynomial versions, Figures 22 and 23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from flatscope_papers import curves, intervals
+from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.reasons import with_reasons
+from flatscope_papers.zhang2017.networks import (
+    COST,
+    DEVIATIONS,
+    SETTLED,
+    SIZES,
+    STEPS,
+    ends,
+    histories,
+    parameters,
+    per_seed,
+    stage,
+)
+
+CHANCE = 0.9
+ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
+NEARLY_ZERO = (-math.inf, 0.05)
+GOOD = (
+    "restated after the results were known: any test error below chance counts as good, and it was not said that this "
+    "is all that is judged"
+)
+TOGETHER, NEARLY_TOGETHER = (-0.05, 0.05), (-0.2, 0.2)  # of a test and a training error
+SHARE = (0.0, 1.0)
+
+
+def natural_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of natural labels as N passes W."""
+    return (
+        Claim(
+            "fitted",
+            where,
+            "with fewer samples than parameters the training error is zero",
+            "training error of the networks with N < W, mean over sizes, then over seeds",
+            "zero",
+            holds=ZERO,
+            partly=NEARLY_ZERO,
+        ),
+        Claim(
+            "good_test_error",
+            where,
+            "with fewer samples than parameters the test error is good although nothing guarantees it (judged: better "
+            "than chance, which is little)",
+            "test error of the networks with N < W minus 0.9, chance: an error of 0.89 would count as good",
+            "good",
+            holds=NEGATIVE,
+        ),
+        Claim(
+            "no_generalization",
+            where,
+            "with fewer samples than parameters training and test error are far apart",
+            "test minus training error of the networks with N < W",
+            "no generalization",
+            holds=(0.1, 1.0),
+            partly=POSITIVE,
+        ),
+        Claim(
+            "gap_closes",
+            where,
+            "with more samples than parameters training and test error are closer to each other than with fewer",
+            "test minus training error at the largest N minus that of the networks with N < W, per seed",
+            "generalization for N > W",
+            holds=NEGATIVE,
+        ),
+        Claim(
+            "generalizes",
+            where,
+            "with more samples than parameters there is generalization: training and test error come together",
+            "test minus training error at the largest N",
+            "generalization for N > W",
+            holds=TOGETHER,
+            partly=NEARLY_TOGETHER,
+        ),
+    )
+
+
+def random_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of scrambled labels as N passes W."""
+    return (
+        Claim(
+            "chance",
+            where,
+            "with random labels the test error is at chance whatever the number of samples",
+            "test error, mean over sizes, then over seeds",
+            "at chance, 0.9",
+            holds=(0.88, 0.92),
+            partly=(0.85, 0.95),
+        ),
+        Claim(
+            "fitted",
+            where,
+            "with fewer samples than parameters random labels are fitted without error",
+            "training error of the networks with N < W, mean over sizes, then over seeds",
+            "zero",
+            holds=ZERO,
+            partly=NEARLY_ZERO,
+        ),
+        Claim(
+            "rises",
+            where,
+            "with more samples than parameters the training error on random labels rises towards the expected error",
+            "training error at the largest N minus that of the networks with N < W, per seed",
+            "starts to increase",
+            holds=POSITIVE,
+        ),
+        Claim(
+            "reaches_chance",
+            where,
+            "with more samples than parameters the training error on random labels comes to reach the expected error",
+            "test minus training error at the largest N",
+            "reaches the expected error",
+            holds=TOGETHER,
+            partly=NEARLY_TOGETHER,
+        ),
+    )
+
+
+def against_size(runs: Runs, *, random: bool) -> Analysis:
+    """Errors against N for a network of fixed W; claims of natural or of random labels."""
+    points = ends(runs)
+    found, claims = (random_found(points), random_claims("")) if random else (natural_found(points), natural_claims(""))
+    reasons = {"fitted": SETTLED if random else STEPS} if runs.scale == "small" else {}
+    found = with_reasons(found, claims, runs.scale, reasons)
+    width = int(points["W"].iloc[0])
+    return Analysis(
+        points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
+    )
+
+
+def natural_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `natural_claims`; one row per network in `points`, a pair of errors in each."""
+    few, most = sides(points)
+    return {
+        "fitted": intervals.mean(per_seed(few, "train_error"), worst(few), bounds=SHARE),
+        "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE, _as_error(few)),
+        "no_generalization": intervals.mean(per_seed(few, "gap")),
+        "gap_closes": intervals.paired_difference(per_seed(most, "gap"), per_seed(few, "gap")),
+        "generalizes": intervals.mean(per_seed(most, "gap")),
+    }
+
+
+def random_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `random_claims`."""
+    few, most = sides(points)
+    return {
+        "chance": intervals.mean(per_seed(points, "test_error"), bounds=SHARE),
+        "fitted": intervals.mean(per_seed(few, "train_error"), worst(few), bounds=SHARE),
+        "rises": intervals.paired_difference(per_seed(most, "train_error"), per_seed(few, "train_error")),
+        "reaches_chance": intervals.mean(per_seed(most, "gap")),
+    }
+
+
+def sides(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Networks with fewer samples than parameters, and those with the most samples."""
+    return points[points["n"] < points["W"]], points[points["n"] == points["n"].max()]
+
+
+def _as_error(few: pd.DataFrame) -> str:
+    """The test error itself: below chance says little of how good it is."""
+    return f"a test error of {per_seed(few, 'test_error').mean():.3f}, chance is {CHANCE}"
+
+
+def worst(few: pd.DataFrame) -> str:
+    """Which training size leaves the largest training error."""
+    errors = few.groupby("n")["train_error"].mean()
+    return f"largest at N = {errors.idxmax()}: {errors.max():.3f}" if len(errors) else ""
+
+
+def draw_errors(figure: Figure, points: pd.DataFrame, by: str, label: str, line: float, scale: str = "log") -> None:
+    """Training and test error against N or W: means, seeds as dots, and a line where both are equal."""
+    axes = figure.subplots()
+    for name, (words, colour, marker) in curves.ERRORS.items():
+        curves.dots(axes, curves.lines(points, by, name), colour, marker=marker, label=words)
+    axes.axvline(line, color="grey", linestyle="--", linewidth=1, label=f"N = W = {line:,.0f}")
+    axes.set(xscale=scale, ylim=(-0.03, 1.0), xlabel=label, ylabel="error (share of samples)")
+    axes.legend()
+
+
+def draw_curves(figure: Figure, along: pd.DataFrame) -> None:
+    """Training and test error along training, one curve per training size, mean and range over seeds."""
+    panels = two_panels(figure)
+    for axes, name in zip(panels, curves.ERRORS, strict=True):
+        for n, shade in curves.shades(along["n"]).items():
+            drawn = curves.lines(along[along["n"] == n], "epoch", name, carry=True)
+            # Its end as a dot: a network may be done when first looked at.
+            curves.band(axes, drawn, shade, label=f"{n:,}", marker="o", markersize=4, markevery=[-1])
+        axes.set(xscale="log", ylim=(-0.03, 1.0))
+    panels[1].legend(title="training samples", fontsize=8)
+
+
+def two_panels(figure: Figure, titles: tuple[str, str] = ("training error", "test error")) -> Any:
+    """Training error on the left, test error on the right, against epochs."""
+    figure.set_size_inches(8.4, 3.6)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(xlabel="epoch", title=title)
+    panels[0].set_ylabel("error (share of samples)")
+    return panels
+
+
+def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Stage]]:
+    def stages(scale: str) -> list[Stage]:
+        size = SIZES[scale]
+        return [stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random)]
+
+    return stages
+
+
+@study(
+    "zhang2017-fig1",
+    figure="Figure 1",
+    title="Errors against the number of training samples, natural labels",
+    claims=natural_claims("section 3, Figure 1"),
+    stages=_by_size("base"),
+    deviations=DEVIATIONS | {"small": (*DEVIATIONS["small"], GOOD)},
+    paper_cost=COST,
+)
+def figure_1(runs: Runs) -> Analysis:
+    """One all-convolutional network of W parameters, trained on subsets of CIFAR-10 below and above W samples."""
+    return against_size(runs, random=False)
+
+
+@study(
+    "zhang2017-fig2",
+    figure="Figure 2",
+    title="Errors against the number of training samples, random labels",
+    claims=random_claims("section 3, Figure 2"),
+    stages=_by_size("base", random=True),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_2(runs: Runs) -> Analysis:
+    """The network of Figure 1 on subsets whose labels are all drawn at random."""
+    return against_size(runs, random=True)
+
+
+def curve_claims(where: str) -> tuple[Claim, ...]:
+    """What the paper says of training sets of different sizes."""
+    return (
+        Claim(
+            "overfits",
+            where,
+            "the smallest training sets are overfitted more than the largest",
+            "test minus training error at the end, smallest N minus largest N, per seed",
+            "overfitting with small training sets",
+            holds=POSITIVE,
+        ),
+        Claim(
+            "little_generalization",
+            where,
+            "there is little generalization with small training sets",
+            "test minus training error at the end, smallest N",
+            "little",
+            holds=(0.3, 1.0),
+            partly=POSITIVE,
+        ),
+        more_data(f"section 6, {where}"),
+    )
+
+
+def more_data(where: str) -> Claim:
+    """More samples, less error."""
+    return Claim(
+        "more_data",
+        where,
+        "the expected error decreases with increasing training set size",
+        "test error at the end, largest N minus smallest N, per seed",
+        "decreases",
+        holds=NEGATIVE,
+    )
+
+
+def curve_found(points: pd.DataFrame) -> dict[str, Estimate]:
+    """Estimates of `curve_claims` from the last epoch of each network."""
+    least, most = (points[points["n"] == n] for n in (points["n"].min(), points["n"].max()))
+    return {
+        "overfits": intervals.paired_difference(per_seed(least, "gap"), per_seed(most, "gap")),
+        "little_generalization": intervals.mean(per_seed(least, "gap")),
+        "more_data": intervals.paired_difference(per_seed(most, "test_error"), per_seed(least, "test_error")),
+    }
+
+
+def along_training(runs: Runs) -> Analysis:
+    """Errors along training, one curve per training size."""
+    along = histories(runs)
+    return Analysis(along, curve_found(ends(runs)), lambda figure: draw_curves(figure, along))
+
+
+@study(
+    "zhang2017-fig13",
+    figure="Figure 13",
+    title="Training and test error along training, one curve per training size",
+    claims=curve_claims("Figure 13"),
+    stages=_by_size("base"),
+    deviations=DEVIATIONS,
+    paper_cost="The networks of zhang2017-fig1.",
+)
+def figure_13(runs: Runs) -> Analysis:
+    """The networks of Figure 1 along training; the paper does not state the network of this figure."""
+    return along_training(runs)
+
+
+@study(
+    "zhang2017-fig14",
+    figure="Figure 14",
+    title="Training and test error along training, one curve per training size, a larger network",
+    claims=curve_claims("Figure 14"),
+    stages=_by_size("large"),
+    deviations=DEVIATIONS,
+    paper_cost=COST,
+)
+def figure_14(runs: Runs) -> Analysis:
+    """As Figure 13 with more channels; the paper does not state how many."""
+    analysis = along_training(runs)
+    count = parameters(runs.scale, SIZES[runs.scale]["large"])
+    return Analysis(analysis.table, analysis.found, analysis.draw, (f"{count:,} parameters",))

@@ -1,0 +1,301 @@
+"""Studies of Petzka et al. (2019): they run through at smoke size, and their analyses give the verdict that is due."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import flatscope as fs
+from flatscope.training.data import load
+from flatscope.training.models import build
+from flatscope_papers import find_study, intervals, study
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
+from flatscope_papers.petzka2019.correlations import CLAIMS_1
+from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, stages
+from flatscope_papers.petzka2019.mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
+from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
+from flatscope_papers.petzka2019.tail_curvature import tail_curvature
+from flatscope_papers.petzka2019.theory import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
+
+NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # eight networks: SciPy warns about such short samples
+def test_smoke(name: str, store: Path) -> None:
+    result = study(f"petzka2019-{name}", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert len(result.table)
+    assert "<svg" in result.svg
+    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+
+
+@pytest.mark.parametrize("layers", ["fc2", "fc3"])
+def test_closed_forms_equal_the_sweep(layers: str) -> None:
+    x, y = load("flatscope_papers.smoke_data:digits_as_cifar10", train_size=60, test_size=0).train
+    model = build("lenet5", seed=3).double().eval()
+    found = tail_curvature(model, x.double())
+    names = ["layer_trace", "layer_max_eigenvalue", "kappa", "kappa_trace"]
+    table = fs.measure(fs.Problem(model, train=(x.double(), y)), names)
+    for name in names:
+        assert found[f"{name}/{layers}"] == pytest.approx(table.layer(name)[layers], rel=1e-9)
+
+
+def test_the_paper_scale_is_the_papers_grid() -> None:
+    configs = [config for config in stages("paper")[0].configs if config["variant"] == "momentum"]
+    assert len(configs) == 144
+    assert {(c["train"]["batch_size"], c["train"]["lr"]) for c in configs} == {
+        (4, 0.001),
+        (32, 0.008),
+        (64, 0.02),
+        (512, 0.1),
+    }
+    assert {c["init"] for c in configs} == {"xavier_normal", "kaiming_uniform", "uniform", "normal"}
+
+
+def planted(slope: float, noise: float, n: int = 400) -> pd.DataFrame:
+    """Networks whose gap depends on κ_τ with a known strength; half of them never reach the rule."""
+    generator = np.random.default_rng(0)
+    kappa = 4 * generator.random(size=n)
+    gap = slope * kappa + noise * generator.normal(size=n)
+    rows: list[dict[str, Any]] = []
+    for i in range(n):
+        base = {"network": i, "variant": "momentum", "learned": True, "gap": gap[i], "before/kappa_trace/fc3": kappa[i]}
+        if i % 2:
+            rows.append({**base, "rule": RULE})
+        rows.append({**base, "rule": "end"} | ({"gap": 1e9} if i % 2 else {}))
+    return pd.DataFrame(rows)
+
+
+def test_each_network_is_taken_where_the_rule_stops_it() -> None:
+    points = at_rule(planted(1.0, 0.0), RULE)
+    assert len(points) == 400
+    assert points["network"].is_unique
+    assert (points["gap"] < 1e9).all()  # the end is taken only where the rule never held
+
+
+@pytest.mark.parametrize(
+    ("slope", "noise", "verdict"), [(1.0, 0.52, REPRODUCED), (1.0, 2.0, PARTLY), (-1.0, 0.5, NOT_REPRODUCED)]
+)
+def test_a_planted_correlation_gets_its_verdict(slope: float, noise: float, verdict: str) -> None:
+    points = at_rule(planted(slope, noise), RULE)
+    found = intervals.correlation(points["before/kappa_trace/fc3"], points["gap"])
+    assert judge(CLAIMS_1[0], found, "paper").verdict == verdict
+
+
+def test_correlations_cover_every_rule() -> None:
+    along = correlations(planted(1.0, 0.1).query("gap < 1e9"))
+    assert set(along["rule"]) == {RULE, "end"}
+    assert (along["pearson"] > 0.9).all()
+
+
+def test_the_stronger_of_two_correlations_is_seen() -> None:
+    generator = np.random.default_rng(1)
+    gap = generator.normal(size=100)
+    clear, blurred = gap + 0.1 * generator.normal(size=100), gap + 2 * generator.normal(size=100)
+    frame = pd.DataFrame({"clear": clear, "blurred": blurred, "gap": gap})
+    better = intervals.lead_of_correlations(frame, "clear", ["blurred"], "gap")
+    assert better.low is not None
+    assert better.low > 0
+    worse = intervals.lead_of_correlations(frame, "blurred", ["clear"], "gap")
+    assert worse.value == pytest.approx(-better.value)
+
+
+def test_the_regression_is_at_its_minimum() -> None:
+    model, x, y = minimum(200, 6, seed=1)
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    gradient = torch.autograd.grad(loss, model.weight)[0]
+    assert float(gradient.norm()) < 1e-12
+    assert float(model.weight.detach().norm()) < 1e3  # finite, since the classes overlap
+
+
+def test_remarks_of_the_appendix() -> None:
+    found = remarks(0)
+    assert found["separating_norm"] == pytest.approx(1.41423, abs=1e-5)
+    assert found["convolution_error"] < 1e-12
+
+
+def regressions(off: float) -> pd.DataFrame:
+    """Regressions on 100 samples whose κ misses its closed form by this share."""
+    expected = np.array([1.0, 2.0, 3.0])
+    return pd.DataFrame({"kappa": expected * (1 + off), "expected": expected, "samples": 100})
+
+
+def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
+    claims = {claim.key: claim for claim in find_study("petzka2019-ridge").claims}
+
+    def verdicts(table: pd.DataFrame) -> list[str]:
+        return [judge(claims[key], found, "small").verdict for key, found in ridge_found(table).items()]
+
+    assert verdicts(regressions(0.0)) == [REPRODUCED, NOT_REPRODUCED]
+    assert verdicts(regressions(1e-6)) == [NOT_REPRODUCED, NOT_REPRODUCED]
+    assert verdicts(regressions(99.0)) == [NOT_REPRODUCED, REPRODUCED]  # of a summed loss
+
+
+def test_noise_of_the_right_law_raises_the_loss_as_much_as_random_matrices() -> None:
+    model, x, y = minimum(100, 4, seed=0)
+    found = injected(model, x, y, delta=0.1, draws=400, seed=0)
+    assert found["matrix_rise"] == pytest.approx(found["noise_rise"], rel=0.1)
+    assert found["norm_ratio"] <= 1 + 1e-12
+    assert found["norm_ratio"] > 0.3
+    # The rise is of second order: twice the noise raises the loss about four times as much.
+    twice = injected(model, x, y, delta=0.2, draws=400, seed=0)
+    assert twice["noise_rise"] == pytest.approx(4 * found["noise_rise"], rel=0.1)
+
+
+def rises(rest: float, order: float) -> pd.DataFrame:
+    """Ratios of the rise to (δ²/2)κ of three regressions: a half, and a rest that is of this order in δ."""
+    rows = [
+        {"seed": seed, "delta": delta, "ratio": 0.5 + seed * rest * delta ** (order - 2)}
+        for seed in (1, 2, 3)
+        for delta in DELTAS
+    ]
+    return pd.DataFrame(rows).pivot(index="seed", columns="delta", values="ratio")
+
+
+def test_the_order_of_what_is_left_is_seen() -> None:
+    lower, third, higher = (order_of_rest(rises(0.02, order)).to_numpy() for order in (2.5, 3, 4))
+    assert third == pytest.approx(3.0, abs=1e-6)
+    # Other orders are drawn towards three by the change since the smallest δ, and stay on their side of it.
+    assert (lower < 2.75).all()
+    assert (higher > 3.5).all()
+
+
+def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
+    """Four batch sizes; layer l is the gap plus noise of size `of_layers[l]`, layer 1 a thousand times larger."""
+    generator = np.random.default_rng(0)
+    gap = generator.normal(size=n)
+    frame = pd.DataFrame({"train.batch_size": np.arange(n) % 4, "gap": gap})
+    for measure in ("kappa_trace", "rho_layer_sum", "rho"):
+        for number, noise in enumerate(of_layers, start=1):
+            scale = 1000.0 if number == 1 else 1.0
+            frame[f"{measure}/fc{number}"] = scale * (10 + gap + noise * generator.normal(size=n))
+    return frame
+
+
+def test_a_measure_without_the_output_matrix_is_given_beside_it() -> None:
+    points = mnist_networks([0.5, 1.0, 1.0, 1.0])
+    points[list(PER_NETWORK)] = np.random.default_rng(1).normal(size=(len(points), 4))  # all of the output matrix
+    for name, estimate in lead_found(points).items():
+        family = {"rho_max": "rho", "rho_sum": "rho_layer_sum"}.get(name, "kappa_trace")
+        layers = points[[f"{family}/fc{number}" for number in range(1, 5)]]
+        hidden = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
+        assert f"over the four hidden layers alone {hidden.corr(points['gap']):.2f}" in estimate.note
+
+
+def test_a_measure_that_is_one_layer_can_only_tie() -> None:
+    points = mnist_networks([0.5, 1.0, 1.0, 1.0])
+    for name in PER_NETWORK:
+        points[name] = points["kappa_trace/fc1"]
+    found = lead_found(points)
+    assert found["kappa_trace_max"].value == 0
+    assert "can only tie" in found["kappa_trace_max"].note
+    assert "can only tie" not in found["rho_max"].note
+    assert "too few" not in found["kappa_trace_max"].note
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_networks_that_were_all_dropped_are_no_tie(left: int) -> None:
+    points = mnist_networks([1.0, 1.0, 1.0, 1.0])
+    points[list(PER_NETWORK)] = 1.0
+    for estimate in lead_found(points.iloc[:left]).values():
+        assert math.isnan(estimate.value)
+        assert "tie" not in estimate.note
+
+
+@pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])
+def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> None:
+    points = mnist_networks([1.0, 1.0, 1.0, 1.0])
+    for name in PER_NETWORK:
+        points[name] = points["gap"] + noise * np.random.default_rng(9).normal(size=len(points))
+    claims = {claim.key: claim for claim in find_study("petzka2019-fig6").claims}
+    assert {judge(claims[key], found, "small").verdict for key, found in lead_found(points).items()} == {due}
+
+
+@pytest.mark.parametrize(("noises", "due"), [([0.1, 0.1, 0.1, 9.0], REPRODUCED), ([0.1] * 4, NOT_REPRODUCED)])
+def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
+    points = mnist_networks(noises, n=200)
+    columns = [f"rho/fc{number}" for number in range(1, 5)]
+    found = intervals.spread_of_correlations(points, columns, "gap")
+    assert judge(spread_claim("rho", "Figure 5"), found, "small").verdict == due
+
+
+def test_what_batch_sizes_alone_explain_is_told() -> None:
+    points = pd.DataFrame({"train.batch_size": np.repeat([1, 2, 3], 20)})
+    generator = np.random.default_rng(0)
+    points["gap"] = points["train.batch_size"] + 0.01 * generator.normal(size=60)
+    points["between"] = points["train.batch_size"] + 0.01 * generator.normal(size=60)
+    points["within"] = points["gap"]
+    assert points["between"].corr(points["gap"]) > 0.99
+    (note,) = within_batches(points, {"between": "b", "within": "w"})
+    shown = dict(part.split() for part in note.split(": ")[1].split(", "))
+    assert abs(float(shown["b"])) < 0.3
+    assert float(shown["w"]) == 1.0
+
+
+def test_the_paper_scale_of_the_mnist_networks() -> None:
+    configs = find_study("petzka2019-fig3").stages("paper")[0].configs
+    assert len(configs) == 40
+    assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-5}
+    assert {tuple(c["model"]["options"]["widths"]) for c in configs} == {(784, 50, 50, 50, 30, 10)}
+    assert {claim.holds[0] for claim in layer_claims("kappa_trace", "Figure 3", 0.7, "")} == {0.7}
+
+
+def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:
+    """Changes as Table 1 has them, but for those given by (way, measure)."""
+    due = {("layer", name): 5.0 for name in OF_HESSIAN} | {("neuron", name): 5.0 for name in (*OF_HESSIAN, *OF_LAYERS)}
+    rows = [
+        {"way": way, "measure": name, "draw": draw, "network": i, "change": (due | moves).get((way, name), 1e-15)}
+        for way in ("layer", "neuron")
+        for name in MEASURES
+        for draw in range(3)
+        for i in range(4)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("moves", "failing"),
+    [
+        ({}, set()),
+        ({("layer", "kappa_trace"): 0.1}, {"layers_kept"}),
+        ({("layer", "rho_unit"): 0.1}, {"neurons_kept"}),
+        ({("neuron", "rho_sum"): 0.1}, {"neurons_kept"}),
+        ({("neuron", "kappa"): 1e-9}, {"not_by_neurons"}),
+        ({("layer", "layer_trace"): 1e-9}, {"hessian_moves"}),
+    ],
+)
+def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str], float], failing: set[str]) -> None:
+    claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
+    seen = found(rewritten(moves), [0.0] * 4)
+    verdicts = {key: judge(claims[key], estimate, "small").verdict for key, estimate in seen.items()}
+    assert {key for key, verdict in verdicts.items() if verdict == NOT_REPRODUCED} == failing
+
+
+def test_the_change_of_a_layer_is_against_its_largest_value() -> None:
+    units = pd.DataFrame({"measure": "rho_unit", "layer": ["a", "a", "b"], "unit": [0, 1, 0], "value": [0.0, 2.0, 8.0]})
+    (one,) = changes(units, units.assign(value=[0.5, 2.0, 9.0]))
+    assert one == {"measure": "rho_unit", "change": 0.25}
+
+
+def test_no_two_networks_of_table_1_share_their_factors() -> None:
+    looks = find_study("petzka2019-table1").stages("small")[1].configs
+    drawn = [look["seed"] * look["number"] + draw for look in looks for draw in range(look["number"])]
+    assert len(drawn) == len(set(drawn)) == 100
+
+
+def test_biases_left_alone_change_the_function() -> None:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    assert weights_alone(build("mlp", widths=(4, 6, 3)), x) > 0.01
+    assert weights_alone(build("mlp", widths=(4, 6, 3), bias=False), x) < 1e-6

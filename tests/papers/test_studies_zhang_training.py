@@ -1,0 +1,315 @@
+"""Studies of Zhang et al. (2017) about training: they run through at smoke size, and their checks bite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flatscope.training.models import build
+from flatscope.training.stacked_layers import StackedNetwork
+from flatscope_papers import find_study, study
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
+from flatscope_papers.theory.polynomial import PolynomialActivation
+from flatscope_papers.zhang2017 import architectures as zhang2017_architectures
+from flatscope_papers.zhang2017 import langevin as zhang2017_langevin
+from flatscope_papers.zhang2017.networks import (
+    SIZES,
+    ClippedPolynomial,
+    config,
+    parameters,
+    polynomial_all_conv,
+    training,
+)
+from flatscope_papers.zhang2017.parameters import (
+    CLAIMS_15,
+    EPOCHS_15,
+    at_epoch,
+    gap_found,
+    why_affected,
+    width_claims,
+    width_found,
+)
+from flatscope_papers.zhang2017.polynomial import CLAIMS_21, overhead, similar_found
+from flatscope_papers.zhang2017.training import (
+    curve_claims,
+    curve_found,
+    natural_claims,
+    natural_found,
+    random_claims,
+    random_found,
+)
+
+NAMES = ["fig1", "fig2", "fig3", "fig4", "fig6", "fig13", "fig14", "fig15", "fig21", "fig22", "fig23", "fig24"]
+W, SEEDS = 1_000, 3
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name: str, store: Path) -> None:
+    result = study(f"zhang2017-{name}", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert len(result.table)
+    assert "<svg" in result.svg
+    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+
+
+def test_smoke_of_the_table(store: Path) -> None:
+    result = study("zhang2017-table2", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert set(result.table["network"]) == {"mlp_1x512", "small_alexnet"}
+    assert "<svg" in result.svg
+
+
+def test_the_paper_scale_is_the_papers_network() -> None:
+    assert parameters("paper", SIZES["paper"]["base"]) == 9_370
+    assert 9_370 in SIZES["paper"]["train_sizes"]
+    wide = [c for c in SIZES["paper"]["channels"] if parameters("paper", c) >= 50_000]
+    assert min(wide) == 38
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+def test_parameters_and_samples_cross_at_every_scale(scale: str) -> None:
+    size = SIZES[scale]
+    width = parameters(scale, size["base"])
+    assert min(size["train_sizes"]) < width < max(size["train_sizes"])
+    widths = [parameters(scale, c) for c in size["channels"]]
+    assert min(widths) < size["fixed_size"] <= max(widths)
+
+
+def test_figures_share_their_networks() -> None:
+    first = study_configs("zhang2017-fig1")
+    assert first == study_configs("zhang2017-fig13")
+    assert all(one in study_configs("zhang2017-fig22") for one in study_configs("zhang2017-fig21")[-1:])
+    gaps = study_configs("zhang2017-fig15", "paper")
+    assert all(one in gaps for one in study_configs("zhang2017-fig3", "paper"))
+
+
+def study_configs(name: str, scale: str = "small") -> list[Any]:
+    return [one for stage in find_study(name).stages(scale) for one in stage.configs]
+
+
+@pytest.mark.parametrize(("n", "epochs"), [(500, 100), (5_000, 10)])
+def test_steps_are_the_same_whatever_the_size(n: int, epochs: int) -> None:
+    settings = training({"lr": 0.1, "batch_size": 50, "steps": 1_000, "looks": 20}, n)
+    assert settings["epochs"] == epochs
+    assert settings["lr_decay"] ** settings["epochs"] == pytest.approx(0.1)
+    assert settings["evaluate_every"] == max(1, epochs // 20)
+    assert "steps" not in settings
+    assert "looks" not in settings
+
+
+def test_figure_15_of_the_paper_can_be_read_after_30_epochs() -> None:
+    for one in study_configs("zhang2017-fig15", "paper"):
+        assert one["train"]["epochs"] >= EPOCHS_15
+        assert EPOCHS_15 % one["train"]["evaluate_every"] == 0
+        assert one["train"]["lr_decay"] == pytest.approx(0.95)  # as if training had been planned for 30 epochs
+
+
+def test_small_training_sets_of_the_paper_scale_get_as_many_steps_as_large_ones() -> None:
+    for name in ("fig1", "fig2", "fig13", "fig14", "fig22", "fig23"):
+        for one in study_configs(f"zhang2017-{name}", "paper"):
+            train = one["train"]
+            steps = train["epochs"] * math.ceil(one["data"]["train_size"] / train["batch_size"])
+            assert steps == pytest.approx(30_000, rel=0.01)
+
+
+def test_random_labels_have_the_seed_of_their_network() -> None:
+    assert config("small", 3, 100, 7, random=True)["labels"] == {"random": 1.0, "seed": 7}
+
+
+def test_the_polynomial_is_that_of_the_library_and_stacks() -> None:
+    x = torch.linspace(-8, 8, 999, dtype=torch.float64)
+    expected = PolynomialActivation(-5.0, 5.0, 10, outside="clip", dtype=torch.float64)(x)
+    torch.testing.assert_close(ClippedPolynomial(5.0, 10)(x), expected, rtol=0, atol=1e-12)
+    network = polynomial_all_conv(2, side=16)
+    StackedNetwork(network)  # raises if it cannot be stacked
+    plain = build("all_conv", channels=2, input_shape=(3, 16, 16))
+    assert [p.shape for p in network.parameters()] == [p.shape for p in plain.parameters()]
+    assert sum(isinstance(part, ClippedPolynomial) for part in network) == 4
+
+
+def apart(*place: int) -> float:
+    """A little spread that no two settings share: runs that are all alike have no interval."""
+    return 1e-3 * float(np.random.default_rng(place).random())
+
+
+def by_size(few_train: float, many_train: float, test: float) -> pd.DataFrame:
+    """Networks of W = 1,000: a training error for N below W, another above."""
+    rows = []
+    for n, seed in itertools.product((100, 500, 5_000), range(SEEDS)):
+        train, error = (few_train if n < W else many_train) + apart(n, seed), test + apart(n, seed, 1)
+        rows.append({"n": n, "W": W, "seed": seed, "train_error": train, "test_error": error, "gap": error - train})
+    return pd.DataFrame(rows)
+
+
+def verdicts(claims: tuple[Claim, ...], found: dict[str, Estimate]) -> dict[str, str]:
+    assert {claim.key for claim in claims} == set(found)
+    return {claim.key: judge(claim, found[claim.key], "small").verdict for claim in claims}
+
+
+def test_natural_labels() -> None:
+    claims = natural_claims("")
+    assert set(verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5))).values()) == {REPRODUCED}
+    other = verdicts(claims, natural_found(by_size(0.3, 0.1, 0.95)))
+    assert other["fitted"] == other["good_test_error"] == other["gap_closes"] == NOT_REPRODUCED
+    assert verdicts(claims, natural_found(by_size(0.02, 0.4, 0.5)))["fitted"] == PARTLY
+    assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5)))["generalizes"] == REPRODUCED
+    assert verdicts(claims, natural_found(by_size(0.0, 0.4, 0.5)))["generalizes"] == PARTLY
+    assert other["generalizes"] == NOT_REPRODUCED
+    little = natural_found(by_size(0.0, 0.48, 0.89))["good_test_error"]
+    assert verdicts(claims, natural_found(by_size(0.0, 0.48, 0.89)))["good_test_error"] == REPRODUCED
+    assert "test error of 0.89" in little.note  # reproduced, but the reader sees how good it is
+    assert "which is little" in next(claim for claim in claims if claim.key == "good_test_error").statement
+
+
+def test_random_labels() -> None:
+    claims = random_claims("")
+    assert set(verdicts(claims, random_found(by_size(0.0, 0.88, 0.9))).values()) == {REPRODUCED}
+    other = verdicts(claims, random_found(by_size(0.2, 0.1, 0.5)))
+    assert set(other.values()) == {NOT_REPRODUCED}
+
+
+def test_small_training_sets() -> None:
+    points = by_size(0.0, 0.4, 0.5)
+    points.loc[points["n"] < W, "test_error"] += 0.2
+    points["gap"] = points["test_error"] - points["train_error"]
+    assert set(verdicts(curve_claims(""), curve_found(points)).values()) == {REPRODUCED}
+    points["n"] = 10_000 - points["n"]
+    assert verdicts(curve_claims(""), curve_found(points))["more_data"] == NOT_REPRODUCED
+
+
+def by_width(test_beyond: float, train_beyond: float = 0.0) -> pd.DataFrame:
+    """Networks on N = 1,000 samples; the largest has a test error of its own."""
+    rows = []
+    for width, seed in itertools.product((100, 1_000, 10_000), range(SEEDS)):
+        train = (0.5 if width < W else train_beyond) + apart(width, seed)
+        test = {100: 0.7, 1_000: 0.5, 10_000: test_beyond}[width] + apart(width, seed, 1)
+        rows.append({"W": width, "n": W, "seed": seed, "train_error": train, "test_error": test, "gap": test - train})
+    return pd.DataFrame(rows)
+
+
+def test_more_parameters() -> None:
+    claims = width_claims("")
+    found = verdicts(claims, width_found(by_width(0.51)))
+    assert found.pop("best_at_boundary") == PARTLY  # widths a power of ten apart do not tell half of one
+    assert set(found.values()) == {REPRODUCED}
+    other = verdicts(claims, width_found(by_width(0.6, train_beyond=0.2)))
+    assert other["zero_error"] == other["no_overfitting"] == NOT_REPRODUCED
+    better = verdicts(claims, width_found(by_width(0.3)))
+    assert better["no_overfitting"] == REPRODUCED
+    assert better["best_at_boundary"] == NOT_REPRODUCED
+
+
+def test_the_gap_against_parameters() -> None:
+    few, many = by_width(0.5), by_width(0.4)
+    few["n"] = 50
+    few["test_error"] += 0.2
+    few["gap"] += 0.2
+    points = pd.concat([few, many], ignore_index=True)
+    found = verdicts(CLAIMS_15, gap_found(points))
+    assert found["more_data"] == REPRODUCED
+    assert found["anywhere"] == NOT_REPRODUCED  # zero training error only where W ≥ N: the gap grows on the way
+    worse = verdicts(CLAIMS_15, gap_found(by_width(0.9)))
+    assert worse["beyond_samples"] == worse["expected_error"] == worse["unaffected"] == NOT_REPRODUCED
+    better = verdicts(CLAIMS_15, gap_found(by_width(0.3)))
+    assert better["expected_error"] == REPRODUCED
+    assert better["unaffected"] == NOT_REPRODUCED
+    told = gap_found(by_width(0.3))["unaffected"]
+    assert "N = 1,000: 0.50" in told.note
+    assert why_affected(told) == "the test error goes on falling beyond W = N"
+
+
+def test_a_reason_is_that_of_the_number() -> None:
+    assert "no effect is shown" in why_affected(Estimate(-0.02, -0.08, 0.03, 3))
+    assert not why_affected(Estimate(0.1, 0.05, 0.15, 3))
+
+
+def test_networks_are_read_at_their_epoch() -> None:
+    curves = pd.DataFrame(
+        {
+            "channels": 2,
+            "W": 10,
+            "n": [5, 5, 5, 7],
+            "seed": 0,
+            "polynomial": False,
+            "epoch": [10, 30, 60, 20],
+            "train_error": [0.3, 0.2, 0.1, 0.0],
+            "test_error": 0.5,
+            "gap": 0.1,
+        }
+    )
+    assert at_epoch(curves, 30).set_index("n")["train_error"].to_dict() == {5: 0.2, 7: 0.0}
+    assert at_epoch(curves, None).set_index("n")["train_error"].to_dict() == {5: 0.1, 7: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("shift", "better", "same"),
+    [(-0.01, REPRODUCED, REPRODUCED), (0.01, NOT_REPRODUCED, REPRODUCED), (-0.2, REPRODUCED, NOT_REPRODUCED)],
+)
+def test_noise(shift: float, better: str, same: str) -> None:
+    rows = []
+    for kind, seed, epoch in itertools.product(("SGD", "SGDL"), range(SEEDS), range(1, 21)):
+        # Early epochs must not count, so they are far off.
+        error = 0.9 if epoch < 10 else 0.5 + 0.05 * seed + (shift if kind == "SGDL" else 0.0)
+        error += apart(seed, epoch, kind == "SGDL", 1)
+        train = 0.1 + apart(seed, epoch, kind == "SGDL")
+        rows.append({"kind": kind, "seed": seed, "epoch": epoch, "train_error": train, "test_error": error})
+    found = verdicts(zhang2017_langevin.CLAIMS, zhang2017_langevin.found(pd.DataFrame(rows)))
+    assert found == {"same_training": REPRODUCED, "same_validation": same, "better_validation": better}
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.01, REPRODUCED), (0.05, PARTLY), (0.3, NOT_REPRODUCED)])
+def test_similar_networks(shift: float, verdict: str) -> None:
+    rows = [
+        {
+            "polynomial": kind,
+            "seed": s,
+            "epoch": e,
+            "train_error": 0.1,
+            "test_error": 0.5 + shift * kind + apart(s, kind),
+        }
+        for kind, s, e in itertools.product((False, True), range(SEEDS), (1, 2))
+    ]
+    found = similar_found(pd.DataFrame(rows))
+    assert verdicts(CLAIMS_21, found)["testing"] == verdict
+    assert found["degree"].value == 10_000  # 10^4: the printed 40 is wrong
+    assert verdicts(CLAIMS_21, found)["degree"] == NOT_REPRODUCED
+
+
+def test_operations_of_polynomials() -> None:
+    # One channel on 8×8: convolutions of 16, 4 and 1 outputs (27, 9 and 9 weights), 1 (1 weight), then 10 of 1 weight.
+    convolutions = 2 * (16 * 27 + 4 * 9 + 1 * 9 + 1 * 1 + 10 * 1)
+    assert overhead(channels=1, side=8) == pytest.approx(22 * 19 / (convolutions + 22))
+    assert overhead(channels=64) < overhead() < overhead(channels=4)  # more weights per unit, less in activations
+
+
+def test_the_table_of_architectures() -> None:
+    claims = zhang2017_architectures._claims()
+    accuracies = {"mlp_1x512": 50.0, "small_alexnet": 76.0, "small_inception": 60.0}
+    jitter = np.array([-0.1, 0.0, 0.1])
+    points = pd.concat(
+        pd.DataFrame({"network": name, "seed": range(3), "train_accuracy": 100.0, "test_accuracy": value + jitter})
+        for name, value in accuracies.items()
+    )
+    built = zhang2017_architectures.counts()
+    full = verdicts(claims, zhang2017_architectures.found(points, built, full=True))
+    assert {full[f"parameters/{name}"] for name in built} == {REPRODUCED}
+    assert full["better/small_alexnet"] == REPRODUCED
+    assert full["better/small_inception"] == NOT_REPRODUCED
+    assert full["better/wide_resnet"] == full["test/wide_resnet"] == NOT_JUDGED
+    assert full["test/small_alexnet"] == REPRODUCED
+    assert full["test/small_inception"] == NOT_REPRODUCED
+    few = zhang2017_architectures.found(points, built, full=False)
+    assert math.isnan(few["test/small_alexnet"].value)
+    assert "50.0" in few["test/mlp_1x512"].note
