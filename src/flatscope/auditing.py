@@ -20,6 +20,7 @@ from scipy.special import ndtri
 from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.guards import precise_math
 from flatscope.measuring import Options, measure
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
@@ -52,6 +53,7 @@ NOISY = 0.25
 _ALWAYS_FIXED = ("network output", "read by no layer")
 
 
+@precise_math()
 def audit(
     problem: Problem,
     names: str | Iterable[str] | None = None,

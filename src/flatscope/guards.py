@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
 
 from flatscope.errors import InputError
+
+_outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
 
 
 @contextmanager
@@ -36,20 +40,109 @@ def untouched_randomness(generators: Iterable[torch.Generator] = ()) -> Iterator
 
 @contextmanager
 def precise_math() -> Iterator[None]:
-    """Full-precision kernels that can be differentiated twice: no TF32, attention by the math kernel."""
+    """Torch as every number here needs it, whatever the caller has set; all of it is put back at the end.
+
+    Kernels of full precision that can be differentiated twice (no TF32, no autocast, attention by the math kernel),
+    derivatives on (also inside `inference_mode` and `no_grad`), activations kept instead of computed again, new tensors
+    in float32 on the CPU unless told otherwise, no anomaly detection, and deterministic kernels only where there are
+    some. Also a decorator: every public function that runs a model has it.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        for kind in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_own_defaults())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_own_switches())
+        stack.enter_context(without_checkpointing())
+        yield
+
+
+@contextmanager
+def _own_defaults() -> Iterator[None]:
+    """New tensors in float32 on the CPU; what the caller has set is kept for the caller's own code."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    _outside.append(_outside[0] if _outside else (dtype, device))
+    torch.set_default_dtype(torch.float32)
+    try:
+        with nullcontext() if device.type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        _outside.pop()
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def callers_defaults(dtype: torch.dtype | None = None, device: torch.device | None = None) -> Iterator[None]:
+    """New tensors as the caller has set them: data sets and models may count on it.
+
+    Args:
+        dtype: another default dtype, where the model is measured in another than the caller's.
+        device: another default device, where the caller has set one.
+    """
+    kept, place = _outside[0] if _outside else (torch.get_default_dtype(), torch.get_default_device())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or kept)
+    try:
+        with nullcontext() if place.type == "cpu" else device or place:
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """Activation checkpointing keeps what it would throw away and compute again.
+
+    It saves memory in training, but cannot be differentiated twice, and its reentrant kind gives no derivatives at all
+    to layers whose input needs none. Both kinds look these two names up when they are called, so that models which
+    imported `checkpoint` itself are reached as well.
+    """
+    names = {"CheckpointFunction": _Unchecked, "_checkpoint_without_reentrant_generator": _unchecked_generator}
+    kept = {name: getattr(checkpoint, name) for name in names}
+    for name, value in names.items():
+        setattr(checkpoint, name, value)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(checkpoint, name, value)
+
+
+class _Unchecked:
+    """In the place of the autograd function of reentrant checkpointing."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _unchecked_generator(*_: Any, **__: Any) -> Iterator[None]:
+    """In the place of what other checkpointing does before and after a function: nothing."""
+    yield
+
+
+@contextmanager
+def _own_switches() -> Iterator[None]:
+    """The switches of torch that have no context manager of their own."""
     matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
     cudnn_tf32 = torch.backends.cudnn.allow_tf32
     fast_attention = torch.backends.mha.get_fastpath_enabled()
+    deterministic = torch.get_deterministic_debug_mode()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_deterministic_debug_mode(min(deterministic, 1))  # 2 is an error wherever a kernel is not deterministic
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
         torch.backends.cudnn.allow_tf32 = cudnn_tf32
         torch.backends.mha.set_fastpath_enabled(fast_attention)
+        torch.set_deterministic_debug_mode(deterministic)
 
 
 @contextmanager

@@ -17,13 +17,19 @@ from flatscope.samples import Inputs, Samples, parts_of, shape_text
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
 DRAWS = 8
+# Wrappers by the name of their class (some are costly to import), and where they keep the module inside.
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 
 
 def replica(model: nn.Module) -> nn.Module:
-    """A copy that shares nothing with the model."""
+    """A copy that shares nothing with the model, without the wrappers around it or around parts of it."""
     try:
-        return copy.deepcopy(model)
+        copies: dict[int, nn.Module] = {}
+        for module in reversed(list(model.modules())):  # inner ones first
+            if (inner := _inside(module)) is not None:
+                copies[id(module)] = copy.deepcopy(inner, copies)
+        return copy.deepcopy(model, copies)
     except Exception as problem:
         raise InputError(
             "a model that can be copied (copy.deepcopy)",
@@ -31,6 +37,49 @@ def replica(model: nn.Module) -> nn.Module:
             where="model",
             fix="Remove old-style weight_norm or cached tensors first",
         ) from problem
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper that changes how it runs and not what it computes; None if this is no wrapper."""
+    held = getattr(module, WRAPPERS.get(type(module).__name__, ""), None)
+    return held if isinstance(held, nn.Module) else None
+
+
+def wrapper_remarks(model: nn.Module) -> tuple[str, ...]:
+    """Which wrappers `replica` leaves out, in words."""
+    found = dict.fromkeys(type(module).__name__ for module in model.modules() if _inside(module) is not None)
+    words = {"OptimizedModule": "torch.compile"}
+    names = " and ".join(words.get(name, name) for name in found)
+    return (f"measured without the wrapping by {names}: the same function, run as it is written",) if found else ()
+
+
+def refuse_closed_modules(model: nn.Module) -> None:
+    """Modules without a readable program, or with a part of their weights only."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        where = f"model, {name}" if name else "model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                "a module written in Python, whose operations can be followed and differentiated twice",
+                "a ScriptModule (torch.jit.script or trace)",
+                where=where,
+                fix="Pass the Python module that it was made of: load_state_dict(scripted.state_dict())",
+            )
+        if kind == "FullyShardedDataParallel":
+            raise InputError(
+                "a module with all of its weights",
+                f"{kind}, which keeps a share of them",
+                where=where,
+                fix="Gather the full state dict and load it into the module without FSDP",
+            )
+    for name, value in model.named_parameters():
+        if type(value.data).__name__ == "DTensor":
+            raise InputError(
+                "weights that are whole",
+                "a DTensor, spread over processes",
+                where=name,
+                fix="Gather the full state dict and load it into a module on one device",
+            )
 
 
 @dataclass(frozen=True)

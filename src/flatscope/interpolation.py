@@ -168,6 +168,7 @@ class Simplex(DrawnResult):
         return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), head)
 
 
+@precise_math()
 def interpolate(
     networks: Sequence[nn.Module],
     data: Any,
@@ -211,7 +212,7 @@ def interpolate(
     weights = _mixtures(len(points), resolution)
     found: list[tuple[float, float]] = []
     bar = progress("Interpolating", total=len(weights))
-    with untouched_randomness(problem.generators), precise_math(), torch.no_grad(), bar as advance:
+    with untouched_randomness(problem.generators), torch.no_grad(), bar as advance:
         for mixture in weights.tolist():
             found.append(_evaluated(problem, _mixed(points, mixture), recompute))
             advance()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Params = dict[str, Tensor]
+T = TypeVar("T")
 
 
 def named_parameters(model: nn.Module) -> Params:
@@ -20,6 +22,14 @@ def trainable_names(model: nn.Module) -> tuple[str, ...]:
     names = [name for name, value in model.named_parameters() if value.is_floating_point()]
     free = [name for name, value in model.named_parameters() if value.requires_grad and name in names]
     return tuple(free or names)
+
+
+def plain_names(state: Mapping[str, T]) -> dict[str, T]:
+    """Entries of a state dict without what `torch.compile` and data parallel wrappers put into their names."""
+    names = {name: ".".join(part for part in name.split(".") if part != "_orig_mod") for name in state}
+    while names and all(name.startswith("module.") for name in names.values()):
+        names = {name: plain.removeprefix("module.") for name, plain in names.items()}
+    return {names[name]: value for name, value in state.items()}
 
 
 def non_finite_name(params: Params, buffers: Params | None = None) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flatscope.errors import InputError
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import callers_defaults, precise_math, untouched_randomness, without_checkpointing
 from flatscope.inspection import (
     Look,
     always_probabilities,
@@ -21,13 +21,15 @@ from flatscope.inspection import (
     first_line,
     look_through,
     refuse_active_layers,
+    refuse_closed_modules,
     refuse_missing_values,
     replica,
     usable_device,
     usable_dtype,
+    wrapper_remarks,
 )
 from flatscope.loss import Loss, PerSample, as_loss, is_classification
-from flatscope.params import Params, named_parameters, non_finite_name, trainable_names
+from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, shape_text
 
@@ -68,6 +70,7 @@ class Problem:
         (4, 2)
     """
 
+    @precise_math()
     def __init__(
         self,
         model: nn.Module,
@@ -82,12 +85,14 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise InputError("a torch.nn.Module", type(model).__name__, where="model")
+            fix = "Pass the module itself, not a function made of it (torch.compile of a compiled module gives one)"
+            raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise InputError("a whole number of at least 1", repr(batch_size), where="batch_size")
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
+        refuse_closed_modules(model)
         refuse_missing_values(model)
         refuse_active_layers(model)
         self.device = first.device if device is None else usable_device(device)
@@ -101,10 +106,10 @@ class Problem:
         bad = non_finite_name(self.params, self.buffers)
         if bad:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
-        with untouched_randomness(), precise_math():
+        with untouched_randomness():
             self.train: Samples = as_samples(train, "train")
             self.test: Samples | None = None if test is None else as_samples(test, "test")
-        with untouched_randomness(self.generators), precise_math(), torch.no_grad():
+        with untouched_randomness(self.generators), torch.no_grad():
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
@@ -115,11 +120,12 @@ class Problem:
             self._check_loss("train")
             if self.test is not None:
                 self._check_loss("test")
-            self.remarks = self._remarks(outputs)
+            doubts = self._doubts(outputs)
             self.ranks = self._checked_ranks(shard)
         self.initial = None if initial is None else self._checked_initial(initial)
-        for remark in self.remarks:
-            warnings.warn(remark, UserWarning, stacklevel=2)
+        self.remarks = (*wrapper_remarks(model), *doubts)  # kept with every table
+        for doubt in doubts:
+            warnings.warn(doubt, UserWarning, stacklevel=3)
 
     @property
     def n_train(self) -> int:
@@ -165,11 +171,9 @@ class Problem:
     def forward(self, inputs: Inputs, params: Params | None = None, buffers: Params | None = None) -> Tensor:
         """Outputs of the network at `params` (its own by default); the module itself is not changed."""
         state = {**(self.params if params is None else params), **(self.buffers if buffers is None else buffers)}
-        if isinstance(inputs, dict):
-            raw = functional_call(self.model, state, (), inputs)
-        else:
-            raw = functional_call(self.model, state, inputs)
-        return output_tensor(raw)
+        args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        with without_checkpointing(), callers_defaults(self.dtype, self.device):
+            return output_tensor(functional_call(self.model, state, args, keywords))
 
     def example(self, size: int = 2) -> Inputs:
         """The first few training inputs, on the device."""
@@ -266,8 +270,8 @@ class Problem:
                 fix="Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows",
             )
 
-    def _remarks(self, outputs: Tensor) -> tuple[str, ...]:
-        """What is allowed and hardly meant; said once here, and kept with every table."""
+    def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
+        """What is allowed and hardly meant; said once here."""
         if self.loss.name != "cross_entropy":
             return ()
         inputs, _ = self._probe("train")
@@ -322,7 +326,7 @@ class Problem:
     def _checked_initial(self, initial: nn.Module | Mapping[str, Tensor]) -> Params:
         if not isinstance(initial, nn.Module | Mapping):
             raise InputError("a module or a state dict", type(initial).__name__, where="initial")
-        given = dict(initial.state_dict()) if isinstance(initial, nn.Module) else dict(initial)
+        given = plain_names(initial.state_dict() if isinstance(initial, nn.Module) else initial)
         for name, value in self.params.items():
             found = given.get(name)
             if not isinstance(found, Tensor) or found.shape != value.shape:

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from flatscope.errors import InputError
-from flatscope.guards import untouched_randomness
+from flatscope.guards import callers_defaults, untouched_randomness
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Batch = tuple[Inputs, Tensor]
 
 PROBED_SAMPLES = 2_000
 READ_SIZE = 256
+END = object()  # of a pass
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
@@ -52,7 +53,7 @@ class Samples:
             share: first and last (excluded) number of the samples to give; the others are read and passed over.
         """
         seen = 0
-        for raw in self._read():
+        for raw in self._raw_batches():
             inputs, targets = split_batch(raw, self.where)
             if share is not None:
                 first, last = max(share[0] - seen, 0), share[1] - seen
@@ -63,6 +64,17 @@ class Samples:
             for start in range(0, len(targets), size or max(len(targets), 1)):
                 stop = start + (size or len(targets))
                 yield cut(inputs, start, stop), targets[start:stop]
+
+    def _raw_batches(self) -> Iterator[Any]:
+        """One pass over the source, each step under the caller's own defaults for new tensors."""
+        with callers_defaults():
+            source = iter(self._read())
+        while True:
+            with callers_defaults():
+                raw = next(source, END)
+            if raw is END:
+                return
+            yield raw
 
 
 def parts_of(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -176,8 +188,9 @@ def _same_length(given: Any, last: Any, where: str) -> Batch:
 
 
 def _tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
+    if isinstance(value, Tensor):  # of what was made in inference mode no derivative can be taken
+        found: Tensor = value.detach() if value.requires_grad else value
+        return found.clone() if found.is_inference() else found
     try:
         if isinstance(value, np.ndarray):  # copied where torch would warn that it cannot be written to
             return torch.from_numpy(np.require(value, requirements=("C", "W")))

@@ -29,6 +29,7 @@ from flatscope.version import __version__
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
 
+@precise_math()
 def compare(
     networks: Networks,
     data: Any = None,

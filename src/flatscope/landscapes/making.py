@@ -43,6 +43,7 @@ SPACES = ("weights", "psi")
 LINE_PIECE = 8  # points of a line that are kept together
 
 
+@precise_math()
 def landscape(
     problem: Problem,
     space: str = "weights",
@@ -101,7 +102,7 @@ def landscape(
     _check(space, dimensions, grid, span, noise, bool(others))
     problem.part(part)
     begun = time.perf_counter()
-    with untouched_randomness(problem.generators), precise_math():
+    with untouched_randomness(problem.generators):
         ctx = Context(problem, seed=seed)
         if has_batchnorm(problem.model):
             ctx = folded_context(ctx)

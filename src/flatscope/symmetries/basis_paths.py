@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NumericalWarning
+from flatscope.guards import precise_math
+from flatscope.inspection import replica
 from flatscope.network.tracing import trace
 from flatscope.params import Params, named_parameters
 from flatscope.samples import Inputs
@@ -49,10 +51,11 @@ class BasisPaths:
         True
     """
 
+    @precise_math()
     def __init__(self, model: nn.Module, example: Inputs, rule: str = "max_product", cut: str = "") -> None:
         if not isinstance(model, nn.Module):
             raise InputError("a torch.nn.Module", type(model).__name__, where="BasisPaths")
-        self.model = fold_batchnorm(model, example) if has_batchnorm(model) else copy.deepcopy(model).eval()
+        self.model = fold_batchnorm(model, example) if has_batchnorm(model) else replica(model).eval()
         graph = trace(self.model, example)
         if not graph.layers:
             raise InputError("a network with layers", "none", where="BasisPaths", fix=graph.summary())
@@ -79,6 +82,7 @@ class BasisPaths:
         """Flat indices of the weights that are held fixed (value and sign), by parameter name; H in all."""
         return {block.name: block.frozen for block in self.coordinates.blocks if len(block.frozen)}
 
+    @precise_math()
     def values(self) -> Tensor:
         """The values (count,), in the model's type: layer by layer, each weight in memory order before its bias.
 
@@ -97,18 +101,22 @@ class BasisPaths:
             )
         return found
 
+    @precise_math()
     def log_values(self) -> tuple[Tensor, Tensor]:
         """log|v| and sign of v, float64: right however deep the network is."""
         return self.coordinates.log_values()
 
+    @precise_math()
     def values_of(self, params: Params) -> Tensor:
         """Values at other weights of the same network with the same skeleton, float64; differentiable."""
         return self.coordinates.values_of(params)
 
+    @precise_math()
     def params_of(self, values: Tensor) -> Params:
         """Weights that have these values: the inverse, differentiable twice over and usable under vmap."""
         return self.coordinates.params_of(values)
 
+    @precise_math()
     def to_model(self, values: Tensor) -> nn.Module:
         """A new module, in eval mode and without BatchNorm, whose basis paths have these values."""
         if not isinstance(values, Tensor) or values.shape != (self.count,) or not bool(values.isfinite().all()):

@@ -7,7 +7,6 @@ becomes a layer of its own: a depthwise 1×1 convolution.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError
 from flatscope.guards import precise_math, untouched_randomness
+from flatscope.inspection import replica
 from flatscope.network.operation import Operation, tensors_in
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import LAYER_CALLS, fitting, run, two_samples
@@ -36,6 +36,7 @@ class ChannelAffine(nn.Conv1d):
         return super().forward(input.unsqueeze(-1)).squeeze(-1)
 
 
+@precise_math()
 def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     """The same function without BatchNorm: a new module in eval mode, the given one untouched.
 
@@ -55,15 +56,15 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
           (1): Identity()
         )
     """
-    folded = copy.deepcopy(model).eval()
+    folded = replica(model).eval()
     _refuse_batch_statistics(folded)
     if not has_batchnorm(folded):
         return folded
     inputs = two_samples(fitting(folded, example))
-    with untouched_randomness(), precise_math(), torch.no_grad():
+    with untouched_randomness(), torch.no_grad():
         while has_batchnorm(folded):
             folded = _fold_some(folded, _watch(folded, inputs))
-    refuse_if_different(copy.deepcopy(model).eval(), folded, example, "fold_batchnorm")
+    refuse_if_different(replica(model).eval(), folded, example, "fold_batchnorm")
     return folded
 
 

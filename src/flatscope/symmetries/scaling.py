@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
+from flatscope.guards import precise_math
+from flatscope.inspection import replica
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
@@ -25,6 +27,7 @@ Factors = Mapping[str, float | Sequence[float] | Tensor]
 WAYS = ("unit", "layer", "permutation", "batchnorm")
 
 
+@precise_math()
 def rescale(
     model: nn.Module,
     example: Inputs,
@@ -59,7 +62,7 @@ def rescale(
     """
     if by not in WAYS:
         raise InputError(f"one of {', '.join(WAYS)}", repr(by), where="rescale, by")
-    base = copy.deepcopy(model).eval() if by == "batchnorm" else _folded(model, example)
+    base = replica(model).eval() if by == "batchnorm" else _folded(model, example)
     graph = trace(base, example)
     params = named_parameters(base)
     if by == "permutation":
@@ -276,7 +279,7 @@ def _layer_groups(graph: Graph) -> list[list[int]]:
 
 
 def _folded(model: nn.Module, example: Inputs) -> nn.Module:
-    return fold_batchnorm(model, example) if has_batchnorm(model) else copy.deepcopy(model).eval()
+    return fold_batchnorm(model, example) if has_batchnorm(model) else replica(model).eval()
 
 
 def _checked(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:

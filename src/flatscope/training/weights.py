@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import WeightsError
 from flatscope.guards import write_whole
+from flatscope.params import plain_names
 
 WEIGHTS_FILE = "weights.safetensors"
 MODEL_PREFIX = "model."  # of the network's own tensors in a checkpoint, where momentum and others lie beside them
@@ -42,8 +43,8 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Fill `model` in place from a weight file and return it; the file must fit it name by name.
 
-    Takes what `save_weights` writes, any state dict of tensors (also inside {"state_dict": ...} or with the
-    "module." that DataParallel puts in front), and the folder or file of a training checkpoint.
+    Takes what `save_weights` writes, any state dict of tensors (also inside {"state_dict": ...}, or with what
+    `torch.compile` and DataParallel put into its names), and the folder or file of a training checkpoint.
 
     Raises:
         WeightsError: the file is missing, damaged or would have to run code, or names or shapes differ from
@@ -74,6 +75,9 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy `tensors` into `model` if names and shapes agree; otherwise name what does not and change nothing."""
     own = model.state_dict()
+    if not tensors.keys() <= own.keys():  # saved from a wrapped model, or to be loaded into one
+        names = dict(zip(plain_names(own), own, strict=True))
+        tensors = {names.get(name, name): value for name, value in plain_names(tensors).items()}
     twins = _shared_names(own)
     absent = [name for name in own if name not in tensors and not (twins[name] & tensors.keys())]
     extra = sorted(name for name in tensors if name not in own)
@@ -145,10 +149,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise WeightsError("a state dict of tensors by name", type(content).__name__, where=str(path))
-    tensors = plain_tensors(content, where=str(path))
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
-    return tensors
+    return plain_tensors(content, where=str(path))
 
 
 def _shared_names(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
