@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature import estimators
+from flatscope.curvature import both_ends, estimators
+from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.estimators import multiplied_out, trace
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import extreme_eigenpair, spectral_density
@@ -169,6 +170,51 @@ def test_extreme_eigenvalues(name: str, largest: bool) -> None:
     assert pair.value == pytest.approx(expected, abs=1e-6 * width)
     assert pair.residual <= 1e-3 * width
     assert pair.vector.norm() == pytest.approx(1.0, rel=1e-8)
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("kept", [20, 120])
+def test_both_ends_of_a_spectrum_from_one_space(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(both_ends, "MOST_VECTORS", kept)
+    values = SPECTRA[name].double()
+    width = float(values.max() - values.min())
+    for reverse in (False, True):  # whatever is asked first
+        ends = BothEnds(Matrix(values), torch.Generator().manual_seed(0))
+        asked = [lambda: ends.smallest(1e-5), lambda: ends.largest(1e-5)]  # noqa: B023
+        low, high = (found() for found in asked) if not reverse else [found() for found in reversed(asked)][::-1]
+        assert low.value == pytest.approx(float(values.min()), abs=1e-4 * width)
+        assert high.value == pytest.approx(float(values.max()), abs=1e-4 * width)
+        assert low.converged
+        assert low.residual <= 1e-5 * width
+        assert high.residual <= 1e-5 * float(values.abs().max())
+        if not reverse:
+            first = (low.value, high.value)
+    assert (low.value, high.value) == first
+
+
+class Diagonal:
+    """A diagonal matrix, never written out."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.shape = values.double(), (len(values), len(values))
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        return self.values * vectors
+
+
+def test_the_smallest_eigenvalue_is_not_mistaken_for_the_cloud_that_hides_it() -> None:
+    """A random vector of 100,000 entries lies almost wholly in the null space, with a tiny residual there."""
+    values = torch.zeros(100_000)
+    values[:30] = torch.linspace(1, 100, 30)
+    values[30:40] = -torch.linspace(0.5, 2, 10)
+    ends = BothEnds(Diagonal(values), torch.Generator().manual_seed(0))
+    assert ends.smallest(1e-3).value == pytest.approx(-2.0, abs=0.1)
+
+
+def test_an_eigenvalue_that_runs_out_of_time_says_so() -> None:
+    ends = BothEnds(Matrix(SPECTRA["mixed"]), torch.Generator().manual_seed(0), deadline=0.0)
+    with pytest.warns(NumericalWarning, match="not converged after 1 product"):
+        assert not ends.largest(1e-6).converged
 
 
 def test_density_has_weights_that_sum_to_one_and_the_right_moments() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.estimators import trace
 from flatscope.curvature.layer_blocks import layer_blocks
 from flatscope.curvature.operators import Hessian
@@ -150,7 +151,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    return as_value(ctx.sweep(top_eigenpair, tolerance=tolerance), tolerance)
+    return as_value(ctx.sweep(whole_spectrum).largest(tolerance), tolerance)
 
 
 @measure(
@@ -163,22 +164,19 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     falls_with_loss=True,
     conventions="all trainable parameters; negative at a saddle point or away from a minimum",
 )
-def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
+def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
     """Smallest (most negative) eigenvalue of the Hessian of the training loss.
 
     Args:
         ctx: the network.
         tolerance: accuracy of the eigensolver, relative to the width of the spectrum.
     """
-    top = ctx.sweep(top_eigenpair, tolerance=1e-4).value
-    generator = ctx.generator("hessian_min_eigenvalue")
-    pair = extreme_eigenpair(Hessian(ctx), generator, largest=False, tolerance=tolerance, shift=max(top, 0.0))
-    return as_value(pair, tolerance, "of the spectrum's width")
+    return as_value(ctx.sweep(whole_spectrum).smallest(tolerance), tolerance, "of the spectrum's width")
 
 
-def top_eigenpair(ctx: Context, tolerance: float) -> Eigenpair:
-    """Largest eigenvalue of the whole Hessian and its direction, computed once."""
-    return extreme_eigenpair(Hessian(ctx), ctx.generator("hessian_max_eigenvalue"), tolerance=tolerance)
+def whole_spectrum(ctx: Context) -> BothEnds:
+    """Both ends of the spectrum of the whole Hessian, found with the same products."""
+    return BothEnds(Hessian(ctx), ctx.generator("hessian eigenvalues"), ctx.effort.deadline)
 
 
 def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative") -> Value:
