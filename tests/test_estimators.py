@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature import both_ends, estimators
+from flatscope.curvature import both_ends, estimators, spectrum
 from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.estimators import multiplied_out, trace
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.spectrum import extreme_eigenpair, spectral_density
+from flatscope.curvature.spectrum import extreme_eigenpair, extreme_eigenpairs, lanczos_quadrature
 from flatscope.errors import NumericalWarning
 
 
@@ -209,6 +209,12 @@ def test_the_smallest_eigenvalue_is_not_mistaken_for_the_cloud_that_hides_it() -
     values[30:40] = -torch.linspace(0.5, 2, 10)
     ends = BothEnds(Diagonal(values), torch.Generator().manual_seed(0))
     assert ends.smallest(1e-3).value == pytest.approx(-2.0, abs=0.1)
+    alone = extreme_eigenpair(
+        Diagonal(values), torch.Generator().manual_seed(0), largest=False, tolerance=1e-3, shift=100.0
+    )
+    assert alone.value == pytest.approx(-2.0, abs=0.1)
+    pairs = extreme_eigenpairs(Diagonal(values), torch.Generator().manual_seed(0), top=2, bottom=1, tolerance=1e-2)
+    assert pairs[-1].value == pytest.approx(-2.0, abs=0.02)
 
 
 def test_an_eigenvalue_that_runs_out_of_time_says_so() -> None:
@@ -217,25 +223,67 @@ def test_an_eigenvalue_that_runs_out_of_time_says_so() -> None:
         assert not ends.largest(1e-6).converged
 
 
+@pytest.mark.parametrize("name", SPECTRA)
+def test_several_eigenvalues_of_both_ends(name: str) -> None:
+    values = SPECTRA[name].double().sort().values
+    width = float(values[-1] - values[0])
+    matrix = Matrix(values)
+    found = extreme_eigenpairs(matrix, torch.Generator().manual_seed(1), top=3, bottom=2, tolerance=1e-4)
+    expected = [*values[-3:].flip(0).tolist(), *values[:2].flip(0).tolist()]
+    assert [pair.value for pair in found] == pytest.approx(expected, abs=1e-4 * width)
+    for pair in found:
+        residual = (matrix @ pair.vector - pair.value * pair.vector).norm()
+        assert float(residual) == pytest.approx(pair.residual, abs=1e-9 * width)
+
+
+def test_restarts_change_nothing_but_the_number_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.linspace(0, 1, 1000).double().square()
+    wide = extreme_eigenpair(Matrix(values), torch.Generator().manual_seed(0), tolerance=1e-6)
+    monkeypatch.setattr(spectrum, "KRYLOV_BYTES", 0)
+    narrow = extreme_eigenpair(Matrix(values), torch.Generator().manual_seed(0), tolerance=1e-6)
+    assert narrow.products > 18 + 1  # wider than the space that may be held
+    assert narrow.value == pytest.approx(wide.value, rel=1e-6)
+    assert narrow.residual <= 1e-6 * narrow.value
+
+
+def test_a_search_that_must_end_says_how_far_it_came() -> None:
+    matrix = Matrix(torch.linspace(0, 1, 1000).double())
+    with pytest.warns(NumericalWarning, match="1 of 1 eigenvalues not converged after 3 products"):
+        pair = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), most_products=3)[0]
+    assert not pair.converged
+    assert float((matrix @ pair.vector - pair.value * pair.vector).norm()) == pytest.approx(pair.residual)
+    with pytest.warns(NumericalWarning, match="after 1 products"):
+        extreme_eigenpair(matrix, torch.Generator().manual_seed(0), expired=lambda: True)
+
+
+def test_an_operator_of_low_rank_closes_its_space() -> None:
+    values = torch.zeros(1000).double()
+    values[:3] = torch.tensor([3.0, 2.0, 2.0])
+    found = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), top=5)
+    assert [pair.value for pair in found] == pytest.approx([3, 2, 2, 0, 0], abs=1e-9)
+    assert max(pair.products for pair in found) <= 12
+
+
 def test_density_has_weights_that_sum_to_one_and_the_right_moments() -> None:
     values = SPECTRA["mixed"].double()
-    density = spectral_density(Matrix(values), torch.Generator().manual_seed(0), steps=40, probes=20)
-    assert float(density.weights.sum()) == pytest.approx(1.0, rel=1e-10)
-    assert bool((density.weights >= 0).all())
-    # Each probe's quadrature is exact for its own moments; their mean estimates tr(A)/p and tr(A²)/p.
-    assert float((density.weights * density.nodes).sum()) == pytest.approx(float(values.mean()), abs=0.05)
-    assert float((density.weights * density.nodes**2).sum()) == pytest.approx(float((values**2).mean()), rel=0.3)
-    grid = torch.linspace(-30, 60, 4001, dtype=torch.float64)
-    smooth_density = density.smoothed(grid, 0.2)
-    assert float(torch.trapezoid(smooth_density, grid)) == pytest.approx(1.0, rel=1e-3)
+    draws = lanczos_quadrature(Matrix(values), torch.Generator().manual_seed(0), steps=40, draws=20)
+    for draw in draws:
+        assert float(draw.weights.sum()) == pytest.approx(1.0, rel=1e-10)
+        assert bool((draw.weights >= 0).all())
+    # Each start's quadrature is exact for its own moments; their mean estimates tr(A)/p and tr(A²)/p.
+    first = np.mean([float((draw.weights * draw.nodes).sum()) for draw in draws])
+    second = np.mean([float((draw.weights * draw.nodes**2).sum()) for draw in draws])
+    assert first == pytest.approx(float(values.mean()), abs=0.05)
+    assert second == pytest.approx(float((values**2).mean()), rel=0.3)
 
 
 def test_density_of_few_distinct_eigenvalues_is_exact() -> None:
     values = torch.tensor([1.0] * 30 + [5.0] * 10)
-    density = spectral_density(Matrix(values), torch.Generator().manual_seed(0), steps=10, probes=200)
-    near_five = (density.nodes - 5).abs() < 1e-6
-    assert float(density.weights[near_five].sum()) == pytest.approx(0.25, abs=0.03)
-    assert bool((((density.nodes - 1).abs() < 1e-6) | near_five)[density.weights > 1e-10].all())
+    shares = []
+    for draw in lanczos_quadrature(Matrix(values), torch.Generator().manual_seed(0), steps=10, draws=200):
+        assert draw.nodes.tolist() == pytest.approx([1.0, 5.0], abs=1e-9)
+        shares.append(float(draw.weights[1]))
+    assert np.mean(shares) == pytest.approx(0.25, abs=0.03)
 
 
 @pytest.mark.parametrize("measure", ["layer_trace", "rho_unit", "relative_flatness"])

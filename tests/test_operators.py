@@ -80,7 +80,7 @@ def test_products_are_linear_and_take_vectors() -> None:
 def test_scipy_form_and_charged_passes() -> None:
     ctx = fs.Context(mlp().problem())
     operator = Hessian(ctx)
-    linear = operator.as_linear_operator()
+    linear = operator.to_scipy()
     vectors = np.random.default_rng(0).normal(size=(operator.shape[0], 2))
     np.testing.assert_allclose(linear @ vectors, (operator @ torch.from_numpy(vectors)).numpy(), rtol=1e-12)
     assert ctx.passes["curvature"] == pytest.approx(4)

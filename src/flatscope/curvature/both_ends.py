@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flatscope.curvature.estimators import Operator
-from flatscope.curvature.spectrum import DENSE_SIZE, KRYLOV_BYTES, Eigenpair
+from flatscope.curvature.lanczos import Krylov
+from flatscope.curvature.spectrum import COARSE, DENSE_SIZE, KRYLOV_BYTES, Eigenpair, random_start, release
 from flatscope.errors import InputError, NumericalWarning
 
 LEAST_STEPS = 10
@@ -33,15 +34,13 @@ class BothEnds:
 
     def __init__(self, operator: Operator, generator: torch.Generator, deadline: float | None = None) -> None:
         self._operator, self._deadline, size = operator, deadline, operator.shape[0]
-        self._values: list[tuple[float, float]] = []  # smallest and largest Ritz value after each step
-        self._residuals: list[tuple[float, float]] = []
-        self._vectors = torch.zeros(size, 2, dtype=torch.float64)
+        self._ends: list[tuple[Tensor, Tensor]] = []  # smallest and largest Ritz value, their residuals, by step
         self._dense = size <= DENSE_SIZE
-        self._kept = min(size, max(FEWEST_VECTORS, min(MOST_VECTORS, KRYLOV_BYTES // (8 * size))))
-        self._basis = torch.zeros(0, size, dtype=torch.float64)
-        self._projected = torch.zeros(0, 0, dtype=torch.float64)
-        start = torch.randn(size, generator=generator, dtype=torch.float64)
-        self._next: Tensor | None = start / start.norm()
+        start = random_start(operator, generator, COARSE)
+        room = KRYLOV_BYTES // (size * start.element_size())
+        width = max(FEWEST_VECTORS, min(MOST_VECTORS, room))
+        self._space = Krylov(operator, start, width if not self._dense else 1, generator)
+        self._vectors = torch.zeros(2, size, dtype=torch.float64)
 
     def largest(self, tolerance: float) -> Eigenpair:
         """The largest eigenvalue, with a residual of at most `tolerance` times the one that is largest in size."""
@@ -61,20 +60,22 @@ class BothEnds:
             return self._multiplied_out(place)
         step = 0
         while True:
-            if step == len(self._values):
+            if step == len(self._ends):
                 late = self._deadline is not None and time.monotonic() > self._deadline and step > 0
-                if late or step == MOST_PRODUCTS or self._next is None:
+                if late or step == MOST_PRODUCTS or self._space.closed:
                     break
                 self._advance()
             if self._reached(step, place, tolerance):
                 break
             step += 1
-        last = min(step, len(self._values) - 1)
-        converged = self._next is None or self._reached(last, place, tolerance)
+        release(self._operator)
+        last = min(step, len(self._ends) - 1)
+        converged = self._space.closed or self._reached(last, place, tolerance)
         if not converged:
             warnings.warn(f"eigenvalue not converged after {last + 1} products", NumericalWarning, stacklevel=2)
-        value, residual = self._values[last][place], self._residuals[last][place]
-        return Eigenpair(value, self._vectors[:, place], residual, converged, last + 1)
+        values, residuals = self._ends[last]
+        vector = self._space.vectors(self._space.ritz()[2][:, [0, -1]])[place].double().cpu()
+        return Eigenpair(float(values[place]), vector, float(residuals[place]), converged, last + 1)
 
     def _reached(self, step: int, place: int, tolerance: float) -> bool:
         """Whether the residual is small enough after a step, and the Ritz value has come to rest.
@@ -85,49 +86,25 @@ class BothEnds:
         least = LEAST_STEPS if place else 2 * LEAST_STEPS
         if step + 1 < least:
             return False
-        low, high = self._values[step]
-        scale = tolerance * (max(abs(low), abs(high)) if place else high - low)
-        before = self._values[step - max(SETTLED_STEPS, step // 4)][place]
-        return self._residuals[step][place] <= scale and abs(self._values[step][place] - before) <= scale
+        values, residuals = self._ends[step]
+        scale = tolerance * float(values.abs().max() if place else values[1] - values[0])
+        before = self._ends[step - max(SETTLED_STEPS, step // 4)][0]
+        return float(residuals[place]) <= scale and float((values - before)[place].abs()) <= scale
 
     def _advance(self) -> None:
-        """One product more."""
-        assert self._next is not None
-        if len(self._basis) == self._kept:
-            self._restart()
-        self._basis = torch.cat([self._basis, self._next[None]])
-        image = (self._operator @ self._next).cpu().double()
-        column = self._basis @ image  # (j,)
-        rest = image - self._basis.T @ column
-        correction = self._basis @ rest  # once more: enough to stay orthogonal to rounding
-        rest = rest - self._basis.T @ correction
-        size, length = len(self._basis), float(rest.norm())
-        grown = torch.zeros(size, size, dtype=torch.float64)
-        grown[:-1, :-1] = self._projected
-        grown[:, -1] = grown[-1, :] = column + correction
-        self._projected = grown
-        values, vectors = torch.linalg.eigh(grown)
-        low, high = float(values[0]), float(values[-1])
-        exhausted = length <= 1e-12 * max(abs(low), abs(high), 1e-300) or size == len(rest)
-        ends = vectors[:, [0, -1]]  # (j, 2)
-        self._values.append((low, high))
-        length = 0.0 if exhausted else length
-        self._residuals.append((length * float(ends[-1, 0].abs()), length * float(ends[-1, 1].abs())))
-        self._next = None if exhausted else rest / length
-        self._vectors = self._basis.T @ ends
-
-    def _restart(self) -> None:
-        """Keep the Ritz vectors of both ends, a quarter of the space each."""
-        values, vectors = torch.linalg.eigh(self._projected)
-        count = len(values) // 4
-        kept = torch.cat([torch.arange(count), torch.arange(len(values) - count, len(values))])
-        self._basis = vectors[:, kept].T @ self._basis
-        self._projected = torch.diag(values[kept])
+        """One product more; where memory allows no more vectors, first back to a quarter of the space at each end."""
+        if self._space.full:
+            size = self._space.size
+            self._space.shrink([*range(size // 4), *range(size - size // 4, size)])
+        self._space.step()
+        values, residuals, _ = self._space.ritz()
+        self._ends.append((values[[0, -1]], residuals[[0, -1]]))
 
     def _multiplied_out(self, place: int) -> Eigenpair:
         size = self._operator.shape[0]
-        if not self._values:
+        if not self._ends:
             matrix = (self._operator @ torch.eye(size, dtype=torch.float64)).cpu()
             values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-            self._values, self._vectors = [(float(values[0]), float(values[-1]))], vectors[:, [0, -1]]
-        return Eigenpair(self._values[0][place], self._vectors[:, place], 0.0, True, size)
+            release(self._operator)
+            self._ends, self._vectors = [(values[[0, -1]], torch.zeros(2))], vectors[:, [0, -1]].T
+        return Eigenpair(float(self._ends[0][0][place]), self._vectors[place], 0.0, True, size)

@@ -1,20 +1,29 @@
-"""Extreme eigenvalues with their residual, and the spectral density."""
+"""Eigenvalues at the ends of the spectrum with their residuals, and the spectral density."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from flatscope.curvature.estimators import Operator
+from flatscope.curvature.lanczos import Krylov
 from flatscope.errors import InputError, NumericalWarning
 
 DENSE_SIZE = 256
-KRYLOV_BYTES = 512 * 2**20
+WIDEST = 128
+KRYLOV_BYTES = 2**30
+# Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
+LARGE = 2**20
+COARSE = 1e-4
+# Eigenvalues are found relative to their own size down to this share of the largest one.
+SMALL_SHARE = 0.01
+# No search ends before so many products; one for an eigenvalue that is small beside others takes more.
+LEAST_STEPS, HIDDEN_STEPS, SETTLED_STEPS = 5, 20, 5
+HIDDEN = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,18 +38,16 @@ class Eigenpair:
 
 
 @dataclass(frozen=True)
-class Density:
-    """Spectral density: Ritz values with weights that sum to one."""
+class Ritz:
+    """What one random start tells about a spectrum: nodes, and weights that sum to one."""
 
     nodes: Tensor
     weights: Tensor
 
-    def smoothed(self, grid: Tensor, width: float) -> Tensor:
-        """The density on a grid, each node blurred to a Gaussian of that width."""
-        scaled = (grid[:, None] - self.nodes[None, :]) / width
-        bumps = torch.exp(-0.5 * scaled.square()) / (width * (2 * torch.pi) ** 0.5)
-        smooth: Tensor = bumps @ self.weights
-        return smooth
+
+def never() -> bool:
+    """No limit of time."""
+    return False
 
 
 def extreme_eigenpair(
@@ -50,97 +57,172 @@ def extreme_eigenpair(
     largest: bool = True,
     tolerance: float = 1e-6,
     shift: float = 0.0,
+    expired: Callable[[], bool] = never,
 ) -> Eigenpair:
     """The algebraically largest (or smallest) eigenvalue of a symmetric operator.
 
-    Small matrices are multiplied out; larger ones go to ARPACK. Its tolerance is relative to the eigenvalue, so
-    scaling the loss changes nothing. The start vector is drawn from the generator: repeatable.
-
-    The small end of a loss Hessian is a dense cloud around zero in which ARPACK would look for digits for ever.
-    With `shift` near the other end of the spectrum, the eigenvalue of (operator − shift) is sought instead: large,
-    and so found to `tolerance` times the width of the spectrum.
+    The tolerance is relative to the eigenvalue (to a hundredth of the largest absolute one where it is smaller than
+    that), so scaling the loss changes nothing. The small end of a loss Hessian is
+    a dense cloud around zero, whose digits nobody could find: with `shift` at the other end of the spectrum the
+    eigenvalue is found to `tolerance` times its distance from there, the width of the spectrum.
 
     Args:
         operator: symmetric p × p.
-        generator: for the start vector.
+        generator: for the start vector, drawn on the CPU: repeatable.
         largest: which end of the spectrum.
         tolerance: relative accuracy of the eigenvalue (of its distance from the shift).
-        shift: subtracted from the operator while solving.
+        shift: where distances are measured from.
+        expired: asked after each product; True ends the search with what it has.
     """
-    size = operator.shape[0]
-    if not 0 < tolerance < 1:
-        raise InputError("a tolerance between 0 and 1", str(tolerance), where="extreme_eigenpair")
-    if size <= DENSE_SIZE:
-        matrix = (operator @ torch.eye(size, dtype=torch.float64)).cpu()
-        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-        place = -1 if largest else 0
-        return Eigenpair(float(values[place]), vectors[:, place], 0.0, True, size)
-    counted = 0
-
-    def product(array: np.ndarray) -> np.ndarray:
-        nonlocal counted
-        counted += 1
-        vector = torch.from_numpy(np.ascontiguousarray(array)).reshape(size)
-        return ((operator @ vector).cpu() - shift * vector).numpy()
-
-    linear = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
-    # An end that stands alone is found soon with twenty vectors. In a cloud more vectors mean fewer restarts.
-    kept = 20 if shift == 0 else max(20, min(80, KRYLOV_BYTES // (8 * size)))
-    converged = True
-    try:
-        which = "LA" if largest else "SA"
-        values, vectors = eigsh(linear, k=1, which=which, v0=start, tol=tolerance, maxiter=300, ncv=kept)
-        value, vector = float(values[0]) + shift, torch.from_numpy(vectors[:, 0].copy())
-    except ArpackNoConvergence as failure:
-        converged = False
-        found = failure.eigenvectors
-        vector = torch.from_numpy(found[:, 0].copy() if found.size else start / np.linalg.norm(start))
-        value = float(vector @ (operator @ vector).cpu())
-        warnings.warn(f"eigenvalue not converged after {counted} products", NumericalWarning, stacklevel=2)
-    residual = float(((operator @ vector).cpu() - value * vector).norm())
-    return Eigenpair(value, vector, residual, converged, counted + 1)
+    top, bottom = (1, 0) if largest else (0, 1)
+    return _ends(operator, generator, top, bottom, tolerance, shift=shift, expired=expired)[0]
 
 
-def spectral_density(operator: Operator, generator: torch.Generator, *, steps: int = 64, probes: int = 8) -> Density:
-    """Stochastic Lanczos quadrature with full re-orthogonalisation.
+def extreme_eigenpairs(
+    operator: Operator,
+    generator: torch.Generator,
+    *,
+    top: int = 1,
+    bottom: int = 0,
+    tolerance: float = 1e-3,
+    most_products: int = 1000,
+    expired: Callable[[], bool] = never,
+) -> list[Eigenpair]:
+    """Several eigenpairs from the ends of the spectrum, out of one Krylov space: the largest first, falling.
 
-    Each random probe gives a tridiagonal matrix whose eigenvalues are nodes and whose eigenvectors' squared first
-    entries are their weights; the average over probes approximates the density of eigenvalues.
+    Each is found to `tolerance` times its own absolute value, or times a hundredth of the largest absolute value where
+    it is smaller than that.
 
     Args:
         operator: symmetric p × p.
-        generator: for the probes.
-        steps: Lanczos steps (products) per probe.
-        probes: number of random starts.
+        generator: for the start vector, drawn on the CPU: repeatable.
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tolerance: relative accuracy.
+        most_products: give up there, with a warning and `converged=False`.
+        expired: asked after each product; True ends the search with what it has.
     """
-    if steps < 1 or probes < 1:
-        raise InputError("at least one step and one probe", f"{steps}, {probes}", where="spectral_density")
+    return _ends(operator, generator, top, bottom, tolerance, most_products=most_products, expired=expired)
+
+
+def _ends(
+    operator: Operator,
+    generator: torch.Generator,
+    top: int,
+    bottom: int,
+    tolerance: float,
+    *,
+    shift: float = 0.0,
+    most_products: int = 5000,
+    expired: Callable[[], bool] = never,
+) -> list[Eigenpair]:
+    """Lanczos with restarts until every residual is below the tolerance; small matrices are multiplied out."""
     size = operator.shape[0]
-    nodes, weights = [], []
-    for _ in range(probes):
-        start = torch.randn(size, generator=generator, dtype=torch.float64)
-        diagonal, off = lanczos(operator, start / start.norm(), min(steps, size))
-        values, vectors = torch.linalg.eigh(torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1))
-        nodes.append(values)
-        weights.append(vectors[0].square() / probes)
-    return Density(torch.cat(nodes), torch.cat(weights))
-
-
-def lanczos(operator: Operator, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Diagonal and off-diagonal of the tridiagonal matrix of the Krylov space of `start`."""
-    basis = [start]
-    diagonal: list[float] = []
-    off: list[float] = []
+    if not 0 < tolerance < 1:
+        raise InputError("a tolerance between 0 and 1", str(tolerance), where="eigenvalues")
+    if top < 0 or bottom < 0 or not 1 <= top + bottom <= size:
+        raise InputError(f"between 1 and {size} eigenvalues", f"{top} and {bottom}", where="eigenvalues")
+    if size <= max(DENSE_SIZE, 3 * (top + bottom)):
+        matrix = (operator @ torch.eye(size, dtype=torch.float64)).cpu()
+        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+        return [Eigenpair(float(values[i]), vectors[:, i], 0.0, True, size) for i in _places(size, top, bottom)]
+    start = random_start(operator, generator, tolerance)
+    narrowest = 2 * (top + bottom) + 16
+    width = max(narrowest, min(WIDEST, KRYLOV_BYTES // (size * start.element_size())))
+    space = Krylov(operator, start, width, generator)
+    looks: list[tuple[int, Tensor]] = []  # number of products, values at the ends
     while True:
-        vector = (operator @ basis[-1]).cpu()
-        diagonal.append(float(vector @ basis[-1]))
-        stacked = torch.stack(basis)  # (j, p)
-        for _ in range(2):  # twice is enough to keep the basis orthogonal to rounding
-            vector = vector - stacked.T @ (stacked @ vector)
-        length = float(vector.norm())
-        scale = max(abs(value) for value in diagonal) + max(off, default=0.0)
-        if len(basis) == steps or length <= 1e-12 * max(scale, 1e-300):
-            return torch.tensor(diagonal, dtype=torch.float64), torch.tensor(off, dtype=torch.float64)
-        off.append(length)
-        basis.append(vector / length)
+        space.step()
+        # Where many steps are needed, one eighth more of them is cheaper than a look after each.
+        if space.size < top + bottom or (space.products % max(1, space.size // 8) and not (space.full or space.closed)):
+            continue
+        values, residuals, coefficients = space.ritz()
+        wanted = _places(space.size, top, bottom)
+        distances = (values - shift).abs()
+        least = tolerance * distances.clamp_min(SMALL_SHARE * float(distances.max()))[wanted]
+        looks.append((space.products, values[wanted]))
+        hidden = (values[wanted].abs() < HIDDEN * float(values.abs().max())) & (not space.closed)
+        reached = (residuals[wanted] <= least) & (~hidden | _settled(looks, least))
+        done = bool(reached.all()) and (space.products >= LEAST_STEPS or space.closed)
+        if done or space.products >= most_products or expired():
+            break
+        if space.full and not space.closed:
+            space.shrink(_kept(space.size, top, bottom))
+    release(operator)
+    if not done:
+        message = f"{int((~reached).sum())} of {len(wanted)} eigenvalues not converged after {space.products} products"
+        warnings.warn(message, NumericalWarning, stacklevel=3)
+    vectors = space.vectors(coefficients[:, wanted]).double().cpu()
+    return [
+        Eigenpair(float(values[i]), vectors[n], float(residuals[i]), bool(reached[n]), space.products)
+        for n, i in enumerate(wanted)
+    ]
+
+
+def _settled(looks: list[tuple[int, Tensor]], least: Tensor) -> Tensor:
+    """Which of the values have come to rest, compared with those of a fifth of the products before.
+
+    A small residual alone shows that some eigenvalue is near, not that it is the last one: a random vector lies mostly
+    in the cloud around zero, and looks for the first steps like the smallest eigenvalue.
+    """
+    products, values = looks[-1]
+    before = [old for n, old in looks if n <= min(products - SETTLED_STEPS, 0.8 * products)]
+    if products < HIDDEN_STEPS or not before:
+        return torch.zeros(len(values), dtype=torch.bool)
+    return (values - before[-1]).abs() <= least
+
+
+def random_start(operator: Operator, generator: torch.Generator, tolerance: float) -> Tensor:
+    """A vector of normal numbers on the operator's device; in float32 where it is long and the tolerance coarse."""
+    size = operator.shape[0]
+    dtype = torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
+    start = torch.randn(size, generator=generator, dtype=torch.float64)
+    return start.to(getattr(operator, "device", "cpu"), dtype)
+
+
+def release(operator: Operator) -> None:
+    """Let an operator that keeps something between products drop it."""
+    drop = getattr(operator, "release", None)
+    if drop is not None:
+        drop()
+
+
+def _places(size: int, top: int, bottom: int) -> list[int]:
+    """Where the wanted eigenvalues stand in rising order; named from the largest to the smallest."""
+    return [*range(size - 1, size - 1 - top, -1), *range(bottom - 1, -1, -1)]
+
+
+def _kept(size: int, top: int, bottom: int) -> list[int]:
+    """The Ritz vectors that survive a restart: those wanted, and a third of the space from the same ends."""
+    more = size // 3
+    upper = top + round(more * top / (top + bottom)) if top else 0
+    lower = bottom + round(more * bottom / (top + bottom)) if bottom else 0
+    return sorted({*range(lower), *range(size - upper, size)})
+
+
+def lanczos_quadrature(
+    operator: Operator, generator: torch.Generator, *, steps: int = 64, draws: int = 8
+) -> list[Ritz]:
+    """Stochastic Lanczos quadrature: for each random start its own estimate of the spectral density.
+
+    A start gives a tridiagonal matrix whose eigenvalues are nodes and whose eigenvectors' squared first entries are
+    their weights; the mean over starts approximates the density of eigenvalues (Ghorbani, Krishnan and Xiao, 2019).
+
+    Args:
+        operator: symmetric p × p.
+        generator: for the starts.
+        steps: Lanczos steps (products) per start.
+        draws: number of random starts.
+    """
+    if steps < 1 or draws < 1:
+        raise InputError("at least one step and one draw", f"{steps}, {draws}", where="spectral_density")
+    size = operator.shape[0]
+    found = []
+    for _ in range(draws):
+        space = Krylov(operator, random_start(operator, generator, COARSE), min(steps, size), generator)
+        while not (space.full or space.closed):
+            space.step()
+        values, vectors = torch.linalg.eigh(space.projected)
+        found.append(Ritz(values, vectors[0].square()))
+    release(operator)
+    return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
+from flatscope.curvature.spectrum import extreme_eigenpairs
 from flatscope.errors import InputError
 from flatscope.inspection import replica
 from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
@@ -72,9 +72,7 @@ def hessian(ctx: Context, number: int, length: float) -> list[Params]:
     """Eigenvectors of the largest eigenvalues of the training loss's Hessian, of this length, sharpest first."""
     generator, like = ctx.generator("landscape"), ctx.trainable
     operator = Hessian(ctx, list(like))
-    pairs: list[Eigenpair] = []
-    for _ in range(number):
-        pairs.append(extreme_eigenpair(_Deflated(operator, pairs), generator))
+    pairs = extreme_eigenpairs(operator, generator, top=number, tolerance=1e-6)
     vectors = [pair.vector for pair in pairs]
     for i, vector in enumerate(vectors):  # orthogonal to the solver's accuracy only
         for other in vectors[:i]:
@@ -109,26 +107,6 @@ def cosine(first: Params, second: Params) -> float:
     """Cosine of the angle between two directions; 0 where one of them is zero."""
     scale = norm(first) * norm(second)
     return dot(first, second) / scale if scale else 0.0
-
-
-class _Deflated:
-    """An operator whose eigenvalues λ that were found are moved to −|λ|, out of the way of the next largest."""
-
-    def __init__(self, operator: Hessian, pairs: list[Eigenpair]) -> None:
-        self._operator, self._pairs = operator, tuple(pairs)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self._operator.shape
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        product = (self._operator @ vectors).cpu()
-        for pair in self._pairs:
-            along = pair.vector @ vectors.cpu().double()  # a number, or one per column
-            drop = (pair.value + abs(pair.value)) * along
-            product = product - (pair.vector * drop if vectors.ndim == 1 else torch.outer(pair.vector, drop))
-        return product
 
 
 def _filter_groups(ctx: Context) -> list[tuple[str, str | None, int]]:
