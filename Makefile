@@ -17,9 +17,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) -e '.[data]'
 	touch $(STAMP)
 
-# What only the tests need: a cluster, two trainers, two trackers, a browser client.
+# What only the tests need: a cluster, two trainers, two trackers, a browser client, models. timm asks for torchvision, which
+# could bring another torch; its models need neither it nor anything that is not here, so it comes alone, and is not missed.
 $(DEV): $(STAMP)
 	$(PIP) -e '.[ray,live,dev]'
+	$(PIP) --no-deps timm || echo "timm could not be installed: the tests on its models will skip" >&2
 	touch $(DEV)
 
 demo: $(STAMP)

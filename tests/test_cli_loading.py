@@ -8,6 +8,7 @@ import inspect
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,18 @@ import flatscope as fs
 from flatscope import measuring
 from flatscope.cli.commands import COMMANDS, load_command
 from flatscope.cli.compare import compare
+from flatscope.cli.options import (
+    CheckpointsOptions,
+    DataOptions,
+    EffortOptions,
+    MeasureOptions,
+    NetworkOptions,
+    ProblemOptions,
+)
 from flatscope.cli.train import train
 from flatscope.comparing.copies import TOLERANCE
 from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.data import load
 
 HEAVY = {"torch", "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
 # Runs the command line and writes what it has imported below what it says.
@@ -106,6 +116,30 @@ def test_defaults_written_out_for_the_help_are_the_real_ones() -> None:
     assert {"lr", "momentum", "batch_size", "epochs", "augmentation"} <= set(shared)
     assert {name: given[name].default for name in shared} == {name: getattr(TrainConfig(), name) for name in shared}
     assert inspect.signature(compare).parameters["tolerance"].default == TOLERANCE
+
+
+BUNDLES = (NetworkOptions, CheckpointsOptions, MeasureOptions, EffortOptions)
+
+
+def test_a_field_of_a_bundle_is_all_that_a_new_option_needs() -> None:
+    """Every field of the data's bundle reaches `load`, every one of the problem's reaches `Problem`."""
+    given = NetworkOptions(model="m", data="digits", flatten=True, data_seed=3, loss="mse", batch_size=7)
+    assert inspect.signature(load).bind(**given.for_load()).arguments["seed"] == 3
+    assert set(given.for_load()) <= set(inspect.signature(load).parameters)
+    assert len(given.for_load()) == len(fields(DataOptions))
+    assert inspect.signature(fs.Problem).bind(None, train=None, **given.for_problem()).arguments["batch_size"] == 7
+    assert len(given.for_problem()) == len(fields(ProblemOptions))
+
+
+@pytest.mark.parametrize("name", ["measure", "audit", "compare", "landscape", "train"])
+def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again(name: str) -> None:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    own = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
+    options = {parameter.name for parameter in load_command(name).params}
+    assert {field.name for field in fields(DataOptions)} | {"model", "model_option", "seed"} <= options
+    bundled = {field.name for bundle in BUNDLES for field in fields(bundle)}
+    # Training has a batch size and a device of its own: one changes values, the other is the CPU unless told.
+    assert bundled & set(own) <= ({"loss", "batch_size", "device"} if name == "train" else set())
 
 
 def test_public_names_are_there_whatever_is_imported_first() -> None:

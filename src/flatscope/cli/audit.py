@@ -9,26 +9,8 @@ import typer
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope.cli.options import (
-    BatchSize,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    Flatten,
-    Initial,
-    LossName,
-    MeasureNames,
-    MeasureOptions,
-    ModelName,
-    ModelOptions,
-    Standardize,
-    StandardizeBy,
-    TestSize,
-    TrainSize,
-    Weights,
-)
-from flatscope.cli.output import check_place, command_line, console, note_found_initial, note_missing_weights, show_note
+from flatscope.cli.options import Initial, MeasureOptions, NetworkOptions
+from flatscope.cli.output import check_place, console, network_meta, note_found_initial, note_missing_weights, show_note
 from flatscope.errors import UnknownNameError
 
 if TYPE_CHECKING:
@@ -40,29 +22,14 @@ _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 
 
 def audit(
-    model: ModelName,
-    data: DataName,
-    weights: Weights = None,
+    network: NetworkOptions,
+    asked: MeasureOptions,
     initial: Initial = None,
-    measures: MeasureNames = None,
     by: Annotated[
         list[str] | None,
         typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
     ] = None,
     trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3,
-    option: MeasureOptions = None,
-    loss: LossName = "cross_entropy",
-    model_option: ModelOptions = None,
-    data_root: DataRoot = None,
-    train_size: TrainSize = None,
-    test_size: TestSize = None,
-    standardize: Standardize = True,
-    standardize_by: StandardizeBy = "all",
-    flatten: Flatten = False,
-    data_seed: DataSeed = 0,
-    seed: Annotated[int, typer.Option(help="Of the draws and of all random streams.")] = 0,
-    device: Device = None,
-    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the audit as JSON, nothing else on stdout.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None,
 ) -> None:
@@ -74,44 +41,28 @@ def audit(
     from flatscope.symmetries.folding import has_batchnorm
     from flatscope.training.weights import read_weights
 
-    check_measures(measures)
-    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
-    begun = find_initial(initial, weights)
+    check_measures(asked.measures)
+    options = parse_options(asked.option or ())
+    parse_model_options(network.model_option)
+    begun = find_initial(initial, network.weights)
     for way in by or ():
         if way not in auditing.SYMMETRY_OF:
             raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
     if out is not None:
         check_place(out, Audit.ENDINGS)
-    with process_group(device) as own_device:
-        problem, _ = load_problem(
-            model,
-            data,
-            weights,
-            model_options=factory_options,
-            data_root=data_root,
-            train_size=train_size,
-            test_size=test_size,
-            standardize=standardize,
-            standardize_by=standardize_by,
-            flatten=flatten,
-            data_seed=data_seed,
-            seed=seed,
-            loss=loss,
-            initial=None if begun is None else read_weights(begun),
-            device=own_device,
-            batch_size=batch_size,
-        )
+    with process_group(network.device) as own_device:
+        before = None if begun is None else read_weights(begun)
+        problem, _ = load_problem(network, device=own_device, initial=before)
         ways = by or [way for way in auditing.SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
-        found = auditing.audit(problem, measures, ways, trials, seed, options=options)
+        found = auditing.audit(problem, asked.measures, ways, trials, network.seed, options=options)
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it
-    command = command_line()
-    found.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
+    found.meta |= network_meta(network)
     if as_json:
         typer.echo(found.to_json())
     else:
         show_audit(found)
-    note_missing_weights(weights)
+    note_missing_weights(network.weights)
     note_found_initial(initial, begun)
     if out is not None:
         found.save(out)

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from flatscope.cli.options import spread
 from flatscope.papers import from_papers
 
 # Where each command is, and its line in the list of commands, which a test holds to the command's own help.
@@ -73,5 +74,5 @@ def load_command(name: str) -> Any:
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(found)
+    alone.command(name)(spread(found))
     return typer.main.get_command(alone)

@@ -8,22 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flatscope.cli.options import (
-    BatchSize,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    Flatten,
-    LossName,
-    MeasureNames,
-    MeasureOptions,
-    ModelOptions,
-    Standardize,
-    StandardizeBy,
-    TestSize,
-    TrainSize,
-)
+from flatscope.cli.options import CheckpointsOptions, MeasureOptions
 from flatscope.cli.output import check_place, command_line, show_grid, show_note
 from flatscope.errors import InputError
 
@@ -38,72 +23,47 @@ def compare(
     checkpoints: Annotated[
         list[Path], typer.Argument(help="Two or more: safetensors, state dicts, or folders of checkpoints.")
     ],
-    model: Annotated[
-        list[str],
-        typer.Option("--model", help="file.py:factory, module:factory or a built-in name; once, or per checkpoint."),
-    ],
-    data: DataName,
+    networks: CheckpointsOptions,
+    asked: MeasureOptions,
     name: Annotated[list[str] | None, typer.Option(help="What to call a checkpoint; repeatable, in order.")] = None,
-    measures: MeasureNames = None,
-    option: MeasureOptions = None,
-    loss: LossName = "cross_entropy",
-    model_option: ModelOptions = None,
-    data_root: DataRoot = None,
-    train_size: TrainSize = None,
-    test_size: TestSize = None,
-    standardize: Standardize = True,
-    standardize_by: StandardizeBy = "all",
-    flatten: Flatten = False,
-    data_seed: DataSeed = 0,
     tolerance: Annotated[
         float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
     ] = 1e-5,
-    seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
-    device: Device = None,
-    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
     from flatscope import comparing
-    from flatscope.cli.sources import check_measures, load_model, parse_model_options, parse_options
+    from flatscope.cli.sources import check_measures, load_data, load_model, parse_model_options, parse_options
     from flatscope.comparing import Comparison
     from flatscope.problem import Problem
     from flatscope.ranks import process_group
     from flatscope.reports.page import report as write_report
-    from flatscope.training.data import load
 
-    check_measures(measures)
-    options, factory_options = parse_options(option or ()), parse_model_options(model_option)
+    check_measures(asked.measures)
+    options, factory_options = parse_options(asked.option or ()), parse_model_options(networks.model_option)
     for path, endings in ((out, Comparison.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
+    model = networks.model
     if len(model) not in (1, len(checkpoints)):
         raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
     names = _names(checkpoints, name)
-    loaded = load(
-        data,
-        data_root,
-        train_size=train_size,
-        test_size=test_size,
-        seed=data_seed,
-        standardize=standardize,
-        standardize_by=standardize_by,
-        flatten=flatten,
-    )
-    with process_group(device) as own_device:
+    loaded = load_data(networks)
+    with process_group(networks.device) as own_device:
         problems: dict[str, Problem] = {}
         for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
-            network = load_model(factory, path, loaded, seed, factory_options)
-            problems[called] = Problem(
-                network, train=loaded.train, test=loaded.test, loss=loss, device=own_device, batch_size=batch_size
-            )
-        found = comparing.compare(problems, names=measures, seed=seed, options=options, tolerance=tolerance)
+            network = load_model(factory, path, loaded, networks.seed, factory_options)
+            settings = networks.for_problem() | {"device": own_device}
+            problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
+        found = comparing.compare(
+            problems, names=asked.measures, seed=networks.seed, options=options, tolerance=tolerance
+        )
         if next(iter(problems.values())).ranks.rank:
             return  # every rank has the same comparison; the first one shows it
     command = command_line()
-    found.meta |= {"model": ", ".join(model), "data": data, "command": command}
+    found.meta |= {"model": ", ".join(model), "data": networks.data, "command": command}
     if as_json:
         typer.echo(found.to_json())
     else:

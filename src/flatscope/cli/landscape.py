@@ -8,23 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope.cli.options import (
-    BatchSize,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    Flatten,
-    LossName,
-    ModelName,
-    ModelOptions,
-    Standardize,
-    StandardizeBy,
-    TestSize,
-    TrainSize,
-    Weights,
+from flatscope.cli.options import NetworkOptions
+from flatscope.cli.output import (
+    check_folder,
+    check_place,
+    command_line,
+    network_meta,
+    note_missing_weights,
+    numbered,
+    show_grid,
 )
-from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, numbered, show_grid
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def landscape(
-    model: ModelName,
-    data: DataName,
-    weights: Weights = None,
+    network: NetworkOptions,
     space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
         "weights"
     ),
@@ -53,18 +44,6 @@ def landscape(
         bool, typer.Option("--relative", help="Length in units of the weights' norm; in psi, of each value itself.")
     ] = False,
     rule: Annotated[str, typer.Option(help="Skeleton of the paths: max_product, cyclic or diagonal.")] = "max_product",
-    loss: LossName = "cross_entropy",
-    model_option: ModelOptions = None,
-    data_root: DataRoot = None,
-    train_size: TrainSize = None,
-    test_size: TestSize = None,
-    standardize: Standardize = True,
-    standardize_by: StandardizeBy = "all",
-    flatten: Flatten = False,
-    data_seed: DataSeed = 0,
-    seed: Annotated[int, typer.Option(help="Of the directions.")] = 0,
-    device: Device = None,
-    batch_size: BatchSize = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps finished rows: the same command goes on where it stopped.")
     ] = None,
@@ -85,31 +64,15 @@ def landscape(
         check_folder(checkpoint)
     if to is not None and directions != "gaussian":
         raise InputError("either --directions or --to", "both", where="landscape")
-    options = parse_model_options(model_option)
-    problem, loaded = load_problem(
-        model,
-        data,
-        weights,
-        model_options=options,
-        data_root=data_root,
-        train_size=train_size,
-        test_size=test_size,
-        standardize=standardize,
-        standardize_by=standardize_by,
-        flatten=flatten,
-        data_seed=data_seed,
-        seed=seed,
-        loss=loss,
-        device=device,
-        batch_size=batch_size,
-    )
+    options = parse_model_options(network.model_option)
+    problem, loaded = load_problem(network)
     surface = draw_landscape(
         problem,
         space,
-        directions if to is None else load_model(model, to, loaded, seed, options),
+        directions if to is None else load_model(network.model, to, loaded, network.seed, options),
         grid,
         span,
-        seed,
+        network.seed,
         dimensions=dimensions,
         part=part,
         noise=noise,
@@ -117,16 +80,15 @@ def landscape(
         rule=rule,
         checkpoint=checkpoint,
     )
-    command = command_line()
-    surface.meta.update({"model": model, "weights": str(weights or ""), "data": data, "command": command})
+    surface.meta.update(network_meta(network))
     if as_json:
         typer.echo(_json(surface))
     else:
         show_surface(surface)
-    note_missing_weights(weights)
+    note_missing_weights(network.weights)
     for path in out or ():
         if path.suffix.lower() == ".html":
-            report(surface, path, command=command)
+            report(surface, path, command=command_line())
         else:
             surface.save(path)
 

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatscope.cli.options import (
-    BatchSize,
-    Budget,
-    Curvature,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    Flatten,
-    Initial,
-    LossName,
-    MeasureNames,
-    Memory,
-    ModelName,
-    ModelOptions,
-    Precision,
-    Standardize,
-    StandardizeBy,
-    TestSize,
-    TrainSize,
-    Weights,
-)
+from flatscope.cli.options import EffortOptions, Initial, MeasureOptions, NetworkOptions
 from flatscope.cli.output import (
     check_place,
     command_line,
+    network_meta,
     note_found_initial,
     note_missing_weights,
     show_grid,
@@ -51,36 +32,16 @@ MISFIT = (
 
 
 def measure(
-    model: ModelName,
-    data: DataName,
-    weights: Weights = None,
+    network: NetworkOptions,
+    asked: MeasureOptions,
+    effort: EffortOptions,
     initial: Initial = None,
-    measures: MeasureNames = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="NAME.option=value, of a measure or a bound; repeatable.")
-    ] = None,
     bounds: Annotated[bool, typer.Option(help="Evaluate the bounds that do not take long as well.")] = False,
     bound: Annotated[
         list[str] | None, typer.Option("--bound", help='Bound to evaluate: name or glob, or "all"; repeatable.')
     ] = None,
     delta: Annotated[float, typer.Option(help="Bounds hold with probability 1 - delta.")] = 0.05,
-    precision: Precision = 0.02,
-    budget: Budget = None,
-    memory: Memory = None,
-    curvature: Curvature = "hessian",
-    loss: LossName = "cross_entropy",
-    model_option: ModelOptions = None,
-    data_root: DataRoot = None,
-    train_size: TrainSize = None,
-    test_size: TestSize = None,
-    standardize: Standardize = True,
-    standardize_by: StandardizeBy = "all",
-    flatten: Flatten = False,
-    data_seed: DataSeed = 0,
-    seed: Annotated[int, typer.Option(help="Of all random streams.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, nothing else on stdout.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html; bounds to NAME-bounds.")
@@ -109,39 +70,22 @@ def measure(
     from flatscope.training.weights import read_weights
 
     # Everything that can be wrong with the command is refused before any data is read.
-    check_measures(measures)
+    check_measures(asked.measures)
     certificates = chosen_bounds(bounds, bound)
-    options, bound_options = split_options(parse_options(option or ()), with_bounds=bool(certificates))
-    factory_options = parse_model_options(model_option)
+    options, bound_options = split_options(parse_options(asked.option or ()), with_bounds=bool(certificates))
+    parse_model_options(network.model_option)
     if not 0 < delta < 1:
         raise InputError("a probability between 0 and 1", repr(delta), where="--delta")
-    make_effort(precision, budget, memory, curvature)  # here to refuse what is wrong; its time runs from below
-    number_type, begun = parse_dtype(dtype), find_initial(initial, weights)
+    make_effort(**asdict(effort))  # here to refuse what is wrong; its time runs from below
+    number_type, begun = parse_dtype(dtype), find_initial(initial, network.weights)
     for path, endings in ((out, Table.ENDINGS), (report, (".html",))):
         if path is not None:
             check_place(path, endings)
-    with process_group(device) as own_device:
-        problem, loaded = load_problem(
-            model,
-            data,
-            weights,
-            model_options=factory_options,
-            data_root=data_root,
-            train_size=train_size,
-            test_size=test_size,
-            standardize=standardize,
-            standardize_by=standardize_by,
-            flatten=flatten,
-            data_seed=data_seed,
-            seed=seed,
-            loss=loss,
-            initial=None if begun is None else read_weights(begun),
-            device=own_device,
-            dtype=number_type,
-            batch_size=batch_size,
-        )
-        context = Context(problem, seed=seed, effort=make_effort(precision, budget, memory, curvature))
-        tables = {"measures": measuring.measure(problem, measures, options=options, context=context)}
+    with process_group(network.device) as own_device:
+        before = None if begun is None else read_weights(begun)
+        problem, loaded = load_problem(network, device=own_device, dtype=number_type, initial=before)
+        context = Context(problem, seed=network.seed, effort=make_effort(**asdict(effort)))
+        tables = {"measures": measuring.measure(problem, asked.measures, options=options, context=context)}
         if certificates:
             tables["bounds"] = measuring.bounds(
                 problem, certificates, options=bound_options, delta=delta, context=context
@@ -149,9 +93,8 @@ def measure(
         fit = Fit.of(context, loaded)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
-    command = command_line()
     for table in tables.values():
-        table.meta |= {"model": model, "weights": str(weights or ""), "data": data, "command": command}
+        table.meta |= network_meta(network)
     if as_json:
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
         typer.echo(json.dumps(whole, indent=1) if certificates else tables["measures"].to_json())
@@ -163,16 +106,16 @@ def measure(
     left = [name for name in declarations("bound") if name not in certificates]
     if bounds and left:
         show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
-    if weights is not None and not fit.fits:
+    if network.weights is not None and not fit.fits:
         show_note(MISFIT)
-    note_missing_weights(weights)
+    note_missing_weights(network.weights)
     note_found_initial(initial, begun)
     if out is not None:
         tables["measures"].save(out)
         if certificates:
             tables["bounds"].save(out.with_stem(f"{out.stem}-bounds"))
     if report is not None:
-        write_report(list(tables.values()), report, command=command)
+        write_report(list(tables.values()), report, command=command_line())
         show_note(f"report written to {report}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatscope.cli.options import INITIAL_FILE
+from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
 from flatscope.problem import Problem
@@ -97,35 +97,16 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
     return options
 
 
-def load_problem(
-    model: str,
-    data: str,
-    weights: Path | None,
-    *,
-    model_options: dict[str, Any],
-    data_root: Path | None,
-    train_size: int | None,
-    test_size: int | None,
-    standardize: bool,
-    standardize_by: str,
-    flatten: bool,
-    data_seed: int,
-    seed: int,
-    **settings: Any,
-) -> tuple[Problem, Data]:
-    """The problem that a command line describes, and its data; `settings` go to `Problem` as they are."""
-    loaded = load(
-        data,
-        data_root,
-        train_size=train_size,
-        test_size=test_size,
-        seed=data_seed,
-        standardize=standardize,
-        standardize_by=standardize_by,
-        flatten=flatten,
-    )
-    network = load_model(model, weights, loaded, seed, model_options)
-    return Problem(network, train=loaded.train, test=loaded.test, **settings), loaded
+def load_data(given: DataOptions) -> Data:
+    """The samples that a command line describes."""
+    return load(**given.for_load())
+
+
+def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data]:
+    """The problem that a command line describes, and its data; `settings` go to `Problem` before those given."""
+    loaded = load_data(given)
+    network = load_model(given.model, given.weights, loaded, given.seed, parse_model_options(given.model_option))
+    return Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings), loaded
 
 
 def find_initial(initial: Path | None, weights: Path | None) -> Path | None:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flatscope.cli.options import (
-    INITIAL_FILE,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Flatten,
-    LossName,
-    ModelName,
-    ModelOptions,
-    Standardize,
-    StandardizeBy,
-    TestSize,
-    TrainSize,
-)
+from flatscope.cli.options import INITIAL_FILE, DataName, DataOptions, LossName, ModelName, ModelOptions
 from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.errors import InputError
 
@@ -29,11 +17,25 @@ from flatscope.errors import InputError
 BESIDE_POPULATION = ("population", "out", "device", "data_root")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelOptions(ModelOptions):
+    """The model to train; none where a file describes many."""
+
+    model: ModelName = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingDataOptions(DataOptions):
+    """The samples to train on; none where a file describes them."""
+
+    data: DataName = ""
+
+
 def train(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, weights and history; resumes what it finds.")],
-    model: ModelName = "",
-    data: DataName = "",
+    building: TrainedModelOptions,
+    samples: TrainingDataOptions,
     population: Annotated[
         Path | None,
         typer.Option(help="TOML file that describes many networks, trained at once; see examples/population.toml."),
@@ -52,25 +54,15 @@ def train(
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None,
     augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = "none",
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None,
-    model_option: ModelOptions = None,
-    data_root: DataRoot = None,
-    train_size: TrainSize = None,
-    test_size: TestSize = None,
-    standardize: Standardize = True,
-    standardize_by: StandardizeBy = "all",
-    flatten: Flatten = False,
-    data_seed: DataSeed = 0,
-    seed: Annotated[int, typer.Option(help="Of weights and sample order.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
 ) -> None:
     """Train a model with SGD, or many at once; run the same command again to resume."""
     from flatscope.cli.population import train_file
-    from flatscope.cli.sources import load_model, parse_model_options
+    from flatscope.cli.sources import load_data, load_model, parse_model_options
     from flatscope.guards import write_whole
     from flatscope.inspection import usable_device
     from flatscope.table import number
     from flatscope.training.checkpoint import TrainConfig
-    from flatscope.training.data import load
     from flatscope.training.initialization import initialize
     from flatscope.training.loop import train as train_model
     from flatscope.training.weights import WEIGHTS_FILE, save_weights
@@ -78,9 +70,9 @@ def train(
     check_folder(out)
     if population is not None:
         _refuse_beside_population(context)
-        train_file(population, out, device, data_root)
+        train_file(population, out, device, samples.data_root)
         return
-    for name, value in (("--model", model), ("--data", data)):
+    for name, value in (("--model", building.model), ("--data", samples.data)):
         if not value:
             raise InputError(f"{name}, or --population with a file", "neither", where="flatscope train")
     config = TrainConfig.from_dict(
@@ -93,7 +85,7 @@ def train(
             "lr_steps": [_step(entry) for entry in lr_step or ()],
             "lr_decay": lr_decay,
             "loss": loss,
-            "seed": seed,
+            "seed": building.seed,
             "stop_loss": stop_loss,
             "stop_zero_error": stop_zero_error,
             "stop_gradient_norm": stop_gradient_norm,
@@ -101,20 +93,11 @@ def train(
         }
     )
     place = usable_device(device)
-    options = parse_model_options(model_option)
-    loaded = load(
-        data,
-        data_root,
-        train_size=train_size,
-        test_size=test_size,
-        seed=data_seed,
-        standardize=standardize,
-        standardize_by=standardize_by,
-        flatten=flatten,
-    )
-    network = load_model(model, None, loaded, seed, options)
+    options = parse_model_options(building.model_option)
+    loaded = load_data(samples)
+    network = load_model(building.model, None, loaded, building.seed, options)
     if init is not None:
-        initialize(network, init, seed)
+        initialize(network, init, building.seed)
     checkpoint = out / "checkpoint"
     if not (checkpoint / WEIGHTS_FILE).exists():  # a run that is taken up, or refused, keeps the weights it began with
         save_weights(network, out / INITIAL_FILE)
