@@ -12,7 +12,6 @@ from torch import nn
 
 import flatscope as fs
 from benchmarks.timing import PeakMemory, Row, in_turn, trained_lenet
-from flatscope.curvature.sweep import exact_sweep
 from flatscope.training.data import load
 from flatscope.training.models import build
 
@@ -52,15 +51,13 @@ def backpack_traces(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, batc
 
 
 def traces(problem: fs.Problem, model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> Iterator[Row]:
-    found = fs.measure(problem, TRACES).layer("layer_trace")
+    found = fs.measure(problem, TRACES, precision=0).layer("layer_trace")
     expected = backpack_traces(model, x, y)
     for layer, value in found.items():
         assert abs(value / expected[f"{layer}.weight"] - 1) < 1e-3, (layer, value, expected[f"{layer}.weight"])
-    warm = fs.Context(problem)
-    warm.sweep(exact_sweep)
     ours, table, peer = in_turn(
-        lambda: fs.measure(problem, TRACES),
-        lambda: fs.measure(problem, TABLE),
+        lambda: fs.measure(problem, TRACES, precision=0),
+        lambda: fs.measure(problem, TABLE, precision=0),
         lambda: backpack_traces(model, x, y),
     )
     what = "exact trace of every layer, LeNet-5, 2,000 CIFAR-10 images"

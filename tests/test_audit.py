@@ -264,15 +264,14 @@ def test_points_share_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     import flatscope.curvature.sweep as sweep
 
     calls = []
-    plain = sweep.exact_sweep
+    plain = sweep.column_sweep
 
     def counted(ctx: Context, **options: object) -> object:
         calls.append(ctx)
         return plain(ctx, **options)
 
     counted.__module__, counted.__qualname__ = plain.__module__, plain.__qualname__
-    for module in ("measures.weight_flatness", "curvature.layer_blocks"):
-        monkeypatch.setattr(f"flatscope.{module}.exact_sweep", counted)
+    monkeypatch.setattr(sweep, "column_sweep", counted)
     problem = mlp().problem()
     monkeypatch.setattr(fs.Problem, "_check_outputs", None)
     fs.audit(problem, ["hessian_trace", "rho_sum", "kappa_trace", "layer_trace"], trials=2)

@@ -15,7 +15,7 @@ import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import both_ends, estimators, spectrum
 from flatscope.curvature.both_ends import BothEnds
-from flatscope.curvature.estimators import multiplied_out, trace
+from flatscope.curvature.estimators import cheaper_one_by_one, trace
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import extreme_eigenpair, extreme_eigenpairs, lanczos_quadrature
 from flatscope.errors import NumericalWarning
@@ -50,10 +50,12 @@ SPECTRA = {
 }
 
 
-def always_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sum over directions is small enough to be multiplied out."""
+def always_estimated(monkeypatch: pytest.MonkeyPatch, sketch: bool = False) -> None:
+    """No sum over directions is small enough to be multiplied out, nor, without a sketch, to be spanned by one."""
     monkeypatch.setattr(estimators, "FEW", 0)
-    monkeypatch.setattr(estimators, "MULTIPLIED_OUT", 0)
+    if not sketch:
+        monkeypatch.setattr(estimators, "SKETCH_BYTES", 0)
+    monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *given: False)
 
 
 @pytest.mark.parametrize("name", SPECTRA)
@@ -82,23 +84,13 @@ def test_small_matrices_are_multiplied_out(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "most_products", "expected"),
-    [
-        ([1024], 1024, [True]),
-        ([1025], 1024, [False]),
-        ([1025], 4096, [False]),  # a larger budget is for estimates that need it
-        ([300], 299, [False]),
-        ([512, 512, 512, 1000], 1024, [True, True, True, True]),
-        ([512, 600, 424], 1024, [True, True, True]),
-        ([512, 600, 513], 1024, [True, False, False]),  # one estimate serves both
-        ([100, 600], 500, [True, False]),
-        ([], 1024, []),
-    ],
+    ("directions", "needed", "most_products", "expected"),
+    [(1000, 1001, 1024, True), (1000, 999, 1024, False), (1000, 5000, 999, False), (1000, 1000, 1000, True)],
 )
 def test_one_product_per_direction_where_that_costs_no_more_than_the_estimate(
-    counts: list[int], most_products: int, expected: list[bool]
+    directions: int, needed: float, most_products: int, expected: bool
 ) -> None:
-    assert multiplied_out(counts, most_products) == expected
+    assert cheaper_one_by_one(directions, needed, most_products) is expected
 
 
 def gelu_network(n_in: int, width: int) -> fs.Problem:
@@ -112,10 +104,10 @@ def gelu_network(n_in: int, width: int) -> fs.Problem:
 
 
 def test_the_trace_of_a_small_network_that_is_not_piecewise_linear_is_exact_for_every_seed() -> None:
-    """520 of its 610 parameters lie before the GELU; estimates of 1 % took up to twice as many products."""
-    problem = gelu_network(64, 8)
+    """488 of its 578 parameters lie before the GELU."""
+    problem = gelu_network(60, 8)
     ctx = Context(problem)
-    true = float((Hessian(ctx) @ torch.eye(610, dtype=torch.float64)).trace())
+    true = float((Hessian(ctx) @ torch.eye(578, dtype=torch.float64)).trace())
     for seed in (0, 1):
         table = fs.measure(
             problem, ["hessian_trace", "rho_sum", "rho_max", "layer_trace", "kappa_trace_sum"], seed=seed
@@ -124,15 +116,15 @@ def test_the_trace_of_a_small_network_that_is_not_piecewise_linear_is_exact_for_
         assert frame["exact"].all()
         assert (frame["stderr"] == 0).all()
         assert table["hessian_trace"] == pytest.approx(true, rel=1e-12)
-        assert frame.loc["hessian_trace", "passes"] == pytest.approx(520 + 1 + 10, abs=2)
-        words = "2 parameter tensors by products, one for each of 520 directions: Gelu is not piecewise linear"
+        assert frame.loc["hessian_trace", "passes"] == pytest.approx(488 + 1 + 10, abs=2)
+        words = "2 parameter tensors by products, one for each of 488 directions: Gelu is not piecewise linear"
         assert table.reason("hessian_trace") == words
         assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: Gelu is not piecewise linear"
         assert frame.loc["kappa_trace_sum", "passes"] == 0, "the layers' traces are there already"
 
 
-def test_above_the_limit_the_trace_is_estimated_as_before() -> None:
-    table = fs.measure(gelu_network(68, 15), "hessian_trace", options={"hessian_trace": {"accuracy": 0.5}})
+def test_above_the_limit_the_trace_is_estimated() -> None:
+    table = fs.measure(gelu_network(68, 15), "hessian_trace", precision=0.5)
     (row,) = table.to_frame().to_dict("records")
     assert not row["exact"]
     assert row["stderr"] > 0
@@ -307,10 +299,10 @@ def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.Monke
 
 
 def test_whole_trace_of_a_network_that_is_not_piecewise_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    always_estimated(monkeypatch)
+    always_estimated(monkeypatch, sketch=True)
     tiny = attention()
     exact = TWINS["hessian_trace"](Dense(tiny))
-    table = fs.measure(tiny.problem(), "hessian_trace", options={"hessian_trace": {"accuracy": 0.2}})
+    table = fs.measure(tiny.problem(), "hessian_trace", precision=0.2)
     assert 0 < table.stderr("hessian_trace") <= 0.2 * abs(table["hessian_trace"])
     assert abs(table["hessian_trace"] - exact) <= 4 * table.stderr("hessian_trace")
     assert "not piecewise linear" in table.reason("hessian_trace")

@@ -20,7 +20,6 @@ from networks import mlp
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature.sweep import smaller_until_it_fits
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
 from flatscope.training.models import build
@@ -180,27 +179,6 @@ def test_a_process_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with process_group("cpu") as device:
         assert device == "cpu"
         assert not torch.distributed.is_initialized()
-
-
-def test_memory_that_runs_out_on_one_rank_makes_all_of_them_take_smaller_batches() -> None:
-    class Others(Ranks):
-        """Another rank that fits 3 samples."""
-
-        def anywhere(self, flag: bool) -> bool:
-            return flag or tried[-1] > 3
-
-    tried: list[int] = []
-    assert smaller_until_it_fits(20, lambda size: tried.append(size) or size, Others(0, 2)) == 2
-    assert tried == [20, 10, 5, 2]
-
-    class Full(Ranks):
-        """Another rank that fits nothing."""
-
-        def anywhere(self, flag: bool) -> bool:
-            return True
-
-    with pytest.raises(torch.OutOfMemoryError, match="another rank"):
-        smaller_until_it_fits(2, lambda size: size, Full(0, 2))
 
 
 def test_a_measure_that_breaks_ends_a_shared_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.curvature import layer_blocks as blocks
-from flatscope.curvature import sweep as sweeping
-from flatscope.curvature.factors import softmax_columns
-from flatscope.curvature.products import by_products, relative_directions
-from flatscope.curvature.sweep import exact_sweep
+from flatscope.curvature import layer_forms, memory
+from flatscope.curvature.factors import output_columns
+from flatscope.curvature.products import LayerDirections
+from flatscope.curvature.sweep import column_sweep, find_left_out
+from flatscope.loss import as_loss
 
 
 class Twice(nn.Module):
@@ -106,10 +107,17 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
     hessian = torch.autograd.functional.hessian(loss, torch.zeros(len(weight), dtype=torch.float64))
     found = fs.measure(problem, "rho_unit").units("rho_unit", "0")
     torch.testing.assert_close(found, hessian.diagonal(), rtol=1e-9, atol=1e-12)
-    ctx = fs.Context(problem)
-    by_hessian = by_products(ctx, ctx.network.layers, relative_directions)
+    by_hessian = LayerDirections(_by_products_alone(problem), "relative_flatness")
+    found = by_hessian.read(by_hessian.diagonal(16))
     for layer, value in fs.measure(problem, "relative_flatness").layer("relative_flatness").items():
-        assert value == pytest.approx(float(by_hessian[layer].value), rel=1e-9)
+        assert value == pytest.approx(float(found[f"{layer}.weight", "relative_flatness"]), rel=1e-9)
+
+
+def _by_products_alone(problem: fs.Problem) -> fs.Context:
+    """A context that thinks that the columns give nothing."""
+    ctx = fs.Context(problem)
+    ctx._cache[f"{find_left_out.__module__}.find_left_out", ()] = dict.fromkeys(problem.trainable, "by hand")
+    return ctx
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
@@ -130,9 +138,9 @@ def test_rows_of_a_layer_are_columns_of_the_next_without_biases() -> None:
 
 def test_weights_used_twice_unused_and_free_parameters() -> None:
     tiny = _built("twice", Twice(), (3,), 3, ("stem", "shared", "head"))
-    curvature = fs.Context(tiny.problem()).sweep(exact_sweep)
-    assert "used 2 times" in curvature.curved["shared.weight"] or "itself" in curvature.curved["shared.weight"]
-    assert "gain" in curvature.curved
+    curvature = fs.Context(tiny.problem()).sweep(column_sweep)
+    assert "used 2 times" in curvature.left_out["shared.weight"] or "itself" in curvature.left_out["shared.weight"]
+    assert "gain" in curvature.left_out
     table = fs.measure(tiny.problem(), ["hessian_trace", "layer_trace"])
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
     for layer, expected in TWINS["layer_trace"](Dense(tiny)).items():
@@ -149,7 +157,7 @@ def test_in_place_activations() -> None:
 
 def test_the_probe_finds_a_weight_that_is_used_elsewhere() -> None:
     tiny = _built("hidden", Hidden(), (3,), 3, ("first", "second"))
-    assert "differs from the Gauss-Newton" in fs.Context(tiny.problem()).sweep(exact_sweep).curved["first.weight"]
+    assert "differs from the Gauss-Newton" in fs.Context(tiny.problem()).sweep(column_sweep).left_out["first.weight"]
     table = fs.measure(tiny.problem(), "hessian_trace")
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
 
@@ -222,7 +230,7 @@ def test_near_interpolation_in_float32_keeps_its_digits(gain: float) -> None:
 
 def test_softmax_columns_multiply_to_the_hessian() -> None:
     outputs = torch.randn(7, 5, dtype=torch.float64) * torch.tensor([1.0, 5.0, 20.0, 0.1, 0.0, 3.0, 50.0])[:, None]
-    columns = softmax_columns(outputs)
+    columns = output_columns(as_loss("cross_entropy"), outputs, torch.zeros(7, dtype=torch.long)).values
     p = outputs.softmax(1)
     expected = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     torch.testing.assert_close(torch.einsum("kni,knj->nij", columns, columns), expected, rtol=1e-12, atol=1e-15)
@@ -230,9 +238,9 @@ def test_softmax_columns_multiply_to_the_hessian() -> None:
 
 def test_many_columns_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
-    monkeypatch.setattr(sweeping, "COLUMN_BLOCK", 1)
-    monkeypatch.setattr(sweeping, "GRADIENT_BYTES", 1)
-    monkeypatch.setattr(sweeping, "BATCH_BYTES", 1)
+    monkeypatch.setattr(memory, "MOST_COLUMNS", 1)
+    monkeypatch.setattr(layer_forms, "GRADIENT_BYTES", 1)
+    monkeypatch.setattr(memory, "CPU_BYTES", 1)
     found = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
     torch.testing.assert_close(torch.tensor(found["value"]), torch.tensor(expected["value"]), rtol=1e-12, atol=1e-16)
 
@@ -259,18 +267,3 @@ def test_spread_over_samples() -> None:
     expected = torch.tensor(each).std() / len(each) ** 0.5
     frame = fs.measure(tiny.problem(), "layer_trace").to_frame().set_index("layer")
     assert frame.loc["2", "data_stderr"] == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_out_of_memory_halves_the_batch() -> None:
-    tried = []
-
-    def run(size: int) -> int:
-        tried.append(size)
-        if size > 3:
-            raise torch.OutOfMemoryError
-        return size
-
-    assert sweeping.smaller_until_it_fits(20, run) == 2
-    assert tried == [20, 10, 5, 2]
-    with pytest.raises(torch.OutOfMemoryError):
-        sweeping.smaller_until_it_fits(2, lambda size: (_ for _ in ()).throw(torch.OutOfMemoryError()))

@@ -257,12 +257,11 @@ def _exploded(value: Value, entry: Declaration) -> Iterator[dict[str, Any]]:
     base = {
         "unit": None,
         "sample": None,
-        "stderr": float(value.stderr),
         "exact": entry.exact if value.exact is None else value.exact,
         "reason": value.reason,
     }
     many = isinstance(value.value, Tensor) and value.value.ndim == 1 and entry.per in ("unit", "sample")
-    columns = {name: _as_array(getattr(value, name)) for name in ("value", "data_stderr", "low", "high")}
+    columns = {name: _as_array(getattr(value, name)) for name in ("value", "stderr", "data_stderr", "low", "high")}
     length = len(columns["value"]) if many else 1
     for index in range(length):
         place = {entry.per: index} if many else {}

@@ -43,7 +43,7 @@ PAPERS: Mapping[str, str] = MappingProxyType(
 class Value:
     """What a measure returns when a bare number does not say enough.
 
-    `value` is a float, or a 1-D tensor for one value per unit or sample (then `low`, `high` and
+    `value` is a float, or a 1-D tensor for one value per unit or sample (then `low`, `high`, `stderr` and
     `data_stderr` may be tensors as well).
 
     Attributes:
@@ -57,7 +57,7 @@ class Value:
     """
 
     value: float | Tensor
-    stderr: float = 0.0
+    stderr: float | Tensor = 0.0
     data_stderr: float | Tensor | None = None
     low: float | Tensor | None = None
     high: float | Tensor | None = None

@@ -1,97 +1,226 @@
-"""Factors of the output Hessian: for each sample, columns s_c with ∇²ℓ = Σ_c ± s_c s_cᵀ."""
+"""Roots of the output Hessian: for each sample a matrix S with ∇²ℓ = S Sᵀ, or ∇²ℓ = S D Sᵀ with signs D.
+
+Every number of the sweep is a sum of squares q(s_c) over the columns of S. They are made a block at a time, never as
+one array for all classes; or drawn: with z of independent signs, E[q(Sz)] = Σ_c q(s_c), so one column Sz stands for
+all of them.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from flatscope.curvature.operators import batched_gradient
 from flatscope.loss import Loss
 
+# Above this a user's own loss is not written out: its Hessian takes outputs² numbers for each sample.
+EIGEN_OUTPUTS = 64
+
 
 @dataclass(frozen=True)
 class Columns:
-    """Factor columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative."""
+    """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative."""
 
     values: Tensor
     signs: Tensor | None = None
 
-    def block(self, start: int, stop: int) -> Columns:
+
+class Root(ABC):
+    """A root of the output Hessians of a batch of samples.
+
+    Attributes:
+        count: columns that give the whole Hessian of a sample.
+        width: random signs that one draw takes for each sample.
+        per_draw: columns of one draw.
+    """
+
+    count: int
+    width: int
+    per_draw: int = 1
+
+    @abstractmethod
+    def exact(self, start: int, stop: int) -> Columns:
         """Columns `start` to `stop`."""
-        return Columns(self.values[start:stop], None if self.signs is None else self.signs[start:stop])
+
+    @abstractmethod
+    def drawn(self, signs: Tensor) -> Columns:
+        """Random columns from signs (draws, n, width); those of one draw stand together."""
 
 
-def n_columns(loss: Loss, n_outputs: int) -> int:
-    """How many columns one sample needs at most."""
-    return n_outputs - 1 if loss.kind == "softmax" else n_outputs
+def output_root(loss: Loss, outputs: Tensor, targets: Tensor) -> Root:
+    """The root of the Hessian of each sample's loss with respect to its outputs."""
+    outputs = outputs.detach()
+    if loss.kind == "softmax":
+        return SoftmaxRoot(loss, outputs, targets)
+    if loss.kind == "logistic":
+        logits, weights = loss.positions(outputs, targets)
+        # σ(z) σ(−z) by logarithms: 1 − σ(z) would lose all digits of sure samples.
+        spread = (0.5 * (functional.logsigmoid(logits) + functional.logsigmoid(-logits))).exp()
+        return DiagonalRoot(spread * weights.sqrt(), outputs.shape)
+    if loss.kind == "squared":
+        flat = outputs.reshape(len(outputs), -1)
+        return DiagonalRoot(torch.full_like(flat, 2**0.5), outputs.shape)
+    slope = _Slope(loss, outputs, targets)
+    return EigenRoot(slope) if slope.width <= EIGEN_OUTPUTS else PairRoot(slope)
 
 
 def output_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
-    """Factor the Hessian of each sample's loss with respect to its outputs."""
-    if loss.kind in ("softmax", "logistic"):
-        return Columns(_position_columns(loss, outputs, targets))
-    if loss.kind == "squared":
-        flat = outputs.reshape(len(outputs), -1)  # (n, C)
-        eye = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device) * 2**0.5
-        return Columns(eye[:, None, :].expand(-1, len(flat), -1).reshape(-1, *outputs.shape))
-    return _eigen_columns(loss, outputs, targets)
+    """All columns of a few samples."""
+    root = output_root(loss, outputs, targets)
+    return root.exact(0, root.count)
 
 
-def _position_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Columns of every position of a sample (token, pixel, label), each of them zero at the other positions."""
-    logits, weights = loss.positions(outputs, targets)
-    n, count = weights.shape
-    if loss.kind == "softmax":
-        local = softmax_columns(logits.flatten(0, 1)).reshape(-1, n, count, logits.shape[2])  # (C-1, n, P, C)
-        local = local * weights.sqrt()[:, :, None]
-        apart = torch.eye(count, dtype=local.dtype, device=local.device)[:, None, None, :, None]
-    else:
-        local = (0.5 * (torch.nn.functional.logsigmoid(logits) + torch.nn.functional.logsigmoid(-logits))).exp()
-        local = (local * weights.sqrt())[None]  # (1, n, P)
-        apart = torch.eye(count, dtype=local.dtype, device=local.device)[:, None, None, :]
-    spread = (local * apart).flatten(0, 1) if count > 1 else local  # (P (C-1), n, P, C) or (P, n, P)
-    return loss.to_outputs(spread, outputs.shape)
+class SoftmaxRoot(Root):
+    """Columns of a (diag(p) − ppᵀ) = a diag(√p) (I − √p√pᵀ) diag(√p) for each position of weight a: C−1 of them.
 
-
-def softmax_columns(outputs: Tensor) -> Tensor:
-    """C−1 columns of diag(p) − ppᵀ = diag(√p) (I − √p√pᵀ) diag(√p), shape (C−1, n, C).
-
-    The columns of a Householder reflection that sends √p to −e_m, without column m, are an orthonormal basis of
-    the complement of √p. With m the largest class nothing cancels: 1 − p_m is never formed, so the digits
-    survive in float32 when the network is sure of every sample. A fixed m would lose them all.
+    The columns of a Householder reflection that sends √p to −e_m, without column m, are an orthonormal basis of the
+    complement of √p. With m the largest class nothing cancels: 1 − p_m is never formed, so the digits survive in
+    float32 when the network is sure of every sample. A fixed m, or √p∘z − p(√pᵀz), would lose them all.
     """
-    root = (0.5 * torch.log_softmax(outputs, 1)).exp()  # (n, C)
-    n, classes = root.shape
-    top = root.argmax(1, keepdim=True)  # (n, 1)
-    root_top = root.gather(1, top)  # (n, 1)
-    reflected = root / (1 + root_top)  # v_i / (1 + √p_m) for i ≠ m
-    reflected.scatter_(1, top, 1.0)  # (√p_m + 1) / (1 + √p_m)
-    basis = torch.diag_embed(torch.ones_like(root)) - reflected[:, :, None] * root[:, None, :]  # (n, i, j), j ≠ m
-    columns = root[:, :, None] * basis  # (n, C, C)
-    kept = torch.arange(classes - 1, device=root.device).expand(n, -1)
-    kept = kept + (kept >= top)  # all columns but m, (n, C-1)
-    return columns.gather(2, kept[:, None, :].expand(n, classes, -1)).permute(2, 0, 1).contiguous()
+
+    def __init__(self, loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+        logits, weights = loss.positions(outputs, targets)  # (n, P, C), (n, P)
+        self._loss, self._shape = loss, outputs.shape
+        self._scale = weights.sqrt()[:, :, None]
+        self._root = (0.5 * torch.log_softmax(logits, 2)).exp()
+        self._top = self._root.argmax(2, keepdim=True)  # (n, P, 1)
+        self._reflected = self._root / (1 + self._root.gather(2, self._top))  # v_i / (1 + √p_m) for i ≠ m
+        self._reflected.scatter_(2, self._top, 1.0)  # (√p_m + 1) / (1 + √p_m)
+        _, self._positions, self._classes = logits.shape
+        self.count = self._positions * (self._classes - 1)
+        self.width = self._positions * self._classes
+
+    def exact(self, start: int, stop: int) -> Columns:
+        """Columns `start` to `stop`: class by class, position after position."""
+        number = torch.arange(start, min(stop, self.count), device=self._root.device)
+        place, column = number // (self._classes - 1), number % (self._classes - 1)  # (k,)
+        root, reflected = self._root[:, place], self._reflected[:, place]  # (n, k, C)
+        kept = column[None, :, None] + (column[None, :, None] >= self._top[:, place])  # all classes but m, (n, k, 1)
+        basis = -reflected * root.gather(2, kept)
+        basis.scatter_add_(2, kept, torch.ones_like(kept, dtype=basis.dtype))
+        local = root * basis * self._scale[:, place]  # (n, k, C)
+        if self._positions == 1:
+            return self._as_outputs(local.transpose(0, 1)[:, :, None].contiguous())
+        values = local.new_zeros(len(number), len(local), self._positions, self._classes)
+        values[torch.arange(len(number), device=place.device), :, place] = local.transpose(0, 1)
+        return self._as_outputs(values)
+
+    def drawn(self, signs: Tensor) -> Columns:
+        """All positions at once, in one column."""
+        z = signs.reshape(len(signs), *self._root.shape)
+        z = z.scatter(3, self._top.expand(len(z), -1, -1, -1), 0.0)
+        along = (self._root * z).sum(3, keepdim=True)  # (k, n, P, 1)
+        return self._as_outputs((z - self._reflected * along).mul_(self._root).mul_(self._scale))
+
+    def _as_outputs(self, values: Tensor) -> Columns:
+        return Columns(self._loss.to_outputs(values, self._shape))
 
 
-def _eigen_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
-    """Any twice-differentiable loss: eigenvectors of the small Hessian, with signs if it is not semi-definite."""
-    leaf = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        slope = torch.autograd.grad(loss(leaf, targets).sum(), leaf, create_graph=True)[0]
-    flat = leaf.reshape(len(leaf), -1)
-    width = flat.shape[1]
-    if not slope.requires_grad:
-        return Columns(outputs.new_zeros(1, *outputs.shape))
-    unit = torch.eye(width, dtype=leaf.dtype, device=leaf.device)
-    vectors = unit[:, None, :].expand(-1, len(leaf), -1).reshape(width, *leaf.shape)
-    rows = batched_gradient([slope], [leaf], [vectors])[0].reshape(width, len(leaf), width)  # (C, n, C)
-    hessians = rows.permute(1, 0, 2)
-    eigenvalues, eigenvectors = torch.linalg.eigh((hessians + hessians.mT) / 2)  # (n, C), (n, C, C)
-    columns = eigenvectors * eigenvalues.abs().sqrt()[:, None, :]
-    # Rounding makes zero eigenvalues slightly negative; only real ones need a sign.
-    floor = eigenvalues.abs().amax(1, keepdim=True) * torch.finfo(leaf.dtype).eps * width
-    negative = bool((eigenvalues < -floor).any())
-    signs = torch.where(eigenvalues < 0, -1.0, 1.0).to(leaf.dtype).T if negative else None
-    return Columns(columns.permute(2, 0, 1).reshape(width, *outputs.shape).contiguous(), signs)
+class DiagonalRoot(Root):
+    """A Hessian that is diagonal: each output has one column of its own."""
+
+    def __init__(self, scale: Tensor, shape: torch.Size) -> None:
+        self._scale, self._shape = scale, shape  # (n, outputs)
+        self.count = self.width = scale.shape[1]
+
+    def exact(self, start: int, stop: int) -> Columns:
+        """Columns `start` to `stop`."""
+        number = torch.arange(start, min(stop, self.count), device=self._scale.device)
+        values = self._scale.new_zeros(len(number), *self._scale.shape)
+        values[torch.arange(len(number), device=number.device), :, number] = self._scale.T[number]
+        return Columns(values.reshape(-1, *self._shape))
+
+    def drawn(self, signs: Tensor) -> Columns:
+        """All outputs at once, in one column."""
+        return Columns((signs * self._scale).reshape(-1, *self._shape))
+
+
+class _Slope:
+    """The derivative of a user's own loss at the outputs, to be differentiated once more."""
+
+    def __init__(self, loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+        self.leaf = outputs.clone().requires_grad_()
+        with torch.enable_grad():
+            total = loss(self.leaf, targets).sum()
+            self._slope = torch.autograd.grad(total, self.leaf, create_graph=True)[0]
+        self.width = self.leaf[0].numel()
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Hessian times vectors (k, n, outputs)."""
+        if not self._slope.requires_grad:  # linear in the outputs
+            return torch.zeros_like(vectors)
+        shaped = vectors.reshape(-1, *self.leaf.shape)
+        return batched_gradient([self._slope], [self.leaf], [shaped])[0].reshape(vectors.shape)
+
+    def units(self, start: int, stop: int) -> Tensor:
+        """Unit vectors (k, n, outputs)."""
+        unit = torch.eye(self.width, dtype=self.leaf.dtype, device=self.leaf.device)[start:stop]
+        return unit[:, None, :].expand(-1, len(self.leaf), -1).contiguous()
+
+
+class EigenRoot(Root):
+    """Any twice-differentiable loss of few outputs: eigenvectors of the small Hessian, with the eigenvalues' signs."""
+
+    def __init__(self, slope: _Slope) -> None:
+        self._shape, self.count = slope.leaf.shape, slope.width
+        self.width = slope.width
+        hessians = slope.products(slope.units(0, slope.width)).permute(1, 0, 2)
+        eigenvalues, eigenvectors = torch.linalg.eigh((hessians + hessians.mT) / 2)  # (n, C), (n, C, C)
+        self._columns = eigenvectors * eigenvalues.abs().sqrt()[:, None, :]
+        # Rounding makes zero eigenvalues slightly negative; only real ones need a sign.
+        floor = eigenvalues.abs().amax(1, keepdim=True) * torch.finfo(hessians.dtype).eps * self.width
+        negative = bool((eigenvalues < -floor).any())
+        self._signs = torch.where(eigenvalues < 0, -1.0, 1.0).to(hessians.dtype) if negative else None  # (n, C)
+        self.per_draw = 2 if negative else 1
+
+    def exact(self, start: int, stop: int) -> Columns:
+        """Eigenvectors `start` to `stop`, times the roots of their eigenvalues."""
+        values = self._columns[:, :, start:stop].permute(2, 0, 1)
+        signs = None if self._signs is None else self._signs[:, start:stop].T
+        return Columns(values.reshape(-1, *self._shape).contiguous(), signs)
+
+    def drawn(self, signs: Tensor) -> Columns:
+        """One column of the positive part and, where there is one, another of the negative part."""
+        parts = [signs] if self._signs is None else [signs * (self._signs > 0), signs * (self._signs < 0)]
+        values = torch.stack([torch.einsum("nic,knc->kni", self._columns, part) for part in parts], dim=1)
+        return Columns(values.reshape(-1, *self._shape), None if len(parts) == 1 else _alternating(values))
+
+
+class PairRoot(Root):
+    """Any twice-differentiable loss of many outputs, by products: q(z, Hz) as a difference of two squares.
+
+    q(z, Hz) = q((τz + Hz/τ)/2) − q((τz − Hz/τ)/2); τ² = ‖Hz‖/‖z‖ makes the two of one size.
+    """
+
+    per_draw = 2
+
+    def __init__(self, slope: _Slope) -> None:
+        self._slope = slope
+        self.count, self.width = 2 * slope.width, slope.width
+
+    def exact(self, start: int, stop: int) -> Columns:
+        """Columns `start` to `stop`, two for each output."""
+        first = start // 2
+        pairs = self.drawn(self._slope.units(first, -(-min(stop, self.count) // 2)))
+        part = slice(start - 2 * first, min(stop, self.count) - 2 * first)
+        assert pairs.signs is not None
+        return Columns(pairs.values[part], pairs.signs[part])
+
+    def drawn(self, signs: Tensor) -> Columns:
+        """Two columns."""
+        curved = self._slope.products(signs)
+        ratio = (curved.norm(dim=2, keepdim=True) / signs.norm(dim=2, keepdim=True)).sqrt()
+        curved = curved / ratio.where(ratio > 0, 1.0)
+        given = signs * ratio
+        values = torch.stack([given + curved, given - curved], dim=1) / 2  # (k, 2, n, outputs)
+        return Columns(values.reshape(-1, *self._slope.leaf.shape), _alternating(values))
+
+
+def _alternating(values: Tensor) -> Tensor:
+    """Signs (2 k, n) of columns (k, 2, n, …): +1 for the first of each draw and −1 for the second."""
+    pair = torch.tensor([1.0, -1.0], dtype=values.dtype, device=values.device)
+    return pair.repeat(len(values))[:, None].expand(-1, values.shape[2])

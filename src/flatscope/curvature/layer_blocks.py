@@ -1,4 +1,4 @@
-"""Hessian blocks of single layers as operators that cost almost nothing to multiply with.
+"""Curvature blocks of single layers as operators that cost almost nothing to multiply with.
 
 One sweep keeps, for each exact layer, what its block is made of: for a dense layer on vectors the inputs and the
 columns at its output, for other layers the per-sample gradients; a product is then two matrix products. What does
@@ -16,15 +16,28 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.estimators import Operator
-from flatscope.curvature.factors import n_columns
-from flatscope.curvature.operators import GaussNewton, Hessian
-from flatscope.curvature.patches import input_matrix, output_matrix, weight_gradients
-from flatscope.curvature.sweep import Flow, backpropagated, batch_size, exact_sweep, smaller_until_it_fits
+from flatscope.curvature.layer_forms import Flow, matrices
+from flatscope.curvature.memory import in_batches
+from flatscope.curvature.operators import GaussNewton
+from flatscope.curvature.patches import weight_gradients
+from flatscope.curvature.products import curvature_operator
+from flatscope.curvature.sweep import acting, backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
 from flatscope.ranks import Ranks
+from flatscope.samples import Batch
 
 DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
+MOST_COLUMNS = 256  # with more, products are cheaper than all columns
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns (n, k, out) and inputs (n, in) of some samples, or their gradients (n k, p); signs of the columns."""
+
+    rows: Tensor
+    inputs: Tensor | None
+    signs: Tensor | None
 
 
 @dataclass
@@ -32,6 +45,7 @@ class DenseBlock:
     """A block written out."""
 
     matrix: Tensor
+    n: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,10 +55,10 @@ class DenseBlock:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self.matrix @ vectors.to(self.matrix)
 
-    def add(self, gradients: Tensor, signs: Tensor | None, n: int) -> None:
-        """Add the gradients (n k, p) of a batch."""
-        signed = gradients if signs is None else gradients * signs.reshape(-1, 1)
-        self.matrix += (signed.T @ gradients).double() / n
+    def add(self, piece: Piece) -> None:
+        """Add the gradients of some samples."""
+        signed = piece.rows if piece.signs is None else piece.rows * piece.signs.reshape(-1, 1)
+        self.matrix += (signed.T @ piece.rows).double() / self.n
 
 
 @dataclass
@@ -54,8 +68,11 @@ class GradientBlock:
     size: int
     n: int
     ranks: Ranks
-    gradients: list[Tensor] = field(default_factory=list)
-    signs: list[Tensor | None] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        """Keep the gradients of some samples."""
+        self.pieces.append(piece)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,10 +82,10 @@ class GradientBlock:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.size, -1)
         total = torch.zeros(columns.shape, dtype=torch.float64)
-        for rows, signs in zip(self.gradients, self.signs, strict=True):
-            along = rows @ columns.to(rows)  # (n k, vectors)
-            along = along if signs is None else along * signs.reshape(-1, 1)
-            total += (rows.T @ along).double().cpu()
+        for piece in self.pieces:
+            along = piece.rows @ columns.to(piece.rows)  # (n k, vectors)
+            along = along if piece.signs is None else along * piece.signs.reshape(-1, 1)
+            total += (piece.rows.T @ along).double().cpu()
         (total,) = self.ranks.summed([total])
         return (total / self.n).reshape(vectors.shape)
 
@@ -80,9 +97,11 @@ class FactoredBlock:
     size: int
     n: int
     ranks: Ranks
-    inputs: list[Tensor] = field(default_factory=list)
-    columns: list[Tensor] = field(default_factory=list)
-    signs: list[Tensor | None] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        """Keep the inputs and columns of some samples."""
+        self.pieces.append(piece)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +116,9 @@ class FactoredBlock:
     def _product(self, vector: Tensor) -> Tensor:
         """Σ_c,i s_c (s_cᵀ V u) uᵀ over this rank's samples."""
         total = torch.zeros(len(vector), dtype=torch.float64)
-        for u, s, signs in zip(self.inputs, self.columns, self.signs, strict=True):
+        for piece in self.pieces:
+            u, s, signs = piece.inputs, piece.rows, piece.signs
+            assert u is not None
             matrix = vector.to(u).reshape(s.shape[2], u.shape[1])  # (out, in)
             along = (s * (u @ matrix.T)[:, None]).sum(2)  # (n, k)
             along = along if signs is None else along * signs
@@ -105,73 +126,72 @@ class FactoredBlock:
         return total
 
 
+Filled = DenseBlock | GradientBlock | FactoredBlock
+
+
 def layer_blocks(ctx: Context) -> dict[str, Operator]:
-    """The Hessian block of every trainable layer by weight name, from one sweep over the data."""
-    k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    curved, ranks = ctx.sweep(exact_sweep).curved, ctx.problem.ranks
-    blocks = smaller_until_it_fits(batch_size(ctx, k), lambda size: _filled_blocks(ctx, size, curved), ranks)
-    if any(isinstance(block, DenseBlock | GradientBlock | FactoredBlock) for block in blocks.values()):
-        ctx.count("forward", ctx.problem.n_train)
-        ctx.count("backward", ctx.problem.n_train * k)
-    for block in blocks.values():
+    """The curvature block of every trainable layer by weight name, from one sweep over the data."""
+    left_out, columns, ranks = ctx.sweep(find_left_out), ctx.sweep(sweep_shape).columns, ctx.problem.ranks
+    blocks = dict(_empty_blocks(ctx, left_out))
+    filled = {name: block for name, block in blocks.items() if isinstance(block, Filled)}
+    if not filled:
+        return blocks
+
+    def work(batch: Batch, numbers: Tensor, width: int) -> list[tuple[str, Piece]]:
+        del numbers
+        return [
+            (flow.weight, _piece(ctx, filled[flow.weight], flow))
+            for flows in backpropagated(ctx, batch, left_out, width)
+            for flow in flows
+            if flow.weight in filled
+        ]
+
+    for pieces in in_batches(ctx, sweep_plan(ctx, columns), work):
+        for name, piece in pieces:
+            filled[name].add(piece)
+    ctx.count("forward", ctx.problem.n_train)
+    ctx.count("backward", ctx.problem.n_train * columns)
+    for block in filled.values():
         if isinstance(block, DenseBlock):
             (block.matrix,) = ranks.summed([block.matrix])
     return blocks
 
 
-def _filled_blocks(ctx: Context, size: int, curved: dict[str, str]) -> dict[str, Operator]:
-    """The blocks with this rank's samples in them."""
-    blocks = dict(_empty_blocks(ctx, curved))
-    if any(isinstance(block, DenseBlock | GradientBlock | FactoredBlock) for block in blocks.values()):
-        for batch in ctx.share(size=size):
-            for flow in backpropagated(ctx, batch, curved):
-                _add(ctx, blocks.get(flow.call.weight), flow)
-    return blocks
-
-
-def _empty_blocks(ctx: Context, curved: dict[str, str]) -> Iterator[tuple[str, Operator]]:
+def _empty_blocks(ctx: Context, left_out: dict[str, str]) -> Iterator[tuple[str, Operator]]:
     """Decide, layer by layer, how its block is kept; the small ones first have a claim on the memory."""
-    k, n, ranks = n_columns(ctx.problem.loss, ctx.problem.n_outputs), ctx.problem.n_train, ctx.problem.ranks
+    k, n, ranks = ctx.sweep(sweep_shape).columns, ctx.problem.n_train, ctx.problem.ranks
     item = torch.finfo(ctx.problem.dtype).bits // 8
     layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
-    sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
+    sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
     needs = {}
     for layer in layers:
         per_sample = k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(layer) else k * sizes[layer.weight]
         needs[layer.weight] = -(-n // ranks.size) * per_sample * item  # of the largest share: all decide alike
     left, kept = KEPT_BYTES, set()
     for weight, need in sorted(needs.items(), key=lambda entry: entry[1]):
-        if weight not in curved and need <= left:
+        if weight not in left_out and need <= left and k <= MOST_COLUMNS:
             left -= need
             kept.add(weight)
     for layer in layers:
         weight, size = layer.weight, sizes[layer.weight]
-        if weight in curved:
-            yield weight, Hessian(ctx, [weight])
+        if weight in left_out:
+            yield weight, curvature_operator(ctx, [weight])
         elif weight in kept:
             yield weight, FactoredBlock(size, n, ranks) if _on_vectors(layer) else GradientBlock(size, n, ranks)
-        elif size <= DENSE_WEIGHTS:
-            yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device))
+        elif size <= DENSE_WEIGHTS and k <= MOST_COLUMNS:
+            yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device), n)
         else:
             yield weight, GaussNewton(ctx, [weight])
 
 
 def _on_vectors(layer: Layer) -> bool:
-    return layer.kind == "dense" and len(layer.input_shape) == 1
+    return layer.kind == "dense" and len(layer.input_shape) == 1 and layer.uses == 1
 
 
-def _add(ctx: Context, block: Operator | None, flow: Flow) -> None:
+def _piece(ctx: Context, block: Filled, flow: Flow) -> Piece:
+    """What one block of columns of some samples adds to a layer's block."""
     if isinstance(block, FactoredBlock):
-        block.inputs.append(flow.x)
-        block.columns.append(flow.s)
-        block.signs.append(flow.signs)
-    elif isinstance(block, GradientBlock | DenseBlock):
-        call, weight = flow.call, ctx.params[flow.call.weight]
-        u = input_matrix(flow.x, weight, call.kind, call.settings)
-        s = output_matrix(flow.s, weight, call.kind, call.settings)
-        gradients = weight_gradients(u, s, call.kind).reshape(-1, weight.numel())  # (n k, p)
-        if isinstance(block, DenseBlock):
-            block.add(gradients, flow.signs, ctx.problem.n_train)
-        else:
-            block.gradients.append(gradients)
-            block.signs.append(flow.signs)
+        return Piece(flow.columns[0], flow.calls[0].input.detach(), flow.signs)
+    weight = acting(ctx, flow.weight)
+    u, s = matrices(flow, weight)
+    return Piece(weight_gradients(u, s, flow.kind).reshape(-1, weight.numel()), None, flow.signs)

@@ -1,29 +1,26 @@
-"""The sweep's quantities from Hessian products, for parameters whose block is not Gauss-Newton.
+"""The sweep's quantities from products, for parameters whose block the columns do not give.
 
 Each quantity is a sum Σ_b bᵀ H_l b over some directions b of one weight matrix: unit vectors for the trace, columns
-of the weight for ρ, and so on. Few directions are multiplied out one by one: exact. Many are mixed with random
-signs ζ: with v = Σ_b ζ_b b, the number ζ_b bᵀ(Hv) has mean bᵀHb, for all layers and units from the same products.
+of the weight for ρ, and so on; a sum over the diagonal of EᵀHE, where E lays coefficients out along the directions of
+all layers. One product with random signs serves all layers and units: ζ_b bᵀ(HEζ) has mean bᵀHb.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import multiplied_out
-from flatscope.curvature.operators import Hessian
+from flatscope.curvature.estimators import DiagonalSums, Readings, diagonal_sums
+from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.patches import by_output
-from flatscope.errors import NumericalWarning
+from flatscope.curvature.signs import Signs
+from flatscope.curvature.sweep import acting, find_left_out, late, swept
 from flatscope.network.layers import Layer
-
-BLOCK = 16
-FIRST_LOOK = 32
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,7 @@ class Directions:
     units: int
 
 
-@dataclass(frozen=True)
-class Estimated:
-    """Values (units,) of one layer with standard errors, and the samples behind them if any."""
-
-    value: Tensor
-    stderr: Tensor
-    samples: Tensor | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether every direction was multiplied out."""
-        return self.samples is None
-
-
-def trace_directions(weight: Tensor, layer: Layer) -> Directions:
+def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:
     """Unit vectors: their sum is the trace."""
     del layer
     return Directions(weight.numel(), lambda z: z, lambda g: g, 1)
@@ -122,76 +105,109 @@ def _directions_along(weight: Tensor, shaped: Tensor, axes: tuple[int, ...]) -> 
     return Directions(math.prod(kept), embed, pull, math.prod(kept))
 
 
-def by_products(
-    ctx: Context,
-    layers: tuple[Layer, ...],
-    directions_of: Callable[[Tensor, Layer], Directions],
-    accuracy: float = 0.02,
-    most_products: int = 1024,
-) -> dict[str, Estimated]:
-    """Values by layer name; exact where there are few directions, otherwise to `accuracy` or `most_products`."""
-    wanted = {layer: directions_of(ctx.params[layer.weight], layer) for layer in layers}
-    chosen = multiplied_out([found.count for found in wanted.values()], most_products)
-    few = {layer: found for (layer, found), out in zip(wanted.items(), chosen, strict=True) if out}
-    many = {layer: found for layer, found in wanted.items() if layer not in few}
-    result = {layer.name: _multiplied_out(ctx, layer, found) for layer, found in few.items()}
-    if many:
-        result |= _mixed(ctx, many, f"by_products {directions_of.__name__}", accuracy, most_products)
-    return {layer.name: result[layer.name] for layer in layers}
+DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
+    "trace": trace_directions,
+    "rho": column_directions,
+    "rho_rows": row_directions,
+    "relative_flatness": relative_directions,
+}
 
 
-def _multiplied_out(ctx: Context, layer: Layer, directions: Directions) -> Estimated:
-    hessian = Hessian(ctx, [layer.weight])
-    forms = []
-    for start in range(0, directions.count, BLOCK):
-        stop = min(start + BLOCK, directions.count)
-        unit = torch.zeros(directions.count, stop - start, dtype=torch.float64, device=ctx.problem.device)
-        unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
-        vectors = directions.embed(unit)
-        forms.append((vectors * (hessian @ vectors)).sum(0))
-    values = torch.cat(forms).cpu()
-    values = values if directions.units > 1 else values.sum(0, keepdim=True)
-    return Estimated(values, torch.zeros_like(values), None)
+def probed(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> DiagonalSums:
+    """A quantity of everything that the columns leave out, by (parameter, quantity) as in `Curvature.means`.
+
+    Args:
+        ctx: the network; cached there, so ask through `ctx.sweep(probed, …)`.
+        quantity: "trace", "rho", "rho_rows" or "relative_flatness".
+        precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
+            for one product per direction.
+        most_products: give up after so many.
+    """
+    operator = LayerDirections(ctx, quantity)
+    wanted = ctx.effort.precision if precision is None else precision
+    covered = swept(ctx, precision, rows=quantity == "rho_rows")
+    known = {key: float(mean.value) for key, mean in covered.means.items() if not key[0]}
+    return diagonal_sums(
+        operator,
+        Signs(ctx.seed, f"products for {quantity}"),
+        precision=wanted,
+        most_products=most_products,
+        offsets=known,
+        over=lambda: late(ctx),
+    )
 
 
-def _mixed(
-    ctx: Context, wanted: dict[Layer, Directions], stream: str, accuracy: float, most_products: int
-) -> dict[str, Estimated]:
-    """Random signs for all layers at once; looked at after 32, 64, 128, … so as not to stop by luck."""
-    generator = ctx.generator(stream)
-    hessian = Hessian(ctx, [layer.weight for layer in wanted])
-    samples: dict[Layer, list[Tensor]] = {layer: [] for layer in wanted}
-    products, look = 0, FIRST_LOOK
-    while True:
-        while products < min(look, most_products):
-            k = min(BLOCK, min(look, most_products) - products)
-            signs = {layer: _signs(found.count, k, generator).to(ctx.problem.device) for layer, found in wanted.items()}
-            vectors = torch.cat([found.embed(signs[layer]) for layer, found in wanted.items()])
-            curved, start = hessian @ vectors, 0
-            for layer, found in wanted.items():
-                size = ctx.params[layer.weight].numel()
-                pulled = signs[layer] * found.pull(curved[start : start + size])  # (count, k)
-                grouped = pulled if found.units > 1 else pulled.sum(0, keepdim=True)
-                samples[layer].append(grouped.cpu())
-                start += size
-            products += k
-        estimates = {layer.name: _summary(torch.cat(parts, dim=1)) for layer, parts in samples.items()}
-        reached = all(float(e.stderr.max()) <= accuracy * float(e.value.abs().max()) for e in estimates.values())
-        if reached or products >= most_products:
-            if not reached:
-                warnings.warn(
-                    f"{accuracy:.2g} relative accuracy not reached in {products} products; see the standard errors",
-                    NumericalWarning,
-                    stacklevel=2,
-                )
-            return estimates
-        look *= 2
+def curvature_operator(ctx: Context, names: list[str]) -> CurvatureOperator:
+    """The matrix that the context asks for, over some parameters."""
+    return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
 
 
-def _summary(samples: Tensor) -> Estimated:
-    count = samples.shape[1]
-    return Estimated(samples.mean(1), samples.std(1) / math.sqrt(count), samples)
+class LayerDirections:
+    """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
 
+    Args:
+        ctx: the network.
+        quantity: see `probed`.
+    """
 
-def _signs(size: int, columns: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, (size, columns), generator=generator, dtype=torch.float64) * 2 - 1
+    def __init__(self, ctx: Context, quantity: str) -> None:
+        self._ctx, self._quantity = ctx, quantity
+        left_out = ctx.sweep(find_left_out)
+        layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
+        make = DIRECTIONS[quantity]
+        self._parts = {name: make(acting(ctx, name), layer) for name, layer in layers.items()}
+        self._norms = {name: float(acting(ctx, name).double().square().sum()) for name in layers}
+        if quantity == "trace":
+            others = [name for name in left_out if name not in layers]
+            self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
+        self.device = ctx.problem.device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(directions, directions)."""
+        count = sum(part.count for part in self._parts.values())
+        return count, count
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """Products with coefficients (directions, k)."""
+        split = torch.split(vectors, [part.count for part in self._parts.values()])
+        embedded = [part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)]
+        product = curvature_operator(self._ctx, list(self._parts)) @ torch.cat(embedded)
+        pieces = torch.split(product, [len(some) for some in embedded])
+        return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), pieces, strict=True)])
+
+    def diagonal(self, block: int) -> Tensor:
+        """One product per direction, parameter by parameter: (directions, 1)."""
+        return torch.cat([torch.cat(list(self._entries(name, block))) for name in self._parts])[:, None]
+
+    def _entries(self, name: str, block: int) -> Iterator[Tensor]:
+        part, operator = self._parts[name], curvature_operator(self._ctx, [name])
+        for start in range(0, part.count, block):
+            stop = min(start + block, part.count)
+            unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
+            unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
+            vectors = part.embed(unit)
+            yield (vectors * (operator @ vectors)).sum(0)
+
+    def read(self, entries: Tensor) -> Readings:
+        """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""
+        found: Readings = {}
+        network: Readings = {}
+        quantity = self._quantity
+        for name, some in zip(
+            self._parts, torch.split(entries, [part.count for part in self._parts.values()]), strict=True
+        ):
+            total = some.sum(0, keepdim=True)
+            per_unit = self._parts[name].units > 1 or quantity.startswith("rho")
+            found[name, quantity] = some if per_unit else total
+            if per_unit:
+                found[name, f"{quantity}_sum"] = total
+            whole = f"{quantity}_sum" if per_unit else quantity
+            network["", whole] = network.get(("", whole), 0.0) + total
+            if quantity == "trace" and name in self._norms:
+                network["", "kappa_trace"] = network.get(("", "kappa_trace"), 0.0) + self._norms[name] * total
+        return found | network
+
+    def has_row(self, name: str) -> bool:
+        """Whether a parameter has a row of its own in a table: the layers, and the network as a whole."""
+        return not name or name in self._norms

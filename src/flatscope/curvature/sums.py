@@ -1,8 +1,8 @@
-"""What the exact sweep adds up over samples, in one process or over several ranks."""
+"""What a sweep adds up over samples and draws, in one process or over several ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,78 +11,218 @@ from flatscope.params import Params
 from flatscope.ranks import Ranks
 
 
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
 @dataclass
 class Mean:
-    """Running mean over samples, in float64, with the standard error that the samples' spread gives."""
+    """Mean over samples, in float64, with two standard errors: of the draws, and of the samples being a draw.
+
+    Sample i has an unknown value x_i, and draws of mean x_i and variance σ_i², independent of each other; an exact pass
+    is a single draw without error. Passes may have different numbers of draws.
+
+    Attributes:
+        n: samples.
+        draws: draws of each sample, over all passes.
+        passes: passes over the data.
+        total: sum over samples and draws.
+        squares: sum over passes and samples of (sum over draws)² / draws of the pass.
+        within: sum over passes and samples of the squared deviations of the draws from the sample's mean.
+    """
 
     n: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    draws: int = 1
+    passes: int = 1
+    total: Tensor = field(default_factory=_zero)
+    squares: Tensor = field(default_factory=_zero)
+    within: Tensor = field(default_factory=_zero)
 
-    def add(self, values: Tensor) -> None:
-        """Values of some samples: (n,) or (n, units)."""
-        values = values.detach().double().cpu()
-        self.n += len(values)
-        self.total = self.total + values.sum(0)
-        self.squares = self.squares + values.square().sum(0)
+    def add(self, sums: Tensor, squares: Tensor | None = None) -> None:
+        """Let some samples in.
+
+        Args:
+            sums: over the draws of this pass, (n,) or (n, units).
+            squares: sums of the draws' squares; None where there is one draw.
+        """
+        self.n += len(sums)
+        if self.total.device != sums.device:  # stays on a GPU: moving every batch's sums would wait for it
+            self.total, self.squares, self.within = (
+                part.to(sums.device) for part in (self.total, self.squares, self.within)
+            )
+        self.total = self.total + sums.sum(0)
+        mean_squares = sums.square() / self.draws
+        self.squares = self.squares + mean_squares.sum(0)
+        if squares is not None:
+            self.within = self.within + (squares - mean_squares).clamp_min(0).sum(0)
+
+    def joined(self, other: Mean) -> Mean:
+        """This and another pass over the same samples."""
+        return Mean(
+            self.n,
+            self.draws + other.draws,
+            self.passes + other.passes,
+            self.total + other.total,
+            self.squares + other.squares,
+            self.within + other.within,
+        )
 
     @property
     def value(self) -> Tensor:
         """The mean; () or (units,)."""
-        return self.total / self.n
+        return self.total / (self.n * self.draws)
 
     @property
     def stderr(self) -> Tensor:
-        """Standard error over samples; zero for a single sample."""
-        variance = (self.squares / self.n - self.value.square()).clamp_min(0)
+        """Standard error of the draws; zero for an exact pass."""
+        return (self._noise / self.draws).sqrt() / self.n
+
+    @property
+    def data_stderr(self) -> Tensor:
+        """Standard error that the spread of the x_i gives, without that of the draws; zero for a single sample."""
+        mean_square = (self.squares - self.passes * self._noise) / (self.n * self.draws)
+        variance = (mean_square - self.value.square() + self.stderr.square()).clamp_min(0)
         return (variance / max(self.n - 1, 1)).sqrt()
 
+    @property
+    def _noise(self) -> Tensor:
+        """Σ_i σ_i²."""
+        return (self.within / max(self.draws - self.passes, 1)).expand(self.total.shape)
 
-@dataclass
-class LayerSums:
-    """Sums over the data for one weight matrix; s_c: columns at its output, u: its input patches, W̄: (out, in·taps).
 
-    trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c ⟨G_c, w(j)⟩², w(j) the weights of input feature or channel j, which is
-    (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})²;  rho_rows(i): the same for the weights of output i;
-    relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖².
+class BatchSums:
+    """Numbers of the samples of one batch by (parameter, quantity), summed over blocks of columns.
+
+    Args:
+        drawn: whether every draw is a number of its own; else all columns together make one.
     """
 
-    trace: Mean = field(default_factory=Mean)
-    rho: Mean = field(default_factory=Mean)
-    rho_rows: Mean = field(default_factory=Mean)
-    relative_flatness: Mean = field(default_factory=Mean)
+    def __init__(self, drawn: bool) -> None:
+        self._drawn = drawn
+        self._block: dict[str, Tensor] = {}
+        self.sums: dict[tuple[str, str], Tensor] = {}
+        self.squares: dict[tuple[str, str], Tensor] = {}
+        self.diagonals: Params = {}
+
+    def add(self, name: str, quantity: str, values: Tensor, signs: Tensor | None) -> Tensor:
+        """Add one block's share.
+
+        Args:
+            name: of the parameter.
+            quantity: what it is.
+            values: of the columns, (n, k) or (n, k, units).
+            signs: of the columns, (n, k), where some are negative; of a draw's two columns the second is.
+
+        Returns:
+            The values by draw in float64: (n, draws) or (n, draws, units), one "draw" where all columns are summed.
+        """
+        if signs is not None:
+            values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
+        if not self._drawn:
+            values = values.sum(1, keepdim=True)
+        elif signs is not None:
+            values = values.reshape(len(values), -1, 2, *values.shape[2:]).sum(2)
+        values = values.double()
+        self._add(name, quantity, values)
+        return values
+
+    def add_to_network(self, quantity: str, values: Tensor) -> None:
+        """Add values by draw to a sum over the network's layers."""
+        known = self._block.get(quantity)
+        self._block[quantity] = values if known is None else known + values
+
+    def add_diagonal(self, name: str, squares: Tensor) -> None:
+        """Add sums over the batch's samples, one for each weight."""
+        known = self.diagonals.get(name)
+        self.diagonals[name] = squares.double().cpu() + (0.0 if known is None else known)
+
+    def close_block(self) -> None:
+        """All layers have added their share of a block: the sums over the network are complete."""
+        for quantity, values in self._block.items():
+            self._add("", quantity, values)
+        self._block.clear()
+
+    def _add(self, name: str, quantity: str, values: Tensor) -> None:
+        key = name, quantity
+        total = values.sum(1)
+        self.sums[key] = self.sums[key] + total if key in self.sums else total
+        if self._drawn:
+            total = values.square().sum(1)
+            self.squares[key] = self.squares[key] + total if key in self.squares else total
 
 
 @dataclass
 class Curvature:
-    """Result of the sweep.
+    """Result of a sweep.
+
+    The quantities of a weight matrix; s_c: columns at its output, u: its input patches, W̄: (out, in·taps), and
+    G_c = Σ_t s_{c,t} u_tᵀ the gradient of one sample:
+
+    trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c ⟨G_c, w(j)⟩², w(j) the weights of input feature or channel j, which is
+    (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})²;  rho_rows(i): the same for the weights of output i;
+    relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖².  rho_sum and rho_rows_sum: over the units.
 
     Attributes:
-        layers: sums by weight parameter, forward order, for those whose block is exact.
-        traces: trace of the Hessian block of each parameter tensor that was covered.
-        total: sum of those traces, per-sample spread included.
-        diagonals: Hessian diagonal of each covered tensor, if asked for.
-        curved: {parameter: reason} for those the sweep cannot give exactly.
+        means: by parameter and quantity, for those that were covered; under "" sums over the network: "trace" over all
+            covered parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers.
+        diagonals: diagonal of the matrix for each covered tensor, if asked for.
+        left_out: {parameter: reason} for those whose block these columns do not give.
+        draws: random columns of each sample; 0 where all columns were taken.
+        missed: why the draws ended before the precision was reached; empty where it was.
     """
 
-    layers: dict[str, LayerSums]
-    traces: dict[str, Mean]
-    total: Mean
+    means: dict[tuple[str, str], Mean]
     diagonals: Params
-    curved: dict[str, str]
+    left_out: dict[str, str]
+    draws: int = 0
+    missed: str = ""
 
-    def over(self, ranks: Ranks) -> None:
-        """Let in what the other ranks have added up; all have the same keys, since all ran the same network."""
-        means = [self.total, *self.traces.values()]
-        for layer in self.layers.values():
-            means += [layer.trace, layer.rho, layer.rho_rows, layer.relative_flatness]
+    def add(self, batch: BatchSums) -> None:
+        """Let the samples of a finished batch into the means."""
+        for key, values in batch.sums.items():
+            mean = self.means.setdefault(key, Mean(draws=max(1, self.draws)))
+            mean.add(values, batch.squares.get(key))
+        for name, squares in batch.diagonals.items():
+            self.diagonals[name] = self.diagonals[name] + squares if name in self.diagonals else squares
+
+    def of(self, name: str, quantity: str) -> Mean | None:
+        """The mean of one quantity, if it was covered."""
+        return self.means.get((name, quantity))
+
+    def joined(self, other: Curvature) -> Curvature:
+        """This and another pass over the same samples."""
+        means = {key: mean.joined(other.means[key]) for key, mean in self.means.items()}
+        share = self.draws / (self.draws + other.draws)
+        diagonals = {
+            name: share * value + (1 - share) * other.diagonals[name] for name, value in self.diagonals.items()
+        }
+        return replace(self, means=means, diagonals=diagonals, draws=self.draws + other.draws)
+
+    def over(self, ranks: Ranks) -> Curvature:
+        """With what the other ranks have added up; all have the same keys, since all ran the same network."""
+        means = list(self.means.values())
         counts = torch.tensor([float(mean.n) for mean in means], dtype=torch.float64)
         own = [counts, *self.diagonals.values()]
-        own += [mean.total for mean in means] + [mean.squares for mean in means]
+        for mean in means:
+            own += [mean.total.cpu(), mean.squares.cpu(), mean.within.cpu()]
         summed = iter(ranks.summed(own))
         counts = next(summed)
-        self.diagonals = {name: next(summed) for name in self.diagonals}
-        for n, mean in zip(counts.tolist(), means, strict=True):
-            mean.n, mean.total = round(n), next(summed)
-        for mean in means:
-            mean.squares = next(summed)
+        diagonals = {name: next(summed) for name in self.diagonals}
+        together = [
+            replace(mean, n=round(n), total=next(summed), squares=next(summed), within=next(summed))
+            for n, mean in zip(counts.tolist(), means, strict=True)
+        ]
+        return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
+
+    def worst_error(self) -> float:
+        """The largest relative standard error of a value of the network or of a layer, the largest unit's included."""
+        worst = 0.0
+        for (name, _), mean in self.means.items():
+            if name and (name, "relative_flatness") not in self.means:
+                continue  # a bias or a BatchNorm scale has no row of its own
+            values, errors = mean.value.reshape(-1), mean.stderr.reshape(-1)
+            top = values.abs().argmax()
+            value, error = float(values[top].abs()), float(errors[top])
+            if error > 0:
+                worst = max(worst, error / value if value > 0 else float("inf"))
+        return worst

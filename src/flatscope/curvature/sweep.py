@@ -1,106 +1,236 @@
-"""The exact sweep: one batched backward of the output-Hessian factors gives the curvature of every layer at once.
+"""The sweep: backward passes of columns of the output Hessian's root give the curvature of every layer at once.
 
-On a piecewise-linear network the Hessian block of one weight matrix is its Gauss-Newton block, a sum over samples
-and factor columns of outer products of per-sample gradients G_c. Traces, ρ of every unit and relative flatness
-are sums of squares of things the backward pass already holds; see the formulas at `LayerSums`.
-
-Index letters are those of `patches`: n samples, k columns, g groups, t positions.
+Each block of the Gauss-Newton matrix is a sum over samples and columns of outer products of per-sample gradients G_c;
+on a piecewise-linear network it is the Hessian's. Traces, ρ of every unit and relative flatness are sums of squares of
+things the backward pass already holds; see `Curvature`. All columns give them exactly; random ones without bias.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved, recorded_forward
-from flatscope.curvature.factors import n_columns, output_columns
-from flatscope.curvature.patches import (
-    by_output,
-    gradients_by_output,
-    input_matrix,
-    normalised,
-    output_matrix,
-    weight_gradients,
+from flatscope.curvature.factors import Columns, Root, output_root
+from flatscope.curvature.layer_forms import (
+    Flow,
+    along_rows,
+    by_positions,
+    matrices,
+    scale_gradients,
+    signed_sum,
+    vector_gradients,
+    weight_forms,
 )
-from flatscope.curvature.sums import Curvature, LayerSums, Mean
+from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
+from flatscope.curvature.signs import Signs
+from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.network.layers import Call
-from flatscope.ranks import ALONE, Ranks
-from flatscope.samples import Batch
+from flatscope.samples import Batch, cut
 
-T = TypeVar("T")
+STREAM = "columns of the sweep"
+FIRST_LOOK = 2
+# So few columns are always taken all: values without noise, at the price of a few draws.
+FEW_COLUMNS = 16
 
-BATCH_BYTES = 48 * 2**20
-GRADIENT_BYTES = 16 * 2**20
-COLUMN_BLOCK = 32
+
+def column_sweep(ctx: Context, precision: float | None = None, rows: bool = False, diagonal: bool = False) -> Curvature:
+    """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
+
+    All columns are taken where the draws that reach the precision would cost as much.
+
+    Args:
+        ctx: the network; cached there, so ask through `ctx.sweep(column_sweep)`.
+        precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
+            for all columns.
+        rows: also ρ of the rows.
+        diagonal: also the diagonal of every covered block (one number per weight).
+    """
+    wanted = ctx.effort.precision if precision is None else precision
+    shape = ctx.sweep(sweep_shape)
+    if wanted <= 0 or shape.columns <= FEW_COLUMNS:
+        return _pass(ctx, None, rows, diagonal)
+    found, look, missed = _pass(ctx, range(FIRST_LOOK), rows, diagonal), FIRST_LOOK, ""
+    while (error := found.worst_error()) > wanted:
+        needed = look * (error / wanted) ** 2
+        if late(ctx):
+            missed = "stopped by the time limit"
+            break
+        if needed * shape.per_draw >= shape.columns:
+            return _pass(ctx, None, rows, diagonal)
+        # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
+        following = 2 ** math.ceil(math.log2(needed))
+        found, look = found.joined(_pass(ctx, range(look, following), rows, diagonal)), following
+    return replace(found, missed=missed)
+
+
+def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> Curvature:
+    """The sweep of a context, made once for all that ask for the same."""
+    options: dict[str, Any] = {"rows": True} if rows else {}
+    if precision is not None and precision != ctx.effort.precision:
+        options["precision"] = precision
+    return ctx.sweep(column_sweep, **options)
+
+
+def late(ctx: Context) -> bool:
+    """Whether the time is up, on any rank."""
+    deadline = ctx.effort.deadline
+    return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
 
 
 @dataclass(frozen=True)
-class Flow:
-    """What passes one layer for one batch: input (n, …), columns at the output (n, k, …), and at the input."""
+class SweepShape:
+    """What one sample takes: columns in all, columns of a draw, bytes of its graph and of one column."""
 
-    call: Call
-    x: Tensor
-    s: Tensor
-    back: Tensor | None
-    signs: Tensor | None
+    columns: int
+    per_draw: int
+    per_sample: float
+    per_column: float
 
 
-def exact_sweep(ctx: Context, diagonal: bool = False, rows: bool = False) -> Curvature:
-    """Sweep the training data once.
+def sweep_shape(ctx: Context) -> SweepShape:
+    """Measured on one and on two samples of the data."""
+    inputs, targets = next(iter(ctx.batches(size=2)))
+    known = {value.untyped_storage().data_ptr() for value in ctx.params.values()}
+    held = [
+        saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, n))[1], known)  # noqa: B023  called at once
+        for n in (1, len(targets))
+    ]
+    _, outputs, calls = recorded_forward(ctx, cut(inputs, 0, 1))
+    root = output_root(ctx.problem.loss, outputs, targets[:1])
+    item = torch.finfo(ctx.problem.dtype).bits // 8
+    sizes = [math.prod(call.output_shape[1:]) for call in calls]
+    patches = [
+        math.prod(call.output_shape[2:]) * acting(ctx, call.weight)[0].numel()
+        for call in calls
+        if call.kind != "batchnorm" and not call.opaque
+    ]
+    per_sample = max(held[1] - held[0], held[0] / 2) + item * (max(patches, default=0) + 2 * root.width)
+    return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
+
+
+def acting(ctx: Context, name: str) -> Tensor:
+    """The weight that acts in a layer."""
+    return ctx.params[name]
+
+
+def find_left_out(ctx: Context) -> dict[str, str]:
+    """{parameter: reason} for those whose block the columns do not give."""
+    return dict(ctx.sweep(find_curved))
+
+
+def sweep_plan(ctx: Context, columns: int) -> Plan:
+    """How many samples and columns go together."""
+    shape = ctx.sweep(sweep_shape)
+    return plan_for(ctx, columns, shape.per_sample, shape.per_column)
+
+
+def _pass(ctx: Context, draws: range | None, rows: bool, diagonal: bool) -> Curvature:
+    """One pass over the data with these random columns, or with all columns."""
+    left_out = ctx.sweep(find_left_out)
+    shape = ctx.sweep(sweep_shape)
+    signs = Signs(ctx.seed, STREAM)
+    columns = shape.columns if draws is None else len(draws) * shape.per_draw
+    result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
+
+    def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
+        sums = BatchSums(draws is not None)
+        for flows in backpropagated(ctx, batch, left_out, width, draws, signs, numbers):
+            for flow in flows:
+                _add_flow(ctx, sums, flow, left_out, rows, diagonal)
+            sums.close_block()
+        return sums
+
+    for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
+        result.add(sums)
+    ctx.count("forward", ctx.problem.n_train)
+    ctx.count("backward", ctx.problem.n_train * columns)
+    result = result.over(ctx.problem.ranks)
+    n = ctx.problem.n_train * max(1, result.draws)
+    return replace(result, diagonals={name: value / n for name, value in result.diagonals.items()})
+
+
+def backpropagated(
+    ctx: Context,
+    batch: Batch,
+    left_out: dict[str, str],
+    width: int,
+    draws: range | None = None,
+    signs: Signs | None = None,
+    numbers: Tensor | None = None,
+) -> Iterator[Iterator[Flow]]:
+    """For each block of columns, what flows through every layer that they cover, layer by layer.
 
     Args:
-        ctx: the network; cached there, so ask through `ctx.sweep(exact_sweep)`.
-        diagonal: also the diagonal of every covered block (one number per weight).
-        rows: also ρ of the rows.
+        ctx: the network.
+        batch: some samples.
+        left_out: parameters that are not to be covered.
+        width: columns of a block.
+        draws: numbers of the random columns; None for all columns.
+        signs: where random columns take their signs from.
+        numbers: of the samples.
     """
-    k = n_columns(ctx.problem.loss, ctx.problem.n_outputs)
-    ranks = ctx.problem.ranks
-    result = smaller_until_it_fits(batch_size(ctx, k), lambda size: _swept(ctx, size, diagonal, rows), ranks)
-    ctx.count("forward", ctx.problem.n_train)
-    ctx.count("backward", ctx.problem.n_train * k)
-    result.over(ranks)
-    result.diagonals = {name: value / ctx.problem.n_train for name, value in result.diagonals.items()}
-    return result
-
-
-def _swept(ctx: Context, size: int, diagonal: bool, rows: bool) -> Curvature:
-    """The sums over this rank's samples."""
-    result = Curvature({}, {}, Mean(), {}, dict(ctx.sweep(find_curved)))
-    for batch in ctx.share(size=size):
-        sums = BatchSums()
-        for flow in backpropagated(ctx, batch, result.curved):
-            _add_flow(ctx, result, sums, flow, diagonal, rows)
-        _add_batch(result, sums)
-    return result
-
-
-def backpropagated(ctx: Context, batch: Batch, curved: dict[str, str]) -> Iterator[Flow]:
-    """What flows through every layer that has an exact block, layer by layer."""
     inputs, targets = batch
     _, outputs, calls = recorded_forward(ctx, inputs)
-    wanted = [call for call in calls if call.edge is not None and not call.opaque]
-    wanted = [call for call in wanted if call.weight not in curved or (call.bias and call.bias not in curved)]
-    if not wanted:
+    uses: dict[tuple[str, str | None, str], list[Call]] = {}
+    for call in calls:
+        wanted = call.weight not in left_out or (call.bias and call.bias not in left_out)
+        if wanted and call.edge is not None and not call.opaque:
+            uses.setdefault((call.weight, call.bias, call.kind), []).append(call)
+    if not uses:
         return
-    columns = output_columns(ctx.problem.loss, outputs.detach(), targets)
-    for start in range(0, len(columns.values), COLUMN_BLOCK):
-        block = columns.block(start, start + COLUMN_BLOCK)
-        through = [call for call in wanted if call.input.requires_grad and _by_positions(ctx, call, len(block.values))]
-        ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
-        found = stacked_backward(outputs, ends, block.values)
-        back = {id(call): found[len(wanted) + i] for i, call in enumerate(through)}
-        signs = None if block.signs is None else block.signs.T
-        for i, call in enumerate(wanted):
-            s = found[i]
-            found[i] = None  # freed as soon as its layer is done
-            if s is not None:
-                yield Flow(call, call.input.detach(), s, back.pop(id(call), None), signs)
+    root = output_root(ctx.problem.loss, outputs, targets)
+    for block in _blocks(root, width, draws, signs, numbers, outputs.dtype):
+        yield _flows(ctx, outputs, list(uses.values()), block)
+
+
+def _blocks(
+    root: Root, width: int, draws: range | None, signs: Signs | None, numbers: Tensor | None, dtype: torch.dtype
+) -> Iterator[Columns]:
+    """All columns, or the drawn ones, at most `width` at a time but the columns of one draw together."""
+    if draws is None:
+        for start in range(0, root.count, width):
+            yield root.exact(start, start + width)
+        return
+    assert signs is not None
+    assert numbers is not None
+    step = max(1, width // root.per_draw)
+    for start in range(draws.start, draws.stop, step):
+        some = range(start, min(start + step, draws.stop))
+        yield root.drawn(signs.draw(numbers, some, root.width, dtype))
+
+
+def _flows(ctx: Context, outputs: Tensor, uses: list[list[Call]], block: Columns) -> Iterator[Flow]:
+    """What one block of columns sends through the layers."""
+    k = len(block.values)
+    through = [
+        calls[0]
+        for calls in uses
+        if len(calls) == 1
+        and calls[0].kind != "batchnorm"
+        and calls[0].input.requires_grad
+        and by_positions(calls, acting(ctx, calls[0].weight), k)
+    ]
+    wanted = [call for calls in uses for call in calls]
+    ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
+    found = stacked_backward(outputs, ends, block.values)
+    back = {id(call): found[len(wanted) + i] for i, call in enumerate(through)}
+    signs = None if block.signs is None else block.signs.T
+    at = 0
+    for calls in uses:
+        reached = [(call, s) for call, s in zip(calls, found[at : at + len(calls)], strict=True) if s is not None]
+        found[at : at + len(calls)] = [None] * len(calls)  # freed as soon as the layer is done
+        at += len(calls)
+        if reached:
+            some = [call for call, _ in reached]
+            yield Flow(some, [s for _, s in reached], back.pop(id(some[0]), None), signs)
 
 
 def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[Tensor | None]:
@@ -110,211 +240,45 @@ def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[
     in the wrong order for the matrix products that follow.
     """
     rows = [torch.autograd.grad(outputs, ends, column, retain_graph=True, allow_unused=True) for column in columns]
+    if len(rows) == 1:
+        return [None if part is None else part[:, None] for part in rows[0]]
     return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-class BatchSums(dict[tuple[str, str], Tensor]):
-    """Per-sample numbers of one batch by (parameter, quantity), summed over blocks of columns."""
-
-    def add(self, name: str, quantity: str, values: Tensor) -> None:
-        """Add one block's share, (n,) or (n, units)."""
-        known = self.get((name, quantity))
-        self[name, quantity] = values.double() if known is None else known + values.double()
-
-
-def _add_batch(result: Curvature, sums: BatchSums) -> None:
-    """Let the samples of a finished batch into the means."""
-    total: Tensor | None = None
-    for (name, quantity), values in sums.items():
-        if quantity == "trace":
-            result.traces.setdefault(name, Mean()).add(values)
-            total = values if total is None else total + values
-        if (name, "relative_flatness") in sums:
-            getattr(result.layers.setdefault(name, LayerSums()), quantity).add(values)
-    if total is not None:
-        result.total.add(total)
-
-
-def _add_flow(ctx: Context, result: Curvature, sums: BatchSums, flow: Flow, diagonal: bool, rows: bool) -> None:
+def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, left_out: dict[str, str], rows: bool, diagonal: bool) -> None:
     """Add what one layer's block of columns gives."""
-    call, x, s, signs = flow.call, flow.x, flow.s, flow.signs
-    if call.bias and call.bias not in result.curved and call.bias in ctx.problem.trainable:
-        _add_vector(result, sums, call.bias, _over_positions(s, call.kind), signs, diagonal)
-    if call.weight in result.curved or call.weight not in ctx.problem.trainable:
+    trainable, signs = ctx.problem.trainable, flow.signs
+    if flow.bias and flow.bias not in left_out and flow.bias in trainable:
+        _add_vector(sums, flow.bias, vector_gradients(flow), signs, diagonal)
+    if flow.weight in left_out or flow.weight not in trainable:
         return
-    if call.kind == "batchnorm":
-        gradient = _over_positions(normalised(x, call.settings)[:, None] * s, "conv")
-        _add_vector(result, sums, call.weight, gradient, signs, diagonal)
+    if flow.kind == "batchnorm":
+        _add_vector(sums, flow.weight, scale_gradients(flow), signs, diagonal)
         return
-    weight = ctx.params[call.weight]
-    u = input_matrix(x, weight, call.kind, call.settings)  # (n, g, features, t)
-    out = output_matrix(s, weight, call.kind, call.settings)  # (n, k, g, rows, t)
-    matrix = by_output(weight, call.kind, out.shape[2])  # W̄
-    gram = matrix @ matrix.T  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
-    if out.shape[-1] == 1 and out.shape[2] == 1 and call.kind != "transposed":
-        trace, relative, along = _one_position(u[:, 0, :, 0], out[:, :, 0, :, 0], weight, gram, signs)
-        squares = _signed_sum(out[:, :, 0, :, 0].square(), signs).T @ u[:, 0, :, 0].square() if diagonal else None
-    elif _by_positions(ctx, call, out.shape[1]) and not diagonal:
-        trace, relative = _by_overlaps(u[:, 0], out[:, :, 0], gram, signs)
-        along, squares = _along_inputs(flow, weight), None
-    else:
-        trace, relative, along, squares = _by_gradients(u, out, weight, call, gram, signs, diagonal)
-    sums.add(call.weight, "trace", trace)
-    sums.add(call.weight, "relative_flatness", relative)
-    sums.add(call.weight, "rho", _signed_sum(along.square(), signs))
+    weight = acting(ctx, flow.weight)
+    u, s = matrices(flow, weight)
+    forms = weight_forms(flow, u, s, weight, diagonal)
+    trace = sums.add(flow.weight, "trace", forms.trace, signs)
+    sums.add_to_network("trace", trace)
+    sums.add_to_network("kappa_trace", trace * float(weight.double().square().sum()))
+    sums.add(flow.weight, "relative_flatness", forms.relative, signs)
+    _add_units(sums, flow.weight, "rho", forms.along, signs)
     if rows:
-        sums.add(call.weight, "rho_rows", _signed_sum(_along_rows(u, out, weight, call.kind).square(), signs))
-    if squares is not None:
-        _add_diagonal(result, call.weight, squares.reshape(weight.shape))
+        _add_units(sums, flow.weight, "rho_rows", along_rows(u, s, weight, flow.kind), signs)
+    if forms.squares is not None:
+        sums.add_diagonal(flow.weight, forms.squares.reshape(weight.shape))
 
 
-def _add_vector(
-    result: Curvature, sums: BatchSums, name: str, gradient: Tensor, signs: Tensor | None, diagonal: bool
-) -> None:
+def _add_units(sums: BatchSums, name: str, quantity: str, along: Tensor, signs: Tensor | None) -> None:
+    """Add the squares of inner products (n, k, units), and their sum over the units."""
+    units = sums.add(name, quantity, along.square(), signs)
+    total = sums.add(name, f"{quantity}_sum", units.sum(2), None)
+    sums.add_to_network(f"{quantity}_sum", total)
+
+
+def _add_vector(sums: BatchSums, name: str, gradients: Tensor, signs: Tensor | None, diagonal: bool) -> None:
     """Add per-sample gradients (n, k, size) of a bias or a BatchNorm scale."""
-    squares = _signed_sum(gradient.square(), signs)  # (n, size)
-    sums.add(name, "trace", squares.sum(1))
+    squares = gradients.square()
+    sums.add_to_network("trace", sums.add(name, "trace", squares.sum(2), signs))
     if diagonal:
-        _add_diagonal(result, name, squares.sum(0))
-
-
-def _add_diagonal(result: Curvature, name: str, squares: Tensor) -> None:
-    known = result.diagonals.get(name)
-    result.diagonals[name] = squares.double().cpu() + (0.0 if known is None else known)
-
-
-def _signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:
-    """Sum over columns, (n, k, …) -> (n, …), negative columns subtracted."""
-    if signs is not None:
-        values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
-    return values.sum(1)
-
-
-def _over_positions(values: Tensor, kind: str) -> Tensor:
-    """Sum over positions: (n, k, …) -> (n, k, channels); the channel axis is last for dense layers."""
-    if kind == "dense":
-        return values.flatten(2, -2).sum(2) if values.ndim > 3 else values
-    return values.flatten(3).sum(3) if values.ndim > 3 else values
-
-
-def _by_positions(ctx: Context, call: Call, k: int) -> bool:
-    """Whether a layer has so few positions against weights that t × t overlaps cost less than weight gradients."""
-    if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:
-        return False
-    weight = ctx.params[call.weight]
-    rows, features = weight.shape[0], weight[0].numel()
-    channels = call.output_shape[-1] if call.kind == "dense" else call.output_shape[1]
-    positions = math.prod(call.output_shape[1:]) // channels
-    return positions > 1 and positions * (features + k * rows) < k * rows * features
-
-
-def _one_position(
-    u: Tensor, s: Tensor, weight: Tensor, gram: Tensor, signs: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One position factorises: G_c = s_c uᵀ. Traces (n,), relative flatness (n,), ⟨G_c, w(j)⟩ (n, k, in)."""
-    length = u.square().sum(1)  # (n,)
-    trace = length * _signed_sum(s.square().sum(2), signs)
-    relative = length * _signed_sum(((s @ gram) * s).sum(2), signs)
-    channels = weight.shape[1]
-    along = (s @ weight.reshape(len(weight), -1)) * u[:, None]  # (n, k, in · taps)
-    return trace, relative, along.reshape(*along.shape[:2], channels, -1).sum(3)
-
-
-def _by_overlaps(u: Tensor, s: Tensor, gram: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """‖G‖² = ⟨uᵀu, sᵀs⟩ over pairs of positions; G itself is never formed."""
-    n, k, rows, positions = s.shape
-    overlap = u.mT @ u  # (n, t, t)
-    flat = s.reshape(n, k * rows, positions)
-    signed = flat if signs is None else (s * signs[:, :, None, None]).reshape(n, k * rows, positions)
-    weighted = torch.matmul(gram, s).reshape(n, k * rows, positions)
-    trace = ((signed.mT @ flat) * overlap).sum((1, 2))
-    relative = ((signed.mT @ weighted) * overlap).sum((1, 2))
-    return trace, relative
-
-
-def _along_inputs(flow: Flow, weight: Tensor) -> Tensor:
-    """⟨G_c, w(j)⟩ = Σ_t φ_{j,t} (Wᵀ s_c)_{j,t}, from what the backward pass sent to the input: (n, k, in)."""
-    call, x = flow.call, flow.x
-    if flow.back is not None:
-        return _over_positions(x[:, None] * flow.back, call.kind)
-    # The network's own input has no gradient: apply the weights of one input feature at a time instead.
-    u = input_matrix(x, weight, call.kind, call.settings)[:, 0]  # (n, in · taps, t)
-    s = output_matrix(flow.s, weight, call.kind, call.settings)[:, :, 0]  # (n, k, out, t)
-    by_channel = u.reshape(len(u), weight.shape[1], -1, u.shape[-1])  # (n, in, taps, t)
-    taps = weight.reshape(*weight.shape[:2], -1)  # (out, in, taps)
-    return torch.einsum("nkot,oia,niat->nki", s, taps, by_channel)
-
-
-def _by_gradients(
-    u: Tensor, s: Tensor, weight: Tensor, call: Call, gram: Tensor, signs: Tensor | None, diagonal: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Per-sample gradients formed and squared, some samples at a time."""
-    groups = s.shape[2]
-    traces, relatives, alongs = [], [], []
-    squares: Tensor | None = None
-    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
-    for start in range(0, len(u), step):
-        part = slice(start, start + step)
-        gradients = weight_gradients(u[part], s[part], call.kind)  # (n, k, *) in the weight's layout
-        part_signs = None if signs is None else signs[part]
-        laid_out = gradients_by_output(gradients, weight, call.kind, groups)
-        products = laid_out @ laid_out.mT  # GGᵀ, (n, k, out, out)
-        traces.append(_signed_sum(products.diagonal(dim1=2, dim2=3).sum(2), part_signs))
-        relatives.append(_signed_sum((products * gram).sum((2, 3)), part_signs))
-        alongs.append(_along_channels(gradients, weight, call.kind, groups))
-        if diagonal:
-            total = _signed_sum(gradients.square(), part_signs).sum(0)
-            squares = total if squares is None else squares + total
-    return torch.cat(traces), torch.cat(relatives), torch.cat(alongs), squares
-
-
-def _along_channels(gradients: Tensor, weight: Tensor, kind: str, groups: int) -> Tensor:
-    """⟨G_c, w(j)⟩ for every input channel j, from the gradients: (n, k, in)."""
-    n, k = gradients.shape[:2]
-    if kind == "transposed":
-        return (gradients * weight.reshape(len(weight), -1)).sum(3)
-    shaped = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)  # (g, out, in, taps)
-    products = gradients.reshape(n, k, *shaped.shape) * shaped
-    return products.sum((3, 5)).reshape(n, k, -1)
-
-
-def _along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """⟨G_c, w⟩ restricted to the weights of one output channel: (n, k, out)."""
-    groups = u.shape[1]
-    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
-    if kind == "transposed":
-        taps = weight[0, 0].numel()
-        moved = (s * (blocks.mT @ u)[:, None]).sum(-1)  # (n, k, g, out · taps)
-        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
-    return (s * (blocks @ u)[:, None]).sum(-1).flatten(2)
-
-
-def batch_size(ctx: Context, k: int) -> int:
-    """Samples per batch that keep the columns of all layers and the largest set of patches within the budget."""
-    columns = min(k, COLUMN_BLOCK)
-    item = torch.finfo(ctx.problem.dtype).bits // 8
-    held = sum(math.prod(layer.output_shape) for layer in ctx.network)
-    patches = [math.prod(layer.output_shape[1:]) * ctx.params[layer.weight][0].numel() for layer in ctx.network]
-    per_sample = item * (2 * columns * held + max(patches, default=0))
-    budget = BATCH_BYTES
-    if ctx.problem.device.type == "cuda":  # a GPU wants large batches; a CPU wants what fits its caches
-        budget = max(budget, torch.cuda.mem_get_info(ctx.problem.device)[0] // 8)
-    return max(1, min(ctx.problem.n_train, budget // max(1, per_sample)))
-
-
-def smaller_until_it_fits(size: int, run: Callable[[int], T], ranks: Ranks = ALONE) -> T:
-    """`run(size)`, with half the size after each time the GPU's memory did not suffice, on any of the ranks."""
-    while True:
-        found: list[T] = []
-        short: torch.OutOfMemoryError | None = None
-        try:
-            found.append(run(size))
-        except torch.OutOfMemoryError as problem:
-            short = problem.with_traceback(None)  # its frames would keep the tensors that did not fit
-        if not ranks.anywhere(short is not None):
-            return found[0]
-        if size == 1:
-            raise short or torch.OutOfMemoryError("the memory of another rank's GPU did not suffice")
-        found.clear()
-        torch.cuda.empty_cache()
-        size //= 2
+        sums.add_diagonal(name, signed_sum(squares, signs).sum(0))

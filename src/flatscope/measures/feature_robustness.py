@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.measures.weight_flatness import measured_layers, top_eigenpairs
+from flatscope.measures.layer_values import measured_layers
+from flatscope.measures.weight_flatness import top_eigenpairs
 from flatscope.network.layers import Layer
 from flatscope.params import Params
 from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking

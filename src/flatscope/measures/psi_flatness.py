@@ -18,7 +18,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import trace
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.sweep import exact_sweep
+from flatscope.curvature.sweep import column_sweep
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params, count, unflatten
@@ -61,13 +61,13 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
             estimated.
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
-    swept = ctx.sweep(exact_sweep, diagonal=True)
+    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True)
     diagonals, needs_product = {}, {}
     for block in paths.blocks:
         value = ctx.params[block.name]
         found = swept.diagonals.get(block.name, torch.zeros(value.shape, dtype=torch.float64))
         diagonals[block.name] = found.to(value.device) * paths.gain(block.name).square()
-        needs_product[block.name] = torch.full(value.shape, block.name in swept.curved, device=value.device)
+        needs_product[block.name] = torch.full(value.shape, block.name in swept.left_out, device=value.device)
     for index, layer in enumerate(paths.graph.layers):
         entries = paths.first[1][paths.first[0] == index].to(ctx.problem.device)
         needs_product[layer.weight].view(-1)[entries] = True
@@ -78,7 +78,7 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
         return Value(known, reason=_remark(paths, "hessian_trace"))
     operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
     found_rest = trace(operator, generator, accuracy=accuracy, most_products=most_products)
-    curved = "".join(f": {why}" for why in list(swept.curved.values())[:1])
+    curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
     ways = f"products, one for each{curved}" if found_rest.exact else f"products{curved}"
     reason = f"{len(chosen)} of {paths.count} values by {ways}" if curved or not found_rest.exact else ""
     if not found_rest.converged:

@@ -11,21 +11,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.products import column_directions, relative_directions, row_directions
+from flatscope.curvature.sweep import acting
 from flatscope.errors import UnknownNameError
-from flatscope.measures.weight_flatness import (
-    as_value,
-    combined,
-    exact_or_products,
-    layer_traces,
+from flatscope.measures.layer_values import (
+    all_exact,
+    largest,
+    largest_units,
+    layer_values,
     measured_layers,
-    one_number_each,
-    top_eigenpairs,
+    network_value,
+    shared_reason,
 )
+from flatscope.measures.weight_flatness import as_value, top_eigenpairs
 from flatscope.registry import Value, measure
 
 LAYERWISE = {"layer_scaling", "permutation"}
@@ -35,7 +35,7 @@ CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 def _declare(
     base: Callable[..., dict[str, Value]],
-    combine: Callable[[dict[str, Value]], Any],
+    combine: Callable[..., Any],
     *,
     name: str,
     summary: str,
@@ -44,10 +44,10 @@ def _declare(
     per: str = "network",
     headline: str = "",
 ) -> None:
-    """Declare a measure that combines the values of `base`; it has the same options."""
+    """Declare a measure that combines the values of `base`: `combine(ctx, values, **options)`, with its options."""
 
     def function(ctx: Context, **options: Any) -> Any:
-        return combine(base(ctx, **options))
+        return combine(ctx, base(ctx, **options), **options)
 
     function.__name__ = function.__qualname__ = name
     listed = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
@@ -67,15 +67,24 @@ def _declare(
     )(function)
 
 
-def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str, **headlines: str) -> None:
-    """Declare `…_max` and `…_sum` of a value per layer; `headlines`: the words of one that is to be looked at first."""
-    for how, words, mark in (
-        ("max", "Largest {} over the layers.", r"\max"),
-        ("sum", "Sum of {} over the layers.", r"\Sigma"),
+def _declare_over_layers(
+    base: Callable[..., dict[str, Value]], total: Callable[..., Value], symbol: str, **headlines: str
+) -> None:
+    """Declare `…_max` and `…_sum` of a value per layer.
+
+    Args:
+        base: the value per layer.
+        total: `total(ctx, values, **options)` makes the sum.
+        symbol: LaTeX.
+        headlines: the words of one that is to be looked at first.
+    """
+    for how, combine, words, mark in (
+        ("max", _largest, "Largest {} over the layers.", r"\max"),
+        ("sum", total, "Sum of {} over the layers.", r"\Sigma"),
     ):
         _declare(
             base,
-            partial(combined, how=how),
+            combine,
             name=f"{base.__name__}_{how}",
             summary=words.format(base.__name__),
             symbol=f"{symbol}^{{{mark}}}",
@@ -84,10 +93,27 @@ def _declare_over_layers(base: Callable[..., dict[str, Value]], symbol: str, **h
         )
 
 
+def _largest(ctx: Context, values: dict[str, Value], **options: Any) -> Value:
+    del ctx, options
+    return largest(values)
+
+
+def _added(ctx: Context, values: dict[str, Value], **options: Any) -> Value:
+    """The sum of values without standard errors."""
+    del ctx, options
+    total = sum(float(value.value) for value in values.values())
+    return Value(total, exact=all_exact(values), reason=shared_reason(values))
+
+
+def _summed(ctx: Context, values: dict[str, Value], quantity: str, **options: Any) -> Value:
+    """The sum of values from the sweep; its error is not that of independent layers, which share their draws."""
+    return replace(network_value(ctx, quantity, **options), reason=shared_reason(values))
+
+
 def _times_squared_norm(ctx: Context, values: dict[str, Value]) -> dict[str, Value]:
     """Every layer's value times ‖w_l‖²_F."""
     return {
-        layer.name: _times(values[layer.name], float(ctx.params[layer.weight].double().square().sum()))
+        layer.name: _times(values[layer.name], float(acting(ctx, layer.weight).double().square().sum()))
         for layer in measured_layers(ctx)
     }
 
@@ -128,7 +154,7 @@ def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
     return _times_squared_norm(ctx, {name: as_value(pair, tolerance) for name, pair in pairs.items()})
 
 
-_declare_over_layers(kappa, r"\kappa", max="sharpest layer, relative to weights")
+_declare_over_layers(kappa, _added, r"\kappa", max="sharpest layer, relative to weights")
 
 
 @measure(
@@ -142,36 +168,20 @@ _declare_over_layers(kappa, r"\kappa", max="sharpest layer, relative to weights"
     falls_with_loss=True,
     conventions=f"{CONVENTIONS}; un-normalised trace",
 )
-def kappa_trace(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:
+def kappa_trace(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
     """Squared norm of a layer's weights times the trace of its Hessian.
 
     Args:
         ctx: the network.
-        accuracy: relative standard error to reach where products are needed.
+        precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
-    return _times_squared_norm(ctx, ctx.sweep(layer_traces, accuracy=accuracy, most_products=most_products))
+    return _times_squared_norm(ctx, layer_values(ctx, "trace", precision, most_products))
 
 
-_declare_over_layers(kappa_trace, r"\kappa_\tau", sum="all layers, relative to weights")
-
-
-def _per_layer(values: dict[str, Value], how: str) -> dict[str, Value]:
-    """Maximum or sum over the units of each layer."""
-    result = {}
-    for name, value in values.items():
-        units = torch.as_tensor(value.value)
-        if how == "max":
-            number, stderr = float(units.max()), value.stderr
-        else:
-            number, stderr = float(units.sum()), value.stderr * len(units) ** 0.5
-        result[name] = Value(number, stderr, exact=value.exact, reason=value.reason)
-    return result
-
-
-def _of_network(values: dict[str, Value], how: str) -> Value:
-    """Maximum or sum over all units."""
-    return combined(_per_layer(values, how), how)
+_declare_over_layers(
+    kappa_trace, partial(_summed, quantity="kappa_trace"), r"\kappa_\tau", sum="all layers, relative to weights"
+)
 
 
 @measure(
@@ -185,30 +195,51 @@ def _of_network(values: dict[str, Value], how: str) -> Value:
     falls_with_loss=True,
     conventions=f"{CONVENTIONS}; j an input feature of a dense layer, an input channel of a convolution",
 )
-def rho_unit(ctx: Context, *, reading: str = "column") -> dict[str, Value]:
+def rho_unit(
+    ctx: Context, *, reading: str = "column", precision: float | None = None, most_products: int = 1024
+) -> dict[str, Value]:
     """Curvature along each unit's own weights: w(j)ᵀ H w(j).
 
     Args:
         ctx: the network.
         reading: "column" (the paper's: outgoing weights of unit j of the layer before) or "row" (incoming weights).
+        precision: relative standard error of the largest unit and the sum over units to reach where they are estimated;
+            that of the call by default, 0 for exact.
+        most_products: give up after so many Hessian products.
     """
+    return layer_values(ctx, _quantity(reading), precision, most_products)
+
+
+def _quantity(reading: str) -> str:
     if reading not in ("column", "row"):
         raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
-    return ctx.sweep(unit_rho, reading=reading)
+    return "rho" if reading == "column" else "rho_rows"
 
 
-def unit_rho(ctx: Context, reading: str) -> dict[str, Value]:
-    """ρ of every unit, computed once for all measures that are made of it."""
-    if reading == "column":
-        return exact_or_products(ctx, lambda sums: sums.rho, column_directions)
-    return exact_or_products(ctx, lambda sums: sums.rho_rows, row_directions, rows=True)
+def _rho(ctx: Context, values: dict[str, Value], **options: Any) -> dict[str, Value]:
+    del ctx, options
+    return largest_units(values)
+
+
+def _rho_layer_sum(ctx: Context, values: dict[str, Value], reading: str = "column", **options: Any) -> dict[str, Value]:
+    del values
+    return layer_values(ctx, f"{_quantity(reading)}_sum", **options)
+
+
+def _rho_max(ctx: Context, values: dict[str, Value], **options: Any) -> Value:
+    del ctx, options
+    return largest(largest_units(values))
+
+
+def _rho_sum(ctx: Context, values: dict[str, Value], reading: str = "column", **options: Any) -> Value:
+    return _summed(ctx, values, f"{_quantity(reading)}_sum", **options)
 
 
 for _name, _summary, _symbol, _per, _combine in (
-    ("rho", "Largest rho_unit in each layer.", r"\rho^l", "layer", partial(_per_layer, how="max")),
-    ("rho_layer_sum", "Sum of rho_unit over each layer.", r"\rho_\sigma^l", "layer", partial(_per_layer, how="sum")),
-    ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max}", "network", partial(_of_network, how="max")),
-    ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma}", "network", partial(_of_network, how="sum")),
+    ("rho", "Largest rho_unit in each layer.", r"\rho^l", "layer", _rho),
+    ("rho_layer_sum", "Sum of rho_unit over each layer.", r"\rho_\sigma^l", "layer", _rho_layer_sum),
+    ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max}", "network", _rho_max),
+    ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma}", "network", _rho_sum),
 ):
     _declare(
         rho_unit,
@@ -233,20 +264,12 @@ for _name, _summary, _symbol, _per, _combine in (
     falls_with_loss=True,
     conventions=f"{CONVENTIONS}; w_s: row s of the weight reshaped to (out, in · taps)",
 )
-def relative_flatness(ctx: Context, *, accuracy: float = 0.02, most_products: int = 1024) -> dict[str, Value]:
+def relative_flatness(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
     """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks.
 
     Args:
         ctx: the network.
-        accuracy: relative standard error to reach where products are needed.
+        precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
-    return one_number_each(
-        exact_or_products(
-            ctx,
-            lambda sums: sums.relative_flatness,
-            relative_directions,
-            accuracy=accuracy,
-            most_products=most_products,
-        )
-    )
+    return layer_values(ctx, "relative_flatness", precision, most_products)

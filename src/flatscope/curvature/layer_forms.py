@@ -1,0 +1,219 @@
+"""Quadratic forms of the gradients of single samples with respect to one weight matrix, column by column.
+
+G_c = Σ_t s_{c,t} u_tᵀ is never formed where that costs more than what is asked of it. A weight that is used several
+times has the sum of its uses' gradients: further uses are further positions.
+
+Index letters are those of `patches`: n samples, k columns, g groups, t positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatscope.curvature.patches import (
+    by_output,
+    gradients_by_output,
+    input_matrix,
+    normalised,
+    output_matrix,
+    weight_gradients,
+)
+from flatscope.network.layers import Call
+
+GRADIENT_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What passes the uses of one weight for one batch.
+
+    Attributes:
+        calls: the uses.
+        columns: at the output of each use, (n, k, …).
+        back: at the input of the only use, (n, k, …), where it was asked for.
+        signs: of the columns, (n, k).
+    """
+
+    calls: Sequence[Call]
+    columns: Sequence[Tensor]
+    back: Tensor | None
+    signs: Tensor | None
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight."""
+        return self.calls[0].weight
+
+    @property
+    def bias(self) -> str | None:
+        """Name of the bias."""
+        return self.calls[0].bias
+
+    @property
+    def kind(self) -> str:
+        """Kind of the layer."""
+        return self.calls[0].kind
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Of each sample and column: ‖G‖² and ‖W̄ᵀG‖² (n, k), ⟨G, w(j)⟩ (n, k, in); G² summed over both if asked for."""
+
+    trace: Tensor
+    relative: Tensor
+    along: Tensor
+    squares: Tensor | None = None
+
+
+def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (n, g, features, t) and columns (n, k, g, rows, t) of all uses, one behind the other in t."""
+    inputs = [input_matrix(call.input.detach(), weight, call.kind, call.settings) for call in flow.calls]
+    outputs = [
+        output_matrix(s, weight, call.kind, call.settings) for call, s in zip(flow.calls, flow.columns, strict=True)
+    ]
+    return (inputs[0], outputs[0]) if len(inputs) == 1 else (torch.cat(inputs, dim=-1), torch.cat(outputs, dim=-1))
+
+
+def vector_gradients(flow: Flow) -> Tensor:
+    """Gradients (n, k, channels) of a bias: the columns summed over positions and uses."""
+    parts = [over_positions(s, flow.kind) for s in flow.columns]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def scale_gradients(flow: Flow) -> Tensor:
+    """Gradients (n, k, channels) of a BatchNorm's scale."""
+    parts = [
+        over_positions(normalised(call.input.detach(), call.settings)[:, None] * s, "conv")
+        for call, s in zip(flow.calls, flow.columns, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def over_positions(values: Tensor, kind: str) -> Tensor:
+    """Sum over positions: (n, k, …) -> (n, k, channels); the channel axis is last for dense layers."""
+    if kind == "dense":
+        return values.flatten(2, -2).sum(2) if values.ndim > 3 else values
+    return values.flatten(3).sum(3) if values.ndim > 3 else values
+
+
+def by_positions(calls: Sequence[Call], weight: Tensor, k: int) -> bool:
+    """Whether a layer has so few positions against weights that t × t overlaps cost less than weight gradients."""
+    call = calls[0]
+    if call.kind not in ("dense", "conv") or int(call.settings.get("groups", 1)) > 1:
+        return False
+    rows, features = weight.shape[0], weight[0].numel()
+    channels = call.output_shape[-1] if call.kind == "dense" else call.output_shape[1]
+    positions = sum(math.prod(use.output_shape[1:]) // channels for use in calls)
+    return positions > 1 and positions * (features + k * rows) < k * rows * features
+
+
+def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, diagonal: bool) -> Forms:
+    """The forms of one weight matrix from what flows through it."""
+    if s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed":
+        return _one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight, flow.signs, diagonal)
+    matrix = by_output(weight, flow.kind, s.shape[2])  # W̄
+    if not diagonal and by_positions(flow.calls, weight, s.shape[1]):
+        trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
+        return Forms(trace, relative, _along_inputs(flow, u[:, 0], s[:, :, 0], weight))
+    return _by_gradients(flow, u, s, weight, matrix, diagonal)
+
+
+def _one_position(u: Tensor, s: Tensor, weight: Tensor, signs: Tensor | None, diagonal: bool) -> Forms:
+    """One position factorises: G_c = s_c uᵀ."""
+    length = u.square().sum(1, keepdim=True)  # (n, 1)
+    squared = s.square()
+    trace = length * squared.sum(2)
+    back = s @ weight.reshape(len(weight), -1)  # W̄ᵀs, (n, k, in · taps)
+    relative = length * back.square().sum(2)
+    channels = weight.shape[1]
+    along = back * u[:, None]
+    if along.shape[2] != channels:
+        along = along.reshape(*along.shape[:2], channels, -1).sum(3)
+    squares = signed_sum(squared, signs).T @ u.square() if diagonal else None
+    return Forms(trace, relative, along, squares)
+
+
+def _by_overlaps(u: Tensor, s: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """‖G‖² = ⟨uᵀu, sᵀs⟩ over pairs of positions; G itself is never formed."""
+    overlap = u.mT @ u  # (n, t, t)
+    mixed = _over_pairs(s, overlap)
+    trace = (mixed * s).sum((2, 3))
+    if matrix.shape[0] <= matrix.shape[1]:  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
+        return trace, (mixed * torch.matmul(matrix @ matrix.T, s)).sum((2, 3))
+    back = matrix.T @ s  # (n, k, features, t)
+    return trace, (_over_pairs(back, overlap) * back).sum((2, 3))
+
+
+def _over_pairs(s: Tensor, overlap: Tensor) -> Tensor:
+    """Columns (n, k, rows, t) times overlaps (n, t, t)."""
+    n, k, rows, positions = s.shape
+    return (s.reshape(n, k * rows, positions) @ overlap).reshape(s.shape)
+
+
+def _along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:
+    """⟨G_c, w(j)⟩ = Σ_t φ_{j,t} (Wᵀ s_c)_{j,t}, from what the backward pass sent to the input: (n, k, in)."""
+    if flow.back is not None:
+        return over_positions(flow.calls[0].input.detach()[:, None] * flow.back, flow.kind)
+    # The network's own input has no gradient: apply the weights of one input feature at a time instead.
+    by_channel = u.reshape(len(u), weight.shape[1], -1, u.shape[-1])  # (n, in, taps, t)
+    taps = weight.reshape(*weight.shape[:2], -1)  # (out, in, taps)
+    return torch.einsum("nkot,oia,niat->nki", s, taps, by_channel)
+
+
+def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tensor, diagonal: bool) -> Forms:
+    """Per-sample gradients formed and squared, some samples at a time."""
+    groups = s.shape[2]
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else None  # the smaller of two products
+    traces, relatives, alongs = [], [], []
+    squares: Tensor | None = None
+    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
+    for start in range(0, len(u), step):
+        part = slice(start, start + step)
+        gradients = weight_gradients(u[part], s[part], flow.kind)  # (n, k, *) in the weight's layout
+        laid_out = gradients_by_output(gradients, weight, flow.kind, groups)
+        if gram is not None:
+            products = laid_out @ laid_out.mT  # GGᵀ, (n, k, out, out)
+            traces.append(products.diagonal(dim1=2, dim2=3).sum(2))
+            relatives.append((products * gram).sum((2, 3)))
+        else:
+            traces.append(laid_out.square().sum((2, 3)))
+            relatives.append((matrix.T @ laid_out).square().sum((2, 3)))
+        alongs.append(_along_channels(gradients, weight, flow.kind, groups))
+        if diagonal:
+            part_signs = None if flow.signs is None else flow.signs[part]
+            total = signed_sum(gradients.square(), part_signs).sum(0)
+            squares = total if squares is None else squares + total
+    return Forms(torch.cat(traces), torch.cat(relatives), torch.cat(alongs), squares)
+
+
+def signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:
+    """Sum over columns, (n, k, …) -> (n, …), negative columns subtracted."""
+    if signs is not None:
+        values = values * signs.reshape(*signs.shape, *[1] * (values.ndim - 2))
+    return values.sum(1)
+
+
+def _along_channels(gradients: Tensor, weight: Tensor, kind: str, groups: int) -> Tensor:
+    """⟨G_c, w(j)⟩ for every input channel j, from the gradients: (n, k, in)."""
+    n, k = gradients.shape[:2]
+    if kind == "transposed":
+        return (gradients * weight.reshape(len(weight), -1)).sum(3)
+    shaped = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)  # (g, out, in, taps)
+    products = gradients.reshape(n, k, *shaped.shape) * shaped
+    return products.sum((3, 5)).reshape(n, k, -1)
+
+
+def along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """⟨G_c, w⟩ restricted to the weights of one output channel: (n, k, out)."""
+    groups = u.shape[1]
+    blocks = weight.reshape(groups, weight.shape[0] // groups, -1)  # (g, rows or in, features)
+    if kind == "transposed":
+        taps = weight[0, 0].numel()
+        moved = (s * (blocks.mT @ u)[:, None]).sum(-1)  # (n, k, g, out · taps)
+        return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
+    return (s * (blocks @ u)[:, None]).sum(-1).flatten(2)

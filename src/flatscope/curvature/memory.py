@@ -1,0 +1,124 @@
+"""How many samples and columns go together in a sweep, and what happens when they do not fit after all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.samples import Batch, cut
+
+T = TypeVar("T")
+
+CPU_BYTES = 48 * 2**20  # what fits the caches: more is slower there
+GPU_SHARE = 0.5
+MOST_COLUMNS = 32
+FEW_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Samples and columns of each that go together."""
+
+    samples: int
+    columns: int
+
+    def smaller(self) -> Plan:
+        """Half of it."""
+        if self.samples > 1:
+            return replace(self, samples=self.samples // 2)
+        if self.columns > 1:
+            return replace(self, columns=self.columns // 2)
+        raise torch.OutOfMemoryError("the memory does not suffice for one column of one sample")
+
+
+def memory_budget(ctx: Context) -> int:
+    """Bytes that a sweep may use: what was asked for, half of what is free on a GPU, a cache's worth on a CPU."""
+    if ctx.effort.memory is not None:
+        return ctx.effort.memory
+    if ctx.problem.device.type == "cuda":
+        free = torch.cuda.mem_get_info(ctx.problem.device)[0]
+        unused = torch.cuda.memory_reserved(ctx.problem.device) - torch.cuda.memory_allocated(ctx.problem.device)
+        return int(GPU_SHARE * (free + unused))
+    return CPU_BYTES
+
+
+def plan_for(ctx: Context, columns: int, per_sample: float, per_column: float) -> Plan:
+    """The largest plan within the budget; fewer columns rather than hardly any samples.
+
+    Args:
+        ctx: the network.
+        columns: those that every sample has.
+        per_sample: bytes that one sample takes whatever its columns.
+        per_column: bytes that one column of one sample takes.
+    """
+    budget, width = memory_budget(ctx), min(columns, MOST_COLUMNS)
+    while width > 1 and budget < FEW_SAMPLES * (per_sample + width * per_column):
+        width //= 2
+    fitting = int(budget / max(1.0, per_sample + width * per_column))
+    return Plan(max(1, min(ctx.problem.n_train, fitting)), width)
+
+
+def in_batches(ctx: Context, plan: Plan, work: Callable[[Batch, Tensor, int], T]) -> Iterator[T]:
+    """Results of `work(batch, numbers of its samples, columns)` over this rank's share of the data.
+
+    Where the memory does not suffice, what has failed is let go and tried again with half as many samples, or columns:
+    `work` must leave nothing behind but its result.
+    """
+    start = ctx.problem.ranks.share(ctx.problem.n_train)[0]
+    for inputs, targets in ctx.share(size=plan.samples):
+        done = 0
+        while done < len(targets):
+            stop = min(done + plan.samples, len(targets))
+            numbers = torch.arange(start + done, start + stop, device=ctx.problem.device)
+            found = fitted(lambda: work((cut(inputs, done, stop), targets[done:stop]), numbers, plan.columns))  # noqa: B023  called at once
+            if found is None:
+                plan = plan.smaller()
+                continue
+            yield found
+            done = stop
+        start += len(targets)
+
+
+def fitted(work: Callable[[], T]) -> T | None:
+    """The result, or None where the memory did not suffice; then nothing is kept of what failed."""
+    try:
+        return work()
+    except RuntimeError as problem:
+        if not _out_of_memory(problem):
+            raise
+    # Only here is the exception gone, and with it the frames that hold the tensors.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def _out_of_memory(problem: RuntimeError) -> bool:
+    return isinstance(problem, torch.OutOfMemoryError) or "can't allocate memory" in str(problem)
+
+
+def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int:
+    """Bytes that autograd keeps for the backward pass of what `run` computes, shared storages once.
+
+    Args:
+        run: the forward pass.
+        ignored: addresses of storages that are there anyway (parameters).
+    """
+    storages: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in ignored:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        kept = run()
+        del kept
+    return sum(storages.values())

@@ -1,0 +1,178 @@
+"""Values of every layer, and of all together, from the sweep where it covers them and from products elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+from flatscope.curvature.coverage import find_curved
+from flatscope.curvature.estimators import DiagonalSums
+from flatscope.curvature.products import DIRECTIONS, probed
+from flatscope.curvature.sums import Curvature
+from flatscope.curvature.sweep import acting, swept
+from flatscope.network.layers import Layer
+from flatscope.registry import Value
+
+MOST_REASONS = 3
+# The products that give what the sweep does not cover of a quantity.
+PRODUCTS = {"kappa_trace": "trace", "rho_sum": "rho", "rho_rows_sum": "rho_rows"}
+
+
+def measured_layers(ctx: Context) -> tuple[Layer, ...]:
+    """The layers whose weights may move, in forward order."""
+    return tuple(layer for layer in ctx.network if layer.weight in ctx.problem.trainable)
+
+
+def layer_values(
+    ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024
+) -> dict[str, Value]:
+    """A quantity of every layer's curvature block; tensors of one value per unit for "rho" and "rho_rows".
+
+    Args:
+        ctx: the network.
+        quantity: see `Curvature`.
+        precision: relative standard error to reach where it is estimated; the context's by default.
+        most_products: give up after so many products.
+    """
+    covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
+    rest = _rest(ctx, covered, quantity, precision, most_products, [layer.weight for layer in measured_layers(ctx)])
+    result = {}
+    for layer in measured_layers(ctx):
+        key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
+        if key in rest.values:
+            reason = f"{covered.left_out[layer.weight]}{_ways(rest)}"
+            result[layer.name] = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
+        elif mean is not None:
+            reason = _joined(_matrix(ctx, layer.weight), _sampling(covered))
+            result[layer.name] = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
+        else:
+            zeros = torch.zeros(_units(ctx, layer, quantity))
+            result[layer.name] = _value(
+                zeros, torch.zeros_like(zeros), None, True, "its output does not reach the network's", quantity
+            )
+    return result
+
+
+def network_value(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> Value:
+    """The sum of a quantity over all layers, or of "trace" over all parameters, with the error of the sum itself."""
+    covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
+    mean = covered.of("", quantity)
+    rest = _rest(ctx, covered, quantity, precision, most_products, list(covered.left_out))
+    known, error = (0.0, 0.0) if mean is None else (float(mean.value), float(mean.stderr))
+    data_stderr = float(mean.data_stderr) if mean is not None and not covered.left_out else None
+    key = "", quantity
+    value = known + float(rest.values[key]) if key in rest.values else known
+    stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
+    return Value(value, stderr, data_stderr=data_stderr, exact=not covered.draws and rest.exact)
+
+
+def _rest(
+    ctx: Context,
+    covered: Curvature,
+    quantity: str,
+    precision: float | None,
+    most_products: int,
+    wanted: Iterable[str],
+) -> DiagonalSums:
+    """What products give of a quantity, where something was left out."""
+    if not any(name in covered.left_out for name in wanted):
+        return DiagonalSums()
+    options = {} if precision is None or precision == ctx.effort.precision else {"precision": precision}
+    return ctx.sweep(probed, quantity=PRODUCTS.get(quantity, quantity), most_products=most_products, **options)
+
+
+def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:
+    """The trace over all trainable parameters, with a remark on how it was obtained."""
+    found = network_value(ctx, "trace", precision, most_products)
+    covered = swept(ctx, precision)
+    parts = [_sampling(covered)]
+    if covered.left_out:
+        rest = _rest(ctx, covered, "trace", precision, most_products, covered.left_out)
+        ways = (
+            f"products, one for each of {rest.directions:,} directions" if rest.exact else f"{rest.products} products"
+        )
+        tensors = "1 parameter tensor" if len(covered.left_out) == 1 else f"{len(covered.left_out)} parameter tensors"
+        parts.append(f"{tensors} by {ways}: {next(iter(covered.left_out.values()))}")
+        parts.append(rest.missed)
+    matrix = ""
+    if ctx.effort.curvature == "gauss_newton":
+        matrix = GAUSS_NEWTON if ctx.sweep(find_curved) else AGREE
+    return _with_reason(found, _joined(matrix, *parts))
+
+
+GAUSS_NEWTON = "of the Gauss-Newton matrix"
+AGREE = "of the Gauss-Newton matrix, here the same as the Hessian's"
+
+
+def _matrix(ctx: Context, weight: str) -> str:
+    """Which matrix a layer's value belongs to, where that needs saying."""
+    if ctx.effort.curvature != "gauss_newton":
+        return ""
+    return GAUSS_NEWTON if weight in ctx.sweep(find_curved) else AGREE
+
+
+def _sampling(covered: Curvature) -> str:
+    if not covered.draws:
+        return ""
+    return _joined(f"sampled, {covered.draws} draws", covered.missed)
+
+
+def _ways(rest: DiagonalSums) -> str:
+    return "" if rest.exact else "; " + _joined(f"sampled, {rest.products} products", rest.missed)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _with_reason(value: Value, reason: str) -> Value:
+    return Value(value.value, value.stderr, value.data_stderr, exact=value.exact, reason=reason)
+
+
+def _value(value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: bool, reason: str, quantity: str) -> Value:
+    """One number, or one for each unit."""
+    if quantity in ("rho", "rho_rows"):
+        return Value(value.reshape(-1), stderr.reshape(-1), data_stderr, exact=exact, reason=reason)
+    spread = None if data_stderr is None else float(data_stderr)
+    return Value(float(value), float(stderr), spread, exact=exact, reason=reason)
+
+
+def _units(ctx: Context, layer: Layer, quantity: str) -> int:
+    return DIRECTIONS[quantity](acting(ctx, layer.weight), layer).units if quantity in ("rho", "rho_rows") else 1
+
+
+def largest(values: dict[str, Value]) -> Value:
+    """The largest of the layers' values."""
+    top = max(values.values(), key=lambda value: float(value.value))
+    return Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=shared_reason(values))
+
+
+def largest_units(values: dict[str, Value]) -> dict[str, Value]:
+    """The largest unit of each layer."""
+    result = {}
+    for name, value in values.items():
+        units, errors = torch.as_tensor(value.value), torch.as_tensor(value.stderr)
+        top = int(units.argmax())
+        spread = None if value.data_stderr is None else float(torch.as_tensor(value.data_stderr)[top])
+        result[name] = Value(float(units[top]), float(errors[top]), spread, exact=value.exact, reason=value.reason)
+    return result
+
+
+def shared_reason(values: dict[str, Value]) -> str:
+    """The remarks of the layers as one: each once, and where not all layers have it, how many do."""
+    counted = Counter(value.reason for value in values.values() if value.reason)
+    parts = [
+        reason if count == len(values) else f"{count} of {len(values)} layers: {reason}"
+        for reason, count in counted.most_common(MOST_REASONS)
+    ]
+    return "; ".join([*parts, *(["…"] if len(counted) > MOST_REASONS else [])])
+
+
+def all_exact(values: dict[str, Value]) -> bool:
+    """Whether no layer was estimated."""
+    return all(value.exact is not False for value in values.values())
