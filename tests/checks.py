@@ -158,8 +158,9 @@ def _state(model: nn.Module, generator: torch.Generator) -> dict[str, Any]:
 def costs_what_it_declares(entry: Declaration, tiny: Tiny) -> None:
     if entry.passes is None:
         return
-    context = fs.Context(tiny.problem())
-    fs.measure(tiny.problem(), entry.name, context=context)
+    problem = tiny.problem()
+    context = fs.Context(problem)
+    fs.measure(problem, entry.name, context=context)
     for kind, spent in context.passes.items():
         assert spent <= entry.passes.get(kind, 0) + 1e-9, f"{spent} {kind} passes, declared {dict(entry.passes)}"
 

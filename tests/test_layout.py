@@ -27,6 +27,7 @@ LEVELS = (
     {"files"},
     {"results"},
     {"samples", "table"},
+    {"targets"},
     {"inspection"},
     {"problem"},
     {"network"},

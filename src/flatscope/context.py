@@ -163,7 +163,12 @@ def _scores(ctx: Context, part: str) -> Scores:
 
 
 def sample_margins(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Output of the label minus the largest other output, per sample: (n, C), (n,) -> (n,)."""
+    """Output of the label minus the largest other output, per sample: (n, C), (n,) -> (n,).
+
+    One logit stands for two outputs, 0 and itself: its margin is the logit for class 1 and minus the logit for class 0.
+    """
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        return (2 * targets - 1).to(outputs.dtype) * outputs.reshape(len(targets))
     own = outputs.gather(1, targets[:, None]).squeeze(1)  # (n,)
     others = outputs.scatter(1, targets[:, None], -torch.inf).amax(1)  # (n,)
     return own - others

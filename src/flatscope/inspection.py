@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from flatscope.errors import InputError
 from flatscope.params import Params
 from flatscope.samples import Inputs, Samples, parts_of, shape_text
+from flatscope.targets import TargetLook
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
@@ -86,16 +87,13 @@ def refuse_closed_modules(model: nn.Module) -> None:
 class Look:
     """What one pass over a set of samples has shown."""
 
-    where: str
     shapes: list[tuple[int, ...]]  # of one sample, per input tensor
-    dtype: torch.dtype  # of the targets
-    labels: tuple[int, int] | None  # least and largest, where targets are whole numbers
+    targets: TargetLook
 
 
 def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
     """Read all samples once: finite, of one shape (that of the training samples), as many as were counted."""
-    shapes, lows, highs, n = like.shapes if like else None, [], [], 0
-    dtype = torch.int64
+    shapes, targets_look, n = like.shapes if like else None, TargetLook(samples.where), 0
     for inputs, targets in samples.batches(size):
         found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
         shapes = shapes or found
@@ -107,10 +105,8 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
                 raise InputError(
                     "finite data", f"NaN or infinity in the {what}", where=samples.where, fix="Clean the data first"
                 )
-        dtype, n = targets.dtype, n + len(targets)
-        if not dtype.is_floating_point and dtype != torch.bool:
-            lows.append(int(targets.min()))
-            highs.append(int(targets.max()))
+        targets_look.add(targets)
+        n += len(targets)
     if n != samples.n or shapes is None:
         raise InputError(
             f"as many samples on every pass ({samples.n})",
@@ -118,7 +114,7 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
             where=samples.where,
             fix="Pass data that give the same samples whenever they are read",
         )
-    return Look(samples.where, shapes, dtype, (min(lows), max(highs)) if lows else None)
+    return Look(shapes, targets_look)
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -178,12 +178,6 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return difference.square().reshape(len(outputs), -1).sum(1)
 
 
-def is_classification(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are class numbers of outputs with at least two classes."""
-    whole_numbers = not targets.is_floating_point() and targets.dtype != torch.bool
-    return outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1 and whole_numbers
-
-
 def _softmax_loss(outputs: Tensor, targets: Tensor, classes_last: bool) -> Tensor:
     if outputs.ndim == 2 and not targets.is_floating_point():
         return functional.cross_entropy(outputs, targets, reduction="none")

@@ -218,7 +218,7 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
     if "initial" in entry.needs and problem.initial is None:
         raise NotApplicable("needs the weights before training; pass initial= (on the command line --initial)")
     if "classes" in entry.needs and not problem.classification:
-        raise NotApplicable("needs class labels and at least two outputs")
+        raise NotApplicable(problem.no_classes)
     if "chain" in entry.needs and not ctx.network.chain:
         raise NotApplicable("a product over layers has no meaning on a branching network")
 

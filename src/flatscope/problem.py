@@ -15,7 +15,6 @@ from torch.func import functional_call
 from flatscope.errors import InputError
 from flatscope.guards import callers_defaults, precise_math, untouched_randomness, without_checkpointing
 from flatscope.inspection import (
-    Look,
     always_probabilities,
     failing_module,
     first_line,
@@ -28,10 +27,11 @@ from flatscope.inspection import (
     usable_dtype,
     wrapper_remarks,
 )
-from flatscope.loss import Loss, PerSample, as_loss, is_classification
+from flatscope.loss import Loss, PerSample, as_loss
 from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, shape_text
+from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
 
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
@@ -53,8 +53,10 @@ class Problem:
         model: any `nn.Module` in eval mode whose output is a tensor (or has `.logits`).
         train: `(x, y)` tensors or arrays, a `Dataset`, a `DataLoader`, or a list of batches.
         test: the same, held out; needed only by measures that say so.
-        loss: "cross_entropy" (of logits; log-probabilities give the same), "mse" (squared error summed over outputs),
-            or a function of (outputs, targets) that gives one value per sample. Always averaged over samples.
+        loss: "cross_entropy" (of logits; log-probabilities give the same; over pixels it is their mean), "bce" (one
+            logit, or several labels, over which it is summed), "next_token" (language models; the mean over the tokens
+            of a sequence), "mse" (squared error summed over outputs), or a function of (outputs, targets) that gives
+            one value per sample. Always averaged over samples. One-hot targets are read as class numbers.
         initial: a module or state dict with the weights before training.
         device: where to compute; the model's device by default.
         dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).
@@ -99,6 +101,7 @@ class Problem:
         self.dtype = usable_dtype(dtype, first.dtype)
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
+        self._one_hot = self._one_logit = False  # until the targets have been looked at
         self.model = replica(model).to(self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
@@ -113,10 +116,13 @@ class Problem:
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
-            outputs, targets = self._check_outputs()
-            self.n_outputs, self.classification = int(outputs[0].numel()), is_classification(outputs, targets)
-            for look in looks:
-                self._check_labels(look)
+            outputs = self._check_outputs()
+            self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
+            self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
+            for look in seen if not self._one_hot else ():
+                check_targets(self.loss, outputs.shape, look)
+            self.no_classes = missing_classes(self.loss, outputs, seen, self._one_hot)
+            self._one_logit = self.loss.kind == "logistic" and not self.no_classes
             self._check_loss("train")
             if self.test is not None:
                 self._check_loss("test")
@@ -136,6 +142,16 @@ class Problem:
     def generators(self) -> tuple[torch.Generator, ...]:
         """Random generators of the user's loaders, which reading would move on."""
         return self.train.generators + (self.test.generators if self.test is not None else ())
+
+    @property
+    def classification(self) -> bool:
+        """Whether every sample has one class, so that error and margins exist; `no_classes` says why not."""
+        return not self.no_classes
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes of a classification: that of the outputs, and two where there is one logit."""
+        return max(self.n_outputs, 2)
 
     def with_model(self, model: nn.Module) -> Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
@@ -181,6 +197,10 @@ class Problem:
         return inputs
 
     def _moved_targets(self, targets: Tensor) -> Tensor:
+        if self._one_hot:
+            targets = targets.to(torch.uint8).argmax(1)  # of zeros and ones
+        if self._one_logit:
+            targets = targets.reshape(-1).to(torch.int64)
         if targets.is_floating_point():
             return targets.to(self.device, self.dtype)
         return targets.to(self.device) if targets.dtype == torch.bool else targets.to(self.device, torch.int64)
@@ -189,7 +209,7 @@ class Problem:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
 
-    def _check_outputs(self) -> tuple[Tensor, Tensor]:
+    def _check_outputs(self) -> Tensor:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
         inputs, targets = self._probe("train")
         outputs = self._try_forward(inputs, "train")
@@ -223,34 +243,14 @@ class Problem:
                 where="model",
                 fix="Call model.eval(); normalise with running statistics, not with those of the batch",
             )
-        return outputs, targets
-
-    def _check_labels(self, look: Look) -> None:
-        """Class numbers where the loss or the margins need them."""
-        ours = self.loss.name in ("cross_entropy", "mse")
-        if self.loss.name == "cross_entropy" and look.labels is None:
-            raise InputError(
-                "class numbers (integers)",
-                f"{str(look.dtype).removeprefix('torch.')} targets",
-                where=look.where,
-                fix='Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression',
-            )
-        in_range = look.labels is not None and look.labels[0] >= 0 and look.labels[1] < self.n_outputs
-        if self.classification and ours and not in_range:
-            low, high = look.labels or (0, 0)
-            raise InputError(
-                f"labels from 0 to {self.n_outputs - 1} (the model has {self.n_outputs} outputs)",
-                f"labels from {low} to {high}",
-                where=look.where,
-                fix="Number the classes from 0, or give the model as many outputs as there are classes",
-            )
-        # What other integers mean (a word to ignore, a count) is known to the user's own loss alone.
-        self.classification = self.classification and in_range
+        return outputs
 
     def _check_loss(self, part: str) -> None:
         """One value per sample, finite, that moves with the weights."""
         inputs, targets = self._probe(part)
         outputs = self._try_forward(inputs, part)
+        if self.loss.name == "next_token":
+            check_next_tokens(inputs, targets)
         try:
             losses = self.loss(outputs, targets)
         except InputError:

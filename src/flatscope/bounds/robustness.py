@@ -94,7 +94,7 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     if levels < 1:
         raise InputError("at least one partition", str(levels), where="levels")
     centres = _centres(ctx, 2 ** (levels - 1))
-    classes, n = ctx.problem.n_outputs, ctx.problem.n_train
+    classes, n = ctx.problem.n_classes, ctx.problem.n_train
     sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
     cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
     partitions = [
@@ -131,7 +131,7 @@ def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[T
                     raise NotApplicable("inputs of one shape")
                 distances = torch.cdist(vectors, centres)  # (n, k)
                 nearest = torch.stack([distances[:, :size].argmin(1) for size in sizes], dim=1)
-                cells = nearest * ctx.problem.n_outputs + targets[:, None].to(nearest.device)
+                cells = nearest * ctx.problem.n_classes + targets[:, None].to(nearest.device)
                 losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
                 ctx.count("forward", len(targets))
                 yield cells.cpu(), losses.cpu()

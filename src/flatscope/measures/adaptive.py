@@ -149,6 +149,8 @@ def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:
         ctx.count("forward", len(targets))
         ctx.count("backward", 2 * len(targets))
         if labels == "model":
+            if outputs.ndim > 2:
+                raise NotApplicable("labels drawn from the network need one class per sample")
             p = outputs.double().softmax(1)  # (n, C)
             mean = (p * along).sum(1, keepdim=True)
             total += float((p * (along - mean).square()).sum())

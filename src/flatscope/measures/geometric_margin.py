@@ -116,6 +116,8 @@ def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
         raise NotApplicable("needs test data; pass test=(x, y)")
     if samples < 1:
         raise InputError("at least 1", str(samples), where="samples")
+    if ctx.problem.n_outputs < 2:
+        raise NotApplicable("needs an output for each class; here one logit stands for two")
     left = min(samples, ctx.problem.part(part).n)
     with progress(what, total=left) as advance:
         for inputs, targets in ctx.batches(part):

@@ -127,7 +127,7 @@ def partition_robustness(ctx: Context, partition: Partition, *, largest: float =
         largest: losses are clipped at this, as a bound that needs them bounded asks for.
     """
     if not ctx.problem.classification:
-        raise NotApplicable("needs class labels")
+        raise NotApplicable(ctx.problem.no_classes)
     keys, losses, dimension = list[Tensor](), list[Tensor](), 0
     with torch.no_grad():
         for part in ("train", "test") if ctx.problem.test is not None else ("train",):
@@ -145,7 +145,7 @@ def partition_robustness(ctx: Context, partition: Partition, *, largest: float =
     own = cell[: ctx.problem.n_train]
     size = torch.bincount(cell)
     return PartitionRobustness(
-        cells=partition.count(dimension) * ctx.problem.n_outputs,
+        cells=partition.count(dimension) * ctx.problem.n_classes,
         occupied=len(own.unique()),
         spread=float(spreads.max()),
         mean_spread=float(spreads.mean()),
