@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flatscope.cli.app import app
-from flatscope.cli.output import numbered
 from flatscope.cli.summary import Fit
 from flatscope.errors import InputError
+from flatscope.formatting import numbered
 from flatscope_papers.result import StudyResult
 
 STUDY = "petzka2019-ridge"

@@ -13,7 +13,7 @@ import torch
 
 from flatscope import InputError, Table
 from flatscope.errors import UnknownNameError
-from flatscope.table import number
+from flatscope.formatting import number
 
 HOSTILE = '<img src=x onerror="alert(1)">|a\nb & "c"'
 DESIGN_COLUMNS = [

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.special import ndtri
 from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
@@ -25,6 +24,7 @@ from flatscope.measuring import Options, measure
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
+from flatscope.noise import SEARCH, Readings, changes, excess
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
@@ -43,11 +43,6 @@ SYMMETRY_OF = {
 # Relative change of an exact value that counts as rounding: sums over samples and layers lose some of the 16 (7)
 # digits, and a rescaling by up to 25 some more.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-2}
-# A maximum that is searched comes out a little different from every start. Two searches of ours agree to 2 % where the
-# maximum is known; a rescaling moves such a maximum by factors.
-SEARCH = 0.05
-# Chance that noise alone makes a measure "moved", over all its values and all trials.
-FALSE_ALARM = 1e-5
 # Standard error of the relative change beyond which an estimate cannot tell that something stands still.
 NOISY = 0.25
 _ALWAYS_FIXED = ("network output", "read by no layer")
@@ -217,13 +212,13 @@ def _row(
     sort_units = way == "permutation" and entry.per == "unit"
     first = _Values.of(before, entry, sort_units)
     others = [_Values.of(table, entry, sort_units) for table in after]
-    missing = next((values.reason for values in (first, *others) if not len(values.value)), None)
+    missing = next((values.reason for values in (first, *others) if not len(values.read.value)), None)
     if missing is not None:
         return _untested(entry, way, missing or "no value")
     if any(not first.places.equals(values.places) for values in others):
         return _untested(entry, way, "has values for other layers or units after the change")
-    z = -float(ndtri(FALSE_ALARM / (2 * len(first.value) * len(others))))
-    worst = max((_worst(first, values, z, dtype) for values in others), key=lambda change: change.excess)
+    comparisons = len(first.read.value) * len(others)
+    worst = max((_worst(first.read, v.read, comparisons, dtype) for v in others), key=lambda change: change.excess)
     if not worst.moved and worst.stderr > NOISY:
         return _untested(entry, way, f"an estimate with a standard error of {100 * worst.stderr:.0f} % cannot tell")
     remarks = [remark] if remark else []
@@ -242,13 +237,10 @@ def _row(
 
 @dataclass(frozen=True)
 class _Values:
-    """The numbers of one measure at one point, with what is known about their accuracy."""
+    """The numbers of one measure at one point, and where they stand."""
 
     places: pd.MultiIndex
-    value: np.ndarray[Any, Any]
-    stderr: np.ndarray[Any, Any]
-    width: np.ndarray[Any, Any]
-    searched: np.ndarray[Any, Any]
+    read: Readings
     reason: str
 
     @classmethod
@@ -264,12 +256,7 @@ class _Values:
             frame = frame.sort_values(["layer", "options", "value"], kind="stable")
             frame = frame.assign(unit=frame.groupby(["layer", "options"]).cumcount())
         places = pd.MultiIndex.from_frame(frame[["layer", "options", "unit", "sample"]].astype("string"))
-        exact = frame["exact"].to_numpy(dtype=bool)
-        stderr = frame["stderr"].to_numpy(dtype=float)
-        # An exact value may come with the interval that its solver vouches for.
-        width = (frame["high"] - frame["low"]).fillna(0).to_numpy(dtype=float) / 2
-        width = np.where(exact, width, 0.0)
-        return cls(places, frame["value"].to_numpy(dtype=float), stderr, width, ~exact & (stderr == 0), reason)
+        return cls(places, Readings.of(frame), reason)
 
 
 @dataclass(frozen=True)
@@ -286,21 +273,16 @@ class _Change:
         return self.excess > 1
 
 
-def _worst(first: _Values, other: _Values, z: float, dtype: torch.dtype) -> _Change:
+def _worst(first: Readings, other: Readings, comparisons: int, dtype: torch.dtype) -> _Change:
     """The entry whose change exceeds most what rounding, estimation and search can explain."""
     scale = float(np.abs(first.value[np.isfinite(first.value)]).max(initial=0.0)) or 1.0
-    with np.errstate(invalid="ignore"):
-        change = np.abs(other.value - first.value)
-    change = np.where(other.value == first.value, 0.0, np.nan_to_num(change, nan=math.inf, posinf=math.inf))
-    searched = first.searched | other.searched
-    noise = np.hypot(first.stderr, other.stderr)
-    allowed = z * noise + first.width + other.width + scale * np.where(searched, SEARCH, ROUNDING.get(dtype, 1e-2))
-    place = int(np.argmax(change / allowed))
+    exceeding = excess(first, other, scale=scale, rounding=ROUNDING.get(dtype, 1e-2), comparisons=comparisons)
+    place = int(np.argmax(exceeding))
     return _Change(
         before=float(first.value[place]),
         after=float(other.value[place]),
-        relative=float(change[place] / scale),
-        stderr=float(noise[place] / scale),
-        excess=float(change[place] / allowed[place]),
-        searched=bool(searched[place]),
+        relative=float(changes(first, other)[place] / scale),
+        stderr=float(np.hypot(first.stderr, other.stderr)[place] / scale),
+        excess=float(exceeding[place]),
+        searched=bool(first.searched[place] | other.searched[place]),
     )

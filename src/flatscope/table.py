@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.formatting import labelled, number
 from flatscope.results import Result, checked_columns, plain
 
 COLUMNS: dict[str, str] = {
@@ -139,7 +139,7 @@ class Table(Result):
         frame = self._frame.assign(many=self._frame["unit"].notna() | self._frame["sample"].notna())
         for (name, options, layer, many), rows in frame.groupby(["measure", "options", "layer", "many"], sort=False):
             row = rows.iloc[0]
-            shown = f"{name}{_bracketed(str(options))}"
+            shown = labelled(str(name), str(options))
             if many and len(rows) > 1:
                 of = "units" if rows["unit"].notna().all() else "samples"
                 value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
@@ -183,21 +183,6 @@ def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:
         )
 
 
-def number(value: float) -> str:
-    """A number for people: four significant digits, n/a for NaN."""
-    if math.isnan(value):
-        return "n/a"
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
-        return str(int(value))
-    return f"{value:.4g}"
-
-
 def options_text(options: Mapping[str, Any]) -> str:
     """Options as canonical JSON; empty when there are none."""
     return json.dumps(dict(options), sort_keys=True, default=str) if options else ""
-
-
-def _bracketed(options: str) -> str:
-    if not options:
-        return ""
-    return "[" + ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) + "]"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatscope import FlatscopeError, InputError
-from flatscope.cli.output import check_place, numbered, show_error, show_grid, show_note
+from flatscope.cli.output import check_place, show_error, show_grid, show_note
 from flatscope.errors import DataFileError, UnknownNameError
+from flatscope.formatting import numbered
 
 if TYPE_CHECKING:
     from flatscope_papers.result import StudyResult

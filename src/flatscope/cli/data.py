@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import numbered, show_grid, show_note
+from flatscope.cli.output import show_grid, show_note
+from flatscope.formatting import numbered
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatscope.cli.options import NetworkOptions
-from flatscope.cli.output import (
-    check_folder,
-    check_place,
-    command_line,
-    network_meta,
-    note_missing_weights,
-    numbered,
-    show_grid,
-)
+from flatscope.cli.output import check_folder, check_place, command_line, network_meta, note_missing_weights, show_grid
 from flatscope.errors import InputError
+from flatscope.formatting import numbered
 
 if TYPE_CHECKING:
     from flatscope.landscapes import Surface
@@ -95,7 +88,7 @@ def landscape(
 
 def show_surface(surface: Surface) -> None:
     """What there is to say about a landscape without drawing it."""
-    from flatscope.table import number
+    from flatscope.formatting import number
 
     low, high = surface.heights
     size = "×".join(str(len(axis)) for axis in surface.axes)

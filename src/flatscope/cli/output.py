@@ -44,11 +44,6 @@ def note_found_initial(given: Path | None, used: Path | None) -> None:
         show_note(f"weights before training are those in {used}")
 
 
-def numbered(number: int, noun: str) -> str:
-    """How many of something: "1 trial", "2 trials"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def command_line() -> str:
     """The command as it was typed, for the provenance of what it writes."""
     return shlex.join(["flatscope", *sys.argv[1:]])

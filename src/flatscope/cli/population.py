@@ -21,12 +21,12 @@ import pandas as pd
 import typer
 from torch import nn
 
-from flatscope.cli.output import numbered, show_grid, show_note
+from flatscope.cli.output import show_grid, show_note
 from flatscope.cli.sources import load_model
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
-from flatscope.table import number
 from flatscope.training import data as data_sets
 from flatscope.training.population import train_population
 from flatscope.training.population_result import Population

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.output import check_folder, check_place, command_line, numbered, show_note
+from flatscope.cli.output import check_folder, check_place, command_line, show_note
 from flatscope.errors import InputError
+from flatscope.formatting import numbered
 
 # What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
 

@@ -9,12 +9,13 @@ from rich.box import SIMPLE
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope.cli.output import console, numbered
+from flatscope.cli.output import console
 from flatscope.context import Context
+from flatscope.formatting import number, numbered
 from flatscope.registry import Declaration, declarations
 from flatscope.reports.comparison import RESCALINGS
 from flatscope.reports.headlines import MANY, headline_words
-from flatscope.table import Table, number
+from flatscope.table import Table
 from flatscope.training.data import Data
 
 SHORT = 34  # letters of a remark that is not put below the table

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatscope.cli.output import check_place, numbered, show_grid, show_note
+from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.formatting import numbered
 
 if TYPE_CHECKING:
     from flatscope.sweeps.plan import Sweep

@@ -59,9 +59,9 @@ def train(
     """Train a model with SGD, or many at once; run the same command again to resume."""
     from flatscope.cli.population import train_file
     from flatscope.cli.sources import load_data, load_model, parse_model_options
+    from flatscope.formatting import number
     from flatscope.guards import write_whole
     from flatscope.inspection import usable_device
-    from flatscope.table import number
     from flatscope.training.checkpoint import TrainConfig
     from flatscope.training.initialization import initialize
     from flatscope.training.loop import train as train_model

@@ -34,8 +34,9 @@ from flatscope.comparing.verdicts import (
     undertrained,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.formatting import number
 from flatscope.results import Result, plain, reading
-from flatscope.table import Table, number
+from flatscope.table import Table
 
 ERRORS = (
     "± is a standard error: of the random draws where a value is estimated, and of the training samples being a draw "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.formatting import labelled
+from flatscope.noise import Readings
 from flatscope.registry import Declaration, declarations
 from flatscope.table import Table
 
@@ -50,14 +51,16 @@ class Quantity:
     @property
     def label(self) -> str:
         """Name and options, as people write them."""
-        shown = json.loads(self.options) if self.options else {}
-        inside = ", ".join(f"{name}={value}" for name, value in shown.items())
-        return f"{self.measure}[{inside}]" if inside else self.measure
+        return labelled(self.measure, self.options)
 
     @property
     def lower_is_better(self) -> bool:
         """Direction of the declaration."""
         return self.entry is None or self.entry.direction != "higher"
+
+    def read(self, name: str) -> Readings:
+        """The value of one network with its accuracy."""
+        return Readings.one(self.value[name], self.stderr[name], self.width[name], self.searched[name])
 
     def total_stderr(self, name: str) -> float:
         """Errors of estimator and data together, as if they were independent."""

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scipy.special import ndtri
-
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.quantities import Quantity
-from flatscope.table import number
+from flatscope.formatting import number
+from flatscope.noise import excess
 
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
@@ -22,9 +21,8 @@ SETTLED, NEARLY = 1e-3, 1e-2
 # A training error that much above the lowest is that of a network which was not trained to the end.
 ERROR_APART = 0.05
 # A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
-# minima over samples lose most of those digits. A searched maximum ends a little elsewhere from every start.
-ROUNDING, SEARCH = 1e-2, 0.05
-FALSE_ALARM = 1e-5
+# minima over samples lose most of those digits.
+ROUNDING = 1e-2
 EQUAL = 1e-9
 
 
@@ -100,11 +98,8 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
 
 def differs(quantity: Quantity, one: str, other: str) -> bool:
     """Whether two values differ by more than rounding, estimation and search explain."""
-    searched = quantity.searched[one] or quantity.searched[other]
     scale = max(abs(quantity.value[one]), abs(quantity.value[other]))
-    noise = -float(ndtri(FALSE_ALARM / 2)) * math.hypot(quantity.stderr[one], quantity.stderr[other])
-    allowed = noise + quantity.width[one] + quantity.width[other] + scale * (SEARCH if searched else ROUNDING)
-    return not abs(quantity.value[one] - quantity.value[other]) <= allowed
+    return bool(excess(quantity.read(one), quantity.read(other), scale=scale, rounding=ROUNDING)[0] > 1)
 
 
 def change(quantity: Quantity, one: str, other: str) -> float:

@@ -29,7 +29,7 @@ ROUNDING = 1e-6  # by which norms found by iteration may be too small
 
 
 @measure(
-    symbol=r"\min \{ \|\delta\|_2 : \arg\max f(x_i + \delta) \ne y_i \}",
+    symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
     paper="zhang2017",
     equation="Definition 1, eq (11); Section 5.2",
     per="sample",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from flatscope.reports.comparison import written
+from flatscope.formatting import written
 from flatscope.symmetries.audit import Audit
 
 

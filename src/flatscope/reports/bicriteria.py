@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flatscope.formatting import written
 from flatscope.reports.charts import Chart, Colours, Key, Line, line_plot
-from flatscope.reports.comparison import written
 from flatscope.reports.figure_data import wants_log
 from flatscope.table import Table
 

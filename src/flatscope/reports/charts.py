@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from flatscope.reports.comparison import written
+from flatscope.formatting import written
 from flatscope.reports.figure_data import (
     ComparisonData,
     CurvesData,

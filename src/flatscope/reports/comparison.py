@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from flatscope.formatting import options_words, with_error, written
 from flatscope.registry import Declaration, declarations
-from flatscope.table import Table, number
+from flatscope.table import Table
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
 
@@ -133,35 +132,3 @@ def _several(rows: pd.DataFrame) -> Cell:
     extent = f"{written(n)} {what if n > 1 else what[:-1]}"
     exact = bool(rows["exact"].all())
     return Cell(float(values.max()), text, error, math.nan, exact, extent, reason=reason, folded=folded)
-
-
-def options_words(options: str) -> str:
-    """Options as people write them: `alpha=0.1, steps=5`."""
-    return ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) if options else ""
-
-
-def with_error(value: float, stderr: float) -> tuple[str, str]:
-    """Value and standard error with the same last digit: two digits of the error, no more of the value."""
-    if not (stderr > 0 and math.isfinite(value) and math.isfinite(stderr)):
-        return written(value), ""
-    decimals = 1 - math.floor(math.log10(stderr))
-    if 0 <= decimals <= 6 and abs(value) < 1e6:
-        return f"{value:.{decimals}f}".replace("-", "−"), f"{stderr:.{decimals}f}"
-    digits = max(2, decimals + math.floor(math.log10(abs(value))) + 1) if value else 2
-    return written(value, min(digits, 6)), written(stderr, 2)
-
-
-def written(value: float, digits: int = 4) -> str:
-    """A number for people: grouped integers, powers of ten as powers, a real minus sign."""
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
-        grouped = f"{int(value):,}" if abs(value) >= 1e4 else f"{int(value)}"
-        return grouped.replace(",", "\u202f").replace("-", "−")
-    text = number(value) if digits == 4 or math.isnan(value) else f"{value:.{digits}g}"
-    return re.sub(r"e([+-])0*(\d+)", _power, text).replace("-", "−")
-
-
-def _power(match: re.Match[str]) -> str:
-    raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-    return "×10" + ("⁻" if match[1] == "-" else "") + match[2].translate(raised)

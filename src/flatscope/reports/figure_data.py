@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError
-from flatscope.reports.comparison import lines, options_words
+from flatscope.formatting import labelled
+from flatscope.reports.comparison import lines
 from flatscope.table import Table
 
 PARTS = ("train", "test")
@@ -255,11 +256,7 @@ def _layer_rows(table: Table) -> pd.DataFrame:
 def labels(frames: Iterable[pd.DataFrame]) -> list[str]:
     """Measures with their options, as the report writes them, in the order in which they first appear."""
     pairs = [pair for frame in frames for pair in zip(frame["measure"], frame["options"], strict=True)]
-    return [_label(*pair) for pair in dict.fromkeys(pairs)]
-
-
-def _label(name: str, options: str) -> str:
-    return f"{name}[{options_words(options)}]" if options else name
+    return [labelled(*pair) for pair in dict.fromkeys(pairs)]
 
 
 def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -267,6 +264,6 @@ def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     name = measure.partition("[")[0]
     rows = pd.DataFrame(rows[rows["measure"] == name])
     for options in dict.fromkeys(rows["options"]):
-        if measure in (name, _label(name, options)):
+        if measure in (name, labelled(name, options)):
             return pd.DataFrame(rows[rows["options"] == options])
     return rows.iloc[:0]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatscope.formatting import written
 from flatscope.landscapes import Surface
-from flatscope.reports.comparison import written
 from flatscope.reports.figure_data import Scale, wants_log
 from flatscope.reports.surface_data import SPACE_WORDS, PlaneData, bands, height_scale, lines_of, placed, planes
 

@@ -1,12 +1,23 @@
-"""The two ways to write HTML, an element or a template; either escapes all that is not markup already."""
+"""The ways to write HTML: an element, a template, a formula; each escapes all that is not markup already."""
 
 from __future__ import annotations
 
+import html
+import re
+import unicodedata
+from contextlib import suppress
 from functools import cache
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from latex2mathml.converter import convert_to_element
 from markupsafe import Markup, escape
+
+# Attributes of formulas that are kept: none of them leads anywhere or changes the style of the page.
+_ATTRIBUTES = ("mathvariant", "stretchy", "fence", "form", "width", "accent", "lspace", "rspace")
+_ALPHABETS = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK", "fraktur": "FRAKTUR"}
+_ARGUMENTS = {"mfrac": 2, "msub": 2, "msup": 2, "mover": 2, "munder": 2, "mroot": 2, "msubsup": 3, "munderover": 3}
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
@@ -43,6 +54,57 @@ def source(name: str, *, package: str = "flatscope.reports") -> str:
 def breakable(name: str) -> Markup:
     """A name that may wrap after its underscores, where a reader would wrap it."""
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+
+
+@cache
+def formula(source: str) -> Markup:
+    r"""A formula of one line as MathML, which browsers draw without any library; its source where it cannot be read.
+
+    Example:
+        >>> str(formula(r"\mathcal{L}^2"))
+        '<math alttext="\\mathcal{L}^2"><mrow><msup><mi>ℒ</mi><mn>2</mn></msup></mrow></math>'
+        >>> str(formula(r"\unheardof"))
+        '<code class="tex">\\unheardof</code>'
+    """
+    try:
+        if not _balanced(source):
+            raise ValueError(source)
+        inner = Markup("").join(_mathml(child) for child in convert_to_element(source))
+    except Exception:  # the converter has errors of many kinds, and a page does not fail for a formula
+        return element("code", source, class_="tex")
+    return element("math", inner, alttext=source)
+
+
+def _mathml(node: Element) -> Markup:
+    """An element of a formula, escaped; ValueError where the converter did not know what it read."""
+    text, children = html.unescape(node.text or ""), list(node)
+    if "\\" in text or len(children) < _ARGUMENTS.get(node.tag, 0):
+        raise ValueError(text or node.tag)
+    attributes = {name: value for name, value in node.attrib.items() if name in _ATTRIBUTES}
+    alphabet = attributes.get("mathvariant", "")
+    if alphabet in _ALPHABETS:  # browsers know these letters as characters, not as a style
+        text = "".join(_letter(_ALPHABETS[alphabet], letter) for letter in text)
+        del attributes["mathvariant"]
+    return element(node.tag, text, *map(_mathml, children), **attributes)
+
+
+def _letter(alphabet: str, letter: str) -> str:
+    """A letter of a mathematical alphabet; anything else as it is."""
+    kind = f"{alphabet} {'CAPITAL' if letter.isupper() else 'SMALL'} {letter.upper()}"
+    for name in (f"MATHEMATICAL {kind}", kind):  # some, as the double-struck R, are older than the block of the others
+        with suppress(KeyError):
+            return unicodedata.lookup(name)
+    return letter
+
+
+def _balanced(source: str) -> bool:
+    """Whether every brace that opens a group is closed again."""
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", source):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 @cache

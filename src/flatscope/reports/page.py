@@ -16,13 +16,14 @@ from markupsafe import Markup
 from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
+from flatscope.formatting import written
 from flatscope.guards import whole_file
 from flatscope.papers import from_papers
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.reports.audits import audit_notes, audit_rows, drawn_words
 from flatscope.reports.bicriteria import bicriteria_chart, bicriteria_data
 from flatscope.reports.charts import Colours, comparison_chart, curves_chart, distribution_chart, layers_chart
-from flatscope.reports.comparison import RESCALINGS, lines, written
+from flatscope.reports.comparison import RESCALINGS, lines
 from flatscope.reports.comparisons import comparisons_part
 from flatscope.reports.figure_data import (
     comparison_data,
@@ -33,10 +34,9 @@ from flatscope.reports.figure_data import (
     layers_data,
     layers_measures,
 )
-from flatscope.reports.formula import formula
 from flatscope.reports.headlines import MANY, headlines
 from flatscope.reports.items import by_kind
-from flatscope.reports.markup import fragment, source
+from flatscope.reports.markup import formula, fragment, source
 from flatscope.reports.parts import Part, Section, charts_section
 from flatscope.reports.population_page import populations_part
 from flatscope.reports.simplexes import simplexes_part

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.formatting import number
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
 from flatscope.reports.figure_data import wants_log
 from flatscope.results import Result
-from flatscope.table import number
 
 if TYPE_CHECKING:
     from flatscope.stats import Estimate

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from flatscope.formatting import written
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.reports.charts import Colours
-from flatscope.reports.comparison import standing, written
+from flatscope.reports.comparison import standing
 from flatscope.reports.figure_data import Scale
 from flatscope.reports.markup import element, fragment
 from flatscope.reports.parts import Part, Section

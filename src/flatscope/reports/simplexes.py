@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from flatscope.formatting import written
 from flatscope.interpolation import CORNERS, Simplex
 from flatscope.reports.charts import Chart, Colours, Line, line_plot
-from flatscope.reports.comparison import written
 from flatscope.reports.figure_data import Scale, wants_log
 from flatscope.reports.markup import element, fragment
 from flatscope.reports.parts import Part, Section

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flatscope.comparing.verdicts import NEARLY, SETTLED
-from flatscope.reports.comparison import Cell, Line, lines, written
+from flatscope.formatting import written
+from flatscope.noise import Readings, excess
+from flatscope.reports.comparison import Cell, Line, lines
 from flatscope.table import Table
 
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue
@@ -125,9 +127,12 @@ def _finding(line: Line, networks: list[str]) -> str:
     sign = 1 if line.entry.direction == "higher" else -1
     order = sorted(range(len(cells)), key=lambda n: -sign * cells[n].value)
     best, worst = cells[order[0]], cells[order[-1]]
-    noise = math.hypot(*(cell.relative * abs(cell.value) for cell in (best, worst) if math.isfinite(cell.relative)))
-    if abs(best.value - worst.value) <= 3 * noise:
-        return "does not tell the networks apart: they differ by less than three standard errors."
+    first, last = (
+        Readings.one(cell.value, cell.relative * abs(cell.value) if math.isfinite(cell.relative) else 0.0)
+        for cell in (best, worst)
+    )
+    if excess(first, last, scale=max(abs(best.value), abs(worst.value)), rounding=0.0)[0] <= 1:
+        return "does not tell the networks apart: they differ by no more than their standard errors explain."
     ranked = ", ".join(f"{networks[n]} ({cells[n].text})" for n in order)
     scale = "" if "output_scaling" in line.entry.invariant_under else "; not corrected for the scale of the outputs"
     return f"ranks, best first: {ranked}. {line.entry.direction.capitalize()} is expected to be better{scale}."

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 from markupsafe import Markup
 
+from flatscope.formatting import written
 from flatscope.landscapes import Surface
 from flatscope.reports.charts import Chart, Colours, Key, Line, line_plot
-from flatscope.reports.comparison import written
 from flatscope.reports.figure_data import Scale, linear_ticks, wants_log
 from flatscope.reports.markup import element, fragment
 from flatscope.reports.parts import Part, Section

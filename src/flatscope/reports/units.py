@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError
+from flatscope.formatting import percent, written
 from flatscope.reports.charts import Chart, Colours, Key, Line, line_plot
-from flatscope.reports.comparison import written
 from flatscope.reports.figure_data import labels, of_measure, wants_log
 from flatscope.table import Table
 
@@ -93,13 +93,9 @@ def units_chart(data: UnitsData, colours: Colours) -> Chart:
         body=line_plot(lines, f"{data.measure} of the units of {data.layer} by rank. {words}.", log_y=data.log),
         header=["network", "units", "largest", "median", "smallest", "share of the largest tenth"],
         rows=[
-            [network, written(n), written(v[0]), written(median), written(v[-1]), _percent(share)]
+            [network, written(n), written(v[0]), written(median), written(v[-1]), percent(share)]
             for network, n, v, median, share in zip(
                 data.networks, data.n_units, data.values, data.medians, data.shares, strict=True
             )
         ],
     )
-
-
-def _percent(share: float) -> str:
-    return "n/a" if math.isnan(share) else f"{100 * share:.2g}\u202f%"

@@ -11,9 +11,9 @@ import pandas as pd
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
+from flatscope.formatting import number
 from flatscope.problem import Problem
 from flatscope.results import Result
-from flatscope.table import number
 from flatscope.training.loop import COLUMNS
 from flatscope.training.pairs import Pair
 from flatscope.training.population_group import Group, Record

@@ -1,0 +1,74 @@
+"""Numbers, counts and options as text: one way for terminals, pages and files.
+
+`number` is for terminals and files, `written` the same number as a page sets it; the page's script follows `written`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number for people: significant digits, whole numbers in full, n/a for NaN.
+
+    Example:
+        >>> number(0.123456), number(12.0), number(float("nan")), number(1e-7, 2)
+        ('0.1235', '12', 'n/a', '1e-07')
+    """
+    if math.isnan(value):
+        return "n/a"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.{digits}g}"
+
+
+def written(value: float, digits: int = 4) -> str:
+    """The same for a page: grouped integers, powers of ten as powers, a real minus sign.
+
+    Example:
+        >>> written(-1.5e-7), written(12345)
+        ('−1.5×10⁻⁷', '12\u202f345')
+    """
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if math.isfinite(value) and value == int(value) and 1e4 <= abs(value) < 1e9:
+        return f"{int(value):,}".replace(",", "\u202f").replace("-", "−")
+    return re.sub(r"e([+-])0*(\d+)", _power, number(value, digits)).replace("-", "−")
+
+
+def _power(match: re.Match[str]) -> str:
+    raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return "×10" + ("⁻" if match[1] == "-" else "") + match[2].translate(raised)
+
+
+def with_error(value: float, stderr: float) -> tuple[str, str]:
+    """Value and standard error for a page, with the same last digit: two digits of the error, no more of the value."""
+    if not (stderr > 0 and math.isfinite(value) and math.isfinite(stderr)):
+        return written(value), ""
+    decimals = 1 - math.floor(math.log10(stderr))
+    if 0 <= decimals <= 6 and abs(value) < 1e6:
+        return f"{value:.{decimals}f}".replace("-", "−"), f"{stderr:.{decimals}f}"
+    digits = max(2, decimals + math.floor(math.log10(abs(value))) + 1) if value else 2
+    return written(value, min(digits, 6)), written(stderr, 2)
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """A share as per cent, for a page; n/a for NaN."""
+    return "n/a" if math.isnan(share) else f"{100 * share:.{digits}g}\u202f%"
+
+
+def numbered(count: int, noun: str) -> str:
+    """How many of something: "1 trial", "2 trials"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def options_words(options: str) -> str:
+    """Options, kept as JSON, as people write them: `alpha=0.1, steps=5`."""
+    return ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) if options else ""
+
+
+def labelled(name: str, options: str) -> str:
+    """A measure with those of its options that differ from the default: `psi_trace[rule=cyclic]`."""
+    return f"{name}[{options_words(options)}]" if options else name

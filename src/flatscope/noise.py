@@ -1,0 +1,88 @@
+"""Moved beyond noise: whether two readings of a number differ by more than their errors explain.
+
+One rule for the audit, for comparisons and for the report. A difference is explained by rounding, by the standard
+errors of two estimates, by the intervals that the solver of an exact value vouches for, and by two searches that end
+at different places.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtri
+
+# Chance that standard errors alone make one of all the numbers compared look moved.
+FALSE_ALARM = 1e-5
+# A maximum that is searched comes out a little different from every start. Two searches of ours agree to 2 % where the
+# maximum is known; a rescaling moves such a maximum by factors.
+SEARCH = 0.05
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Numbers with what is known about their accuracy.
+
+    Attributes:
+        value: the numbers, (n,).
+        stderr: standard errors of estimates; 0 elsewhere.
+        width: half the interval that the solver of an exact value vouches for.
+        searched: whether the number is what a search ended at.
+    """
+
+    value: Numbers
+    stderr: Numbers
+    width: Numbers
+    searched: Numbers
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> Readings:
+        """Rows of a `Table`."""
+        exact = rows["exact"].to_numpy(dtype=bool)
+        stderr = rows["stderr"].to_numpy(dtype=float)
+        width = np.nan_to_num((rows["high"] - rows["low"]).to_numpy(dtype=float), posinf=0.0) / 2
+        return cls(rows["value"].to_numpy(dtype=float), stderr, np.where(exact, width, 0.0), ~exact & (stderr == 0))
+
+    @classmethod
+    def one(cls, value: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Readings:
+        """A single number."""
+        return cls(np.array([value]), np.array([stderr]), np.array([width]), np.array([searched]))
+
+
+def excess(before: Readings, after: Readings, *, scale: float, rounding: float, comparisons: int = 1) -> Numbers:
+    """The change of every number over the largest change that noise explains: above 1, it moved beyond noise.
+
+    Args:
+        before: one reading.
+        after: the other, of the same numbers.
+        scale: size of the numbers, which rounding and search errors are relative to.
+        rounding: relative difference of exact values that counts as rounding.
+        comparisons: how many numbers are compared in all; the more, the larger a difference that chance explains.
+
+    Example:
+        >>> bool(excess(Readings.one(1.0, 0.1), Readings.one(1.3, 0.1), scale=1.0, rounding=1e-6)[0] > 1)
+        False
+        >>> bool(excess(Readings.one(1.0, 0.01), Readings.one(1.3, 0.01), scale=1.0, rounding=1e-6)[0] > 1)
+        True
+    """
+    z = -float(ndtri(FALSE_ALARM / (2 * comparisons)))
+    searched = before.searched | after.searched
+    allowed = z * np.hypot(before.stderr, after.stderr) + before.width + after.width
+    allowed = allowed + scale * np.where(searched, SEARCH, rounding)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Numbers = changes(before, after) / allowed
+    return np.nan_to_num(found, nan=0.0, posinf=math.inf)  # no change and nothing allowed
+
+
+def changes(before: Readings, after: Readings) -> Numbers:
+    """Distances between two readings; infinite where one of them is not a number."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(after.value - before.value)
+    same = after.value == before.value  # infinities too
+    found: Numbers = np.where(same, 0.0, np.nan_to_num(distance, nan=math.inf, posinf=math.inf))
+    return found
