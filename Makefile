@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test check format bench golden reproduction clean
+.PHONY: setup demo test test-fast mutants check format bench golden reproduction clean
 
 setup: $(DEV)
 
@@ -30,6 +30,10 @@ demo: $(STAMP)
 # One thread a worker: BLAS threads of two workers on two cores only wait for each other.
 test: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Changes to the source, each with the test that must notice it: says which survive.
+mutants: setup
+	$(BIN)/python tests/mutants.py
 
 check: setup
 	$(BIN)/ruff format --check .

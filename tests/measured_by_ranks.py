@@ -77,4 +77,5 @@ if __name__ == "__main__":
     dist.barrier()
     dist.destroy_process_group()
     said["groups left"] = int(group() is not None)
+    said["flatscope"] = fs.__file__
     (folder / f"refusals {rank}.json").write_text(json.dumps(said))

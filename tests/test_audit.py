@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import flatscope as fs
 from flatscope import registry
+from flatscope.auditing import _row
 from flatscope.cli.app import app
 from flatscope.context import Context
-from flatscope.registry import Value
+from flatscope.registry import Value, declarations
 from flatscope.symmetries.audit import COLUMNS
 
 EVERY = ("layer", "unit", "permutation", "batchnorm")
@@ -218,6 +219,40 @@ def test_estimates_are_judged_by_their_standard_errors(size: float, verdict: str
     found = fs.audit(mlp().problem(), "too_noisy", by="unit", trials=1)
     assert found.verdict("too_noisy", "unit_scaling") == "not tested"
     assert "cannot tell" in found.summary() + found.to_frame()["reason"].iloc[0]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("values", "trials", "size", "verdict"),
+    [
+        (1, 1, 4.3, "invariant"),
+        (1, 1, 4.6, "moved"),
+        (1, 20, 4.6, "invariant"),  # the largest of many draws of noise is larger
+        (1, 20, 5.3, "moved"),
+        (2_000, 1, 4.6, "invariant"),
+        (2_000, 1, 6.1, "moved"),
+    ],
+)
+def test_many_looks_at_noise_are_no_change(values: int, trials: int, size: float, verdict: str) -> None:
+    """The chance of a false alarm is that of a measure, over all its values and all trials (Bonferroni).
+
+    ndtri(1 - 0.5e-5) = 4.42 for one look, 5.03 for 20 and 5.85 for 2,000.
+    """
+
+    @registry.measure(symbol="e", paper="flatscope", equation="none", per="sample", exact=False)
+    def jumping(ctx: Context) -> Value:
+        """One of its values jumps with the weights."""
+        found = torch.full((values,), 100.0, dtype=torch.float64)
+        found[0] += 0.0 if torch.equal(ctx.params["0.weight"], mlp().model[0].weight) else size * math.sqrt(2)
+        return Value(found, stderr=1.0)
+
+    entry = declarations()["jumping"]
+    problem = mlp().problem()
+    before = fs.measure(problem, "jumping")
+    after = fs.measure(problem.with_model(fs.rescale(problem.model, problem.example(), seed=1)), "jumping")
+    row = _row(entry, "unit", before, [after] * trials, torch.float64, "")
+    assert row["verdict"] == verdict
+    assert row["relative_change"] == pytest.approx(size * math.sqrt(2) / 100, rel=0.1)
 
 
 @pytest.mark.usefixtures("registered")

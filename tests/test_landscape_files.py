@@ -98,6 +98,15 @@ def test_finished_rows_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fs.landscape(shifted, directions="gaussian", grid=5, checkpoint=_copied(tmp_path, problem))
 
 
+def test_rows_of_the_same_function_with_other_weights_are_refused(tmp_path: Path) -> None:
+    """Data and loss are the same, and so is the loss at the centre; the rows around it are not."""
+    problem = networks.mlp().problem()
+    fs.landscape(problem, grid=3, checkpoint=tmp_path)
+    twin = problem.with_model(fs.rescale(problem.model, problem.example(), seed=1))
+    with pytest.raises(InputError, match="weights"):
+        fs.landscape(twin, grid=3, checkpoint=tmp_path)
+
+
 def _copied(folder: Path, problem: fs.Problem) -> Path:
     target = folder / "again"
     fs.landscape(problem, grid=5, checkpoint=target)

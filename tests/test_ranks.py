@@ -30,7 +30,7 @@ KEYS = ["measure", "options", "layer", "unit", "sample"]
 
 def by_ranks(number: int, *words: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*launcher, *words], capture_output=True, text=True, env=env, timeout=600, check=False)
 
 
@@ -66,6 +66,7 @@ def test_every_measure_and_bound_is_that_of_one_process(
         assert "set of weights" in said["other weights"]
         assert said["alone"] == 1
         assert said["share"] in (N // number, N // number + 1)
+        assert said["flatscope"] == fs.__file__
         assert said["groups left"] == 0, "a group that lives on has threads, which can abort a process that is ending"
 
 

@@ -181,3 +181,17 @@ def test_other_units_do_not_find_the_checkpoint_and_a_store_elsewhere_has_none(t
     assert store.frame().empty
     with Store("memory://nowhere").unfinished([first]) as nothing:
         assert nothing is None
+
+
+def test_checkpoints_of_another_version_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a half-trained network looks like inside may change from version to version; finished trials stay."""
+    store = Store(tmp_path / "store")
+    with store.unfinished([{"x": 1}]) as folder:
+        pass
+    monkeypatch.setattr("flatscope.sweeps.store.__version__", "0.0.1")
+    with store.unfinished([{"x": 1}]) as other:
+        pass
+    assert folder is not None
+    assert other is not None
+    assert folder != other
+    assert store.key({"x": 1}) == Store(tmp_path / "elsewhere").key({"x": 1})

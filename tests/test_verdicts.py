@@ -1,0 +1,95 @@
+"""Who may be ranked by what, and how many measures make one voice: on quantities written by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flatscope.comparing.quantities import Quantity
+from flatscope.comparing.rankings import consensus, family_ranks
+from flatscope.comparing.verdicts import Standing, differs, judge, undertrained
+from flatscope.registry import declarations
+
+
+def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Quantity:
+    """A measure with one value for each of the networks a, b, c …"""
+    networks = "abcdefgh"[: len(values)]
+    return Quantity(
+        name,
+        "",
+        declarations()[name],
+        value=dict(zip(networks, values, strict=True)),
+        stderr=dict.fromkeys(networks, stderr),
+        data_stderr=dict.fromkeys(networks, 0.0),
+        width=dict.fromkeys(networks, width),
+        searched=dict.fromkeys(networks, searched),
+    )
+
+
+def standing(loss: float, *, error: float = 0.0, architecture: str = "mlp", rescalable: bool = True) -> Standing:
+    return Standing(architecture, 100, loss, error, math.nan, math.nan, rescalable)
+
+
+@pytest.mark.parametrize(("factor", "word"), [(2.0, "comparable"), (2.9, "comparable"), (5.0, "not comparable")])
+def test_curvature_ranks_networks_of_like_losses_only(factor: float, word: str) -> None:
+    """Cross-entropy's curvature falls with the loss; a factor of 3 between the losses is the limit."""
+    networks = {"a": standing(0.1), "b": standing(0.1 * factor)}
+    assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy").word == word
+    assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "mse").word == "comparable"
+    assert judge(quantity("l1_path_norm", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
+    without_classes = {name: standing(one.loss, error=math.nan) for name, one in networks.items()}
+    assert len(undertrained(without_classes)) == (factor > 3)
+
+
+def test_rescalable_networks_are_ranked_by_what_rescaling_leaves_alone() -> None:
+    fixed, free = ({"a": standing(0.1, rescalable=r), "b": standing(0.1, rescalable=r)} for r in (False, True))
+    for name, word in (("rho_sum", "comparable"), ("kappa_max", "not comparable"), ("l2_norm", "not comparable")):
+        assert judge(quantity(name, 1.0, 2.0), free, [], "cross_entropy").word == word
+        assert judge(quantity(name, 1.0, 2.0), fixed, [], "cross_entropy").word == "comparable"
+
+
+def test_other_architectures_are_ranked_by_what_depends_on_the_function_alone() -> None:
+    networks = {"a": standing(0.1), "b": standing(0.1, architecture="lenet")}
+    assert judge(quantity("margin", 1.0, 2.0), networks, [], "cross_entropy").word == "comparable"
+    assert judge(quantity("rho_sum", 1.0, 2.0), networks, [], "cross_entropy").word == "not comparable"
+
+
+def test_copies_differ_beyond_rounding_noise_solver_and_search_only() -> None:
+    assert not differs(quantity("rho_sum", 1.0, 1.009), "a", "b")
+    assert differs(quantity("rho_sum", 1.0, 1.011), "a", "b")
+    # Errors of both count, in squares: 4.42 (one chance in 10⁵) times √2 times 0.1 is 0.62.
+    assert not differs(quantity("rho_sum", 1.0, 1.6, stderr=0.1), "a", "b")
+    assert differs(quantity("rho_sum", 1.0, 1.7, stderr=0.1), "a", "b")
+    assert not differs(quantity("rho_sum", 1.0, 1.2, width=0.1), "a", "b")
+    assert differs(quantity("rho_sum", 1.0, 1.3, width=0.1), "a", "b")
+    assert not differs(quantity("sharpness", 1.0, 1.04, searched=True), "a", "b")
+    assert differs(quantity("sharpness", 1.0, 1.06, searched=True), "a", "b")
+
+
+# One family with four measures prefers a; two families with one measure each prefer b, then c.
+MANY = [quantity(name, 1.0, 2.0, 3.0) for name in ("l1_path_norm", "l2_path_norm", "path_norm", "path_norm_capacity")]
+FEW = [quantity("rho_sum", 3.0, 1.0, 2.0), quantity("expected_sharpness", 3.0, 1.0, 2.0)]
+
+
+def test_every_family_of_measures_has_one_voice() -> None:
+    assert len({one.entry.family for one in (*MANY, *FEW) if one.entry is not None}) == 3
+    ranks = {family: list(voice) for family, voice in family_ranks([*MANY, *FEW], "abc").items()}
+    assert ranks == {"path norms": [1, 2, 3], "relative flatness": [3, 1, 2], "pac bayes": [3, 1, 2]}
+    frame = consensus([*MANY, *FEW], "abc").set_index("name")
+    assert frame["mean_rank"].to_dict() == pytest.approx({"b": 4 / 3, "a": 7 / 3, "c": 7 / 3})
+    assert frame["rank"].to_dict() == {"b": 1.0, "a": 2.5, "c": 2.5}
+    assert frame["families_first"].to_dict() == {"b": 2, "a": 1, "c": 0}
+    # Values without errors leave no doubt about the order: drawn ranks weigh families in the same way.
+    assert frame["probability_best"].to_dict() == {"b": 1.0, "a": 0.0, "c": 0.0}
+    assert frame[["rank_low", "rank_high"]].loc["b"].tolist() == [1.0, 1.0]
+
+
+def test_more_measures_of_a_family_change_nothing() -> None:
+    few, many = (consensus([*MANY[:number], *FEW], "abc") for number in (1, 4))
+    assert few.equals(many)
+
+
+def test_higher_is_better_where_it_is_declared() -> None:
+    frame = consensus([quantity("margin", 1.0, 3.0, 2.0)], "abc")
+    assert frame["name"].tolist() == ["b", "c", "a"]
