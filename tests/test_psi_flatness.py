@@ -15,8 +15,9 @@ from torch.func import functional_call, hessian, jacrev, vmap
 
 import flatscope as fs
 from flatscope.context import Context
+from flatscope.curvature.path_hessian import PathHessian
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.measures.psi_flatness import PathHessian, path_coordinates
+from flatscope.measures.psi_flatness import path_coordinates
 
 
 def normals(*shape: int, seed: int = 1) -> Tensor:

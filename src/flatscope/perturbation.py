@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -36,11 +37,15 @@ def perturbed_losses(ctx: Context, perturbations: Iterable[Params]) -> Tensor:
         perturbations: one dictionary u per value, holding the parameters that move. Read a block at a time, so
             that a generator of many draws never has them all in memory.
     """
-    source, found = iter(perturbations), [torch.zeros(0, dtype=torch.float64)]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *blocks_of_losses(ctx, perturbations)])
+
+
+def blocks_of_losses(ctx: Context, perturbations: Iterable[Params]) -> Iterator[Tensor]:
+    """The same, a block at a time: what is not asked for is not computed."""
+    source = iter(perturbations)
     while block := list(islice(source, _width(ctx))):
         stacked = {name: torch.stack([perturbation[name] for perturbation in block]) for name in block[0]}
-        found.append(_streamed(ctx, stacked, with_gradients=False)[0])
-    return torch.cat(found)
+        yield _streamed(ctx, stacked, with_gradients=False)[0]
 
 
 def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
@@ -48,10 +53,50 @@ def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
     return _streamed(ctx, stacked, with_gradients=True)
 
 
+@dataclass(frozen=True)
+class Ascent:
+    """What several ascents found.
+
+    Attributes:
+        losses: the largest loss on each way, (k,).
+        where: the points where they were met, stacked.
+        before: the largest loss of all ways before the last step.
+        late: whether time ran out before all steps were taken.
+    """
+
+    losses: Tensor
+    where: Params
+    before: float
+    late: bool = False
+
+    @property
+    def highest(self) -> float:
+        """The largest loss of all ways."""
+        return float(self.losses.max())
+
+    @property
+    def top(self) -> Params:
+        """The point where it was met."""
+        place = int(self.losses.argmax())
+        return {name: value[place] for name, value in self.where.items()}
+
+    def remark(self, loss: float) -> str:
+        """How far the last step went on, as a share of the whole rise from `loss`."""
+        rise, ended = self.highest - loss, "; ended early, the time was up" if self.late else ""
+        if not rise > 0:
+            return f"no step led higher{ended}"
+        return f"the last step added {max(0.0, self.highest - self.before) / rise:.1g} of it{ended}"
+
+
 def ascend(
-    evaluate: Evaluate, starts: Params, climb: Move, project: Move, sizes: Sequence[float]
-) -> tuple[Tensor, Params]:
-    """Projected ascent from several starts at once: the largest loss on each way (k,), and where it was met.
+    evaluate: Evaluate,
+    starts: Params,
+    climb: Move,
+    project: Move,
+    sizes: Sequence[float],
+    late: Callable[[], bool] = bool,
+) -> Ascent:
+    """Projected ascent from several starts at once: the largest loss on each way, and where it was met.
 
     Stops early when no point moves any more.
 
@@ -61,21 +106,27 @@ def ascend(
         climb: gradients -> the longest uphill move that the set allows from its centre.
         project: points -> nearest points of the set.
         sizes: step sizes, in units of that longest move; 2 reaches any point of the boundary from any other.
+        late: says when no further step may be begun; never by default.
     """
     point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
+    before = -torch.inf
     for size in (*sizes, None):
         losses, gradients = evaluate(point)
+        before = float(best.max())
         better = losses > best  # never for NaN
         best = torch.where(better, losses, best)
         where = {name: torch.where(_expanded(better, value), value, where[name]) for name, value in point.items()}
         if size is None:
             break
+        if late():
+            return Ascent(best, where, before, late=True)
         uphill = climb(gradients)
         following = project({name: value + size * uphill[name] for name, value in point.items()})
         if all(torch.equal(value, point[name]) for name, value in following.items()):
+            before = float(best.max())
             break
         point = following
-    return best, where
+    return Ascent(best, where, before)
 
 
 def shrinking(steps: int, first: float = 2.0, last: float = 0.01) -> tuple[float, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,11 +29,11 @@ class BothEnds:
     Args:
         operator: symmetric p × p.
         generator: for the start vector.
-        deadline: `time.monotonic()` after which no further product is begun; None for no limit.
+        late: says when no further product may be begun; never by default.
     """
 
-    def __init__(self, operator: Operator, generator: torch.Generator, deadline: float | None = None) -> None:
-        self._operator, self._deadline, size = operator, deadline, operator.shape[0]
+    def __init__(self, operator: Operator, generator: torch.Generator, late: Callable[[], bool] = bool) -> None:
+        self._operator, self._late, size = operator, late, operator.shape[0]
         self._ends: list[tuple[Tensor, Tensor]] = []  # smallest and largest Ritz value, their residuals, by step
         self._dense = size <= DENSE_SIZE
         start = random_start(operator, generator, COARSE)
@@ -61,8 +61,7 @@ class BothEnds:
         step = 0
         while True:
             if step == len(self._ends):
-                late = self._deadline is not None and time.monotonic() > self._deadline and step > 0
-                if late or step == MOST_PRODUCTS or self._space.closed:
+                if self._space.closed or step == MOST_PRODUCTS or (step and self._late()):
                     break
                 self._advance()
             if self._reached(step, place, tolerance):

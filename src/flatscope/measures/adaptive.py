@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,14 +13,16 @@ from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import Params, count
 from flatscope.perturbation import (
+    Ascent,
     ascend,
+    blocks_of_losses,
     perturbed_gradients,
-    perturbed_losses,
     random_normal,
     shrinking,
     unit_directions,
 )
 from flatscope.registry import Value, measure
+from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 MODES = ("worst", "average")
 NORMS = ("l2", "linf")
@@ -60,7 +63,7 @@ def adaptive_sharpness(
             the length rho in the mean (l2), or of standard deviation rho (linf).
         restarts: number of ascents, the first along the gradient.
         steps: steps of each ascent.
-        draws: perturbed networks for the average, mirror images included; even.
+        draws: the most perturbed networks for the average, mirror images included; even.
     """
     for name, given, known in (("norm", norm, NORMS), ("mode", mode, MODES)):
         if given not in known:
@@ -72,10 +75,12 @@ def adaptive_sharpness(
         )
     loss = ctx.scores().loss
     if mode == "average":
-        rises = perturbed_losses(ctx, _relative_noise(ctx, rho, norm, draws // 2)).reshape(-1, 2).mean(1) - loss
-        return Value(float(rises.mean()), stderr=float(rises.std()) / math.sqrt(len(rises)))
-    rise = max(0.0, _highest(ctx, rho, norm, restarts, steps) - loss)
-    return Value(rise, low=rise, reason=f"lower bound: best of {restarts} ascents, {steps} steps each")
+        losses = pair_means(blocks_of_losses(ctx, _relative_noise(ctx, rho, norm, draws // 2)))
+        rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+        return Value(rises.means[0], stderr=rises.stderrs[0], reason=rises.remark(each=2))
+    best = _highest(ctx, rho, norm, restarts, steps)
+    rise, how = max(0.0, best.highest - loss), f"lower bound: best of {restarts} ascents, {steps} steps each"
+    return Value(rise, low=rise, reason="; ".join(part for part in (how, best.remark(loss)) if part))
 
 
 def _sizes(ctx: Context) -> Params:
@@ -91,7 +96,7 @@ def _relative_noise(ctx: Context, rho: float, norm: str, pairs: int) -> Iterator
             yield {name: sign * value[0] * sizes[name] for name, value in drawn.items()}
 
 
-def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> float:
+def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> Ascent:
     """The largest loss met by ascents in the ball of relative moves."""
     sizes = _sizes(ctx)
 
@@ -115,8 +120,7 @@ def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> 
     if restarts > 1:
         drawn = random_normal(ctx, ctx.generator("adaptive_sharpness starts"), sizes, restarts - 1)
         starts = {name: torch.cat([value, drawn[name]]) for name, value in starts.items()}
-    losses, _ = ascend(evaluate, climb(starts), climb, project, shrinking(steps))
-    return float(losses.max())
+    return ascend(evaluate, climb(starts), climb, project, shrinking(steps), partial(out_of_time, ctx))
 
 
 @measure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from flatscope.measures.layer_values import measured_layers
 from flatscope.measures.weight_flatness import top_eigenpairs
 from flatscope.network.layers import Layer
 from flatscope.params import Params
-from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking
+from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, perturbed_losses, shrinking
 from flatscope.registry import Value, measure
+from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 KINDS = ("worst", "random")
 TOLERANCE = 1e-6
@@ -57,7 +59,7 @@ def feature_robustness(
             uniform in direction and as long as δ times the features.
         restarts: ascents of "worst": from the gradient, from the top eigenvector of the layer's Hessian, at random.
         steps: steps of each ascent.
-        draws: matrices of "random", each with its negative; even.
+        draws: the most matrices of "random", each with its negative; even.
     """
     if kind not in KINDS:
         raise UnknownNameError.among(kind, KINDS, "kind of feature_robustness")
@@ -80,9 +82,10 @@ def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> f
 
 def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> Value:
     """Mean of F over random orthogonal A and −A, whose first-order terms cancel."""
-    losses = perturbed_losses(ctx, _random_moves(ctx, layer, delta, draws // 2))
-    rises = losses.reshape(-1, 2).mean(1) - ctx.scores().loss
-    return Value(float(rises.mean()), float(rises.std()) / math.sqrt(len(rises)), exact=False)
+    losses = pair_means(blocks_of_losses(ctx, _random_moves(ctx, layer, delta, draws // 2)))
+    loss = ctx.scores().loss
+    rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+    return Value(rises.means[0], rises.stderrs[0], exact=False, reason=rises.remark(each=2))
 
 
 def _random_moves(ctx: Context, layer: Layer, delta: float, pairs: int) -> Iterator[Params]:
@@ -154,15 +157,17 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         drawn = torch.randn(restarts - 2, *gradient.shape, generator=generator, dtype=torch.float64)
         directions.append(drawn.to(gradient))
     starts = climb({name: acting.pulled(torch.cat(directions))})
-    _, found = ascend(evaluate, starts, climb, project, shrinking(steps))
+    late = partial(out_of_time, ctx)
+    found = ascend(evaluate, starts, climb, project, shrinking(steps), late).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
-    losses, _ = ascend(evaluate, found, climb, project, (LONGEST,) * SETTLING)
-    value = max(0.0, float(losses.max()) - ctx.scores().loss)  # A = 0 is allowed
+    best, loss = ascend(evaluate, found, climb, project, (LONGEST,) * SETTLING, late), ctx.scores().loss
+    value = max(0.0, best.highest - loss)  # A = 0 is allowed
     slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
     curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ
     high = slope + delta**2 / 2 * curvature
     reason = f"lower bound: best of {restarts} ascents, {steps} steps each; "
+    reason += f"{best.remark(loss)}; " if value else ""
     if value > high:
         return Value(value, low=value, exact=False, reason=reason + "no upper end: delta too large for second order")
     reason += f"upper end to second order, {slope:.2g} of it from the gradient, which is zero at a critical point"

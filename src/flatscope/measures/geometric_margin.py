@@ -23,6 +23,7 @@ from flatscope.network.operation import Operation, replay
 from flatscope.problem import output_tensor
 from flatscope.progress import progress
 from flatscope.registry import Value, measure
+from flatscope.stopping import out_of_time
 
 PARTS = ("train", "test")
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
@@ -59,9 +60,10 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
         raise InputError("at least 1", str(restarts), where="restarts")
     shallow = ctx.sweep(as_shallow)
     constants = None if shallow is not None else ctx.sweep(_pair_constants)
-    values, floors = [], []
+    values, floors, last_gain = [], [], 0.0
     for x, y, outputs in _samples(ctx, samples, part, "Margins"):
-        found = _searched(ctx, x, y, outputs, restarts)
+        found, gain = _searched(ctx, x, y, outputs, restarts)
+        last_gain = max(last_gain, gain)
         if shallow is not None:
             inputs, labels = x.flatten(1).double().cpu().numpy(), y.cpu().numpy()
             found = torch.from_numpy(exact_margins(shallow, inputs, labels, found.numpy()))
@@ -71,10 +73,13 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
         values.append(found)
     value = torch.cat(values)
     low = torch.cat(floors) if floors else None
-    reason = constants if isinstance(constants, str) else ""
+    remarks = [constants if isinstance(constants, str) else "", _cut_short(ctx, len(value), samples, part)]
+    if shallow is None:
+        moved = f"their last round shortened none by more than {last_gain:.1g}"
+        remarks.insert(0, f"upper bound: best of {restarts} searches; {moved}")
     if bool(value.isinf().any()):
-        lost = f"no other class found for {int(value.isinf().sum())} samples"
-        reason = f"{reason}; {lost}" if reason else lost
+        remarks.append(f"no other class found for {int(value.isinf().sum())} samples")
+    reason = "; ".join(remark for remark in remarks if remark)
     return Value(value, low=low, high=value, exact=shallow is not None, reason=reason)
 
 
@@ -90,7 +95,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
     "do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`",
 )
-def local_linear_margin(ctx: Context, *, samples: int = 1000, part: str = "train") -> Tensor:
+def local_linear_margin(ctx: Context, *, samples: int = 1000, part: str = "train") -> Value:
     """Distance to the nearest other class if the network went on as it does at the sample: f(x)/‖W_x‖.
 
     With two outputs this is the functional margin divided by the length of its gradient; exact for affine networks.
@@ -105,7 +110,13 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: str = "train
         classes = other_classes(outputs, y)
         nearest = linear_distances(_Flat(ctx, x), x.flatten(1), y, classes).amin(1)
         values.append(nearest.clamp_min(0).double().cpu())
-    return torch.cat(values)
+    value = torch.cat(values)
+    return Value(value, reason=_cut_short(ctx, len(value), samples, part))
+
+
+def _cut_short(ctx: Context, found: int, samples: int, part: str) -> str:
+    asked = min(samples, ctx.problem.part(part).n)
+    return f"the first {found} of {asked} samples: the time was up" if found < asked else ""
 
 
 def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
@@ -130,7 +141,7 @@ def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
             yield x, y, outputs
             left -= len(x)
             advance(len(x))
-            if left <= 0:
+            if left <= 0 or out_of_time(ctx):
                 return
 
 
@@ -147,16 +158,16 @@ class _Flat:
         return self.ctx.forward(flat.reshape(len(flat), *self.shape))
 
 
-def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> Tensor:
-    """Distances of what the search finds, float64, on the CPU; 0 where misclassified."""
+def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> tuple[Tensor, float]:
+    """Distances of what the search finds, float64, on the CPU, 0 where misclassified; and the last round's gain."""
     right = outputs.gather(1, y[:, None])[:, 0] > outputs.scatter(1, y[:, None], -torch.inf).amax(1)
-    distances = torch.zeros(len(x), dtype=torch.float64)
+    distances, gain = torch.zeros(len(x), dtype=torch.float64), 0.0
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
         network, start = _Flat(ctx, x), x[right].flatten(1)
         found = nearest_changes(network, start, y[right], restarts, generator)
-        distances[right.cpu()] = found.distances.double().cpu()
-    return distances
+        distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
+    return distances, gain
 
 
 def _certified(outputs: Tensor, y: Tensor, constants: Tensor) -> Tensor:

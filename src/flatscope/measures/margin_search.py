@@ -40,6 +40,7 @@ class Nearest:
     def __init__(self, x: Tensor) -> None:
         self.x, self.points = x, x.clone()
         self.distances = x.new_full((len(x),), torch.inf)
+        self.last_gain = 0.0  # the largest share by which the last round of refinement shortened a distance
 
     def offer(self, points: Tensor, changed: Tensor) -> Tensor:
         """Keep those that have changed class and are nearer; says which."""
@@ -169,10 +170,13 @@ def _look_around(network: Network, nearest: Nearest, y: Tensor, generator: torch
 
 def _refine(network: Network, nearest: Nearest, y: Tensor) -> None:
     for _ in range(ROUNDS):
+        before = nearest.distances
         _bisect(network, nearest, y)
         _slide(network, nearest, y)
         _turn_corner(network, nearest, y)
     _bisect(network, nearest, y)
+    found = nearest.distances.isfinite()
+    nearest.last_gain = float((1 - nearest.distances / before)[found].max()) if bool(found.any()) else 0.0
 
 
 def _beyond(x: Tensor) -> float:

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from numbers import Real
 from typing import Any
 
@@ -23,6 +23,7 @@ from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
+from flatscope.stopping import Draws, draw_until_precise
 from flatscope.symmetries.folding import has_batchnorm
 
 ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -59,15 +60,17 @@ def expected_sharpness(
     Args:
         ctx: the network.
         alpha: noise levels, a row each; or one number.
-        draws: perturbed networks of each level, mirror images included; even.
+        draws: the most perturbed networks of each level, mirror images included; even. Fewer where all levels have
+            reached the precision that is asked for.
         batch: samples on which a draw is evaluated; all of them where there are no more.
         slope: σ_i = alpha (slope |w_i| + 1); 0 for the same noise on every weight.
     """
     alphas = checked_alphas(alpha)
-    rises = ctx.sweep(paired_rises, alphas=alphas, draws=draws, batch=batch, slope=slope)  # (pairs, alphas)
+    rises = paired_rises(ctx, alphas=alphas, draws=draws, batch=batch, slope=slope)
+    found = draw_until_precise(ctx, rises, draws // 2)
     return [
-        Value(float(column.mean()), stderr=float(column.std()) / math.sqrt(len(column)), options={"alpha": a})
-        for a, column in zip(alphas, rises.T, strict=True)
+        Value(mean, stderr=stderr, options={"alpha": a}, reason=found.remark(each=2))
+        for a, mean, stderr in zip(alphas, found.means, found.stderrs, strict=True)
     ]
 
 
@@ -119,17 +122,24 @@ def unit_divergence(ctx: Context, *, slope: float) -> float:
     return math.fsum(squares) / 2
 
 
-def paired_rises(ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: int, slope: float = SLOPE) -> Tensor:
-    """Rise of the loss, mean of a draw and its mirror image, for each pair and noise level: (draws / 2, alphas)."""
+def paired_rises(
+    ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: int, slope: float = SLOPE
+) -> Iterator[Tensor]:
+    """Rise of the loss, mean of a draw and its mirror image, for each pair and noise level: (pairs, alphas).
+
+    Some pairs at a time, draws / 2 in all: what is not asked for is not computed.
+    """
     if draws % 2 or draws < 4 or batch < 1:
         raise InputError("an even number of draws, at least 4, and batches of at least 1", f"{draws}, {batch}")
-    n, rows = ctx.problem.n_train, list[Tensor]()
+    n = ctx.problem.n_train
     batches = numbered_minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
     if n <= batch:
         first = next(batches)
         if len(first[0][1]) < n:  # samples of different shapes: no batch holds them all
-            losses = perturbed_losses(ctx, _signed_noise(ctx, alphas, draws // 2, slope))
-            return losses.reshape(draws // 2, len(alphas), 2).mean(2) - ctx.scores().loss
+            moves, own = _signed_noise(ctx, alphas, draws // 2, slope), ctx.scores().loss
+            while len(losses := perturbed_losses(ctx, islice(moves, 2 * len(alphas)))):
+                yield losses.reshape(1, len(alphas), 2).mean(2) - own
+            return
         batches = repeat(first)
     calls_are_dear = ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES
     run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
@@ -144,8 +154,7 @@ def paired_rises(ctx: Context, *, alphas: tuple[float, ...], draws: int, batch: 
             moved = run(ctx, noise, sizes, list(parts))  # (pairs, sizes)
             here = torch.stack([ctx.scores().losses.cpu().double()[chosen].mean() for chosen in numbers])[:, None]
         ctx.count("forward", sum(len(targets) for _, targets in parts) * len(sizes))
-        rows.append(moved.reshape(len(parts), len(alphas), 2).mean(2) - here)
-    return torch.cat(rows)
+        yield moved.reshape(len(parts), len(alphas), 2).mean(2) - here
 
 
 def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
@@ -222,7 +231,8 @@ def bi_criteria(
 ) -> list[NoiseLevel]:
     """Divergence against expected sharpness as the noise grows: the curves of Neyshabur et al. 2017, Figure 2.
 
-    Arguments as those of the two measures, which fold BatchNorm; a network that still has one is refused here.
+    Arguments as those of the two measures, which fold BatchNorm; a network that still has one is refused here. All
+    draws are taken, so that points of one curve are alike.
     """
     if has_batchnorm(ctx.problem.model):
         raise InputError(
@@ -230,11 +240,15 @@ def bi_criteria(
         )
     alphas = tuple(sorted(checked_alphas(alpha)))
     kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
-    rises = expected_sharpness(ctx, alpha=alphas, draws=draws, batch=batch)
+    rises = ctx.sweep(_all_rises, alphas=alphas, draws=draws, batch=batch)
     return [
-        NoiseLevel(a, float(kl.value), float(rise.value), rise.stderr)
-        for a, kl, rise in zip(alphas, kls, rises, strict=True)
+        NoiseLevel(a, float(kl.value), rise, stderr)
+        for a, kl, rise, stderr in zip(alphas, kls, rises.means, rises.stderrs, strict=True)
     ]
+
+
+def _all_rises(ctx: Context, alphas: tuple[float, ...], draws: int, batch: int) -> Draws:
+    return draw_until_precise(ctx, paired_rises(ctx, alphas=alphas, draws=draws, batch=batch), draws // 2, 0.0)
 
 
 def kl_at_sharpness(

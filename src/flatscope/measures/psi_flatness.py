@@ -17,13 +17,14 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.estimators import trace
-from flatscope.curvature.operators import Hessian
+from flatscope.curvature.path_hessian import PathHessian
 from flatscope.curvature.sweep import column_sweep
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.network.tracing import trace as trace_network
-from flatscope.params import Params, count, unflatten
-from flatscope.perturbation import ascend, perturbed_gradients, perturbed_losses, shrinking, unit_directions
+from flatscope.params import Params
+from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, unit_directions
 from flatscope.registry import Value, measure
+from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 from flatscope.symmetries.path_certificate import ActivationCertificate
 from flatscope.symmetries.path_coordinates import PathCoordinates
 
@@ -85,62 +86,6 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
         reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
     reason = _remark(paths, "hessian_trace", reason)
     return Value(known + found_rest.value, stderr=found_rest.stderr, exact=found_rest.exact, reason=reason)
-
-
-class PathHessian:
-    """Hessian of the loss with respect to some of the path values, known by its products: JᵀHJ + Σ g_k ∇²w_k.
-
-    Args:
-        ctx: the network.
-        paths: its basis paths.
-        chosen: which values, as indices.
-    """
-
-    def __init__(self, ctx: Context, paths: PathCoordinates, chosen: Tensor) -> None:
-        self._paths, self._chosen, self._ctx = paths, chosen, ctx
-        self._names = [block.name for block in paths.blocks]
-        self._gains = paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in self._names})
-        self._hessian = Hessian(ctx, self._names)
-        self._gradient = {name: ctx.gradient()[name] for name in self._names}
-        n_weights = count(paths.params[name] for name in self._names)
-        self._width = max(1, min(COLUMNS, BLOCK_BYTES // (8 * n_weights)))
-        at = paths.scaled_reference()
-        # J from two reverse passes: torch's forward mode would load its compiler, which takes longer than all of this.
-        self._pull = torch.func.vjp(self._weights, at)[1]
-        self._push = torch.func.vjp(lambda w: self._pull(w)[0], self._gradient)[1]
-        self._bend = torch.func.vjp(self._pulled_gradient, at)[1]  # symmetric, so that its transpose will do
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(values, values)."""
-        return len(self._chosen), len(self._chosen)
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.reshape(len(vectors), -1).double().to(self._chosen.device)  # (r, k)
-        parts = torch.split(columns, self._width, dim=1)  # few at a time: a batch is held once per column
-        return torch.cat([self._products(part) for part in parts], dim=1).reshape(vectors.shape)
-
-    def _products(self, columns: Tensor) -> Tensor:
-        spread = torch.zeros(columns.shape[1], self._paths.count, dtype=torch.float64, device=columns.device)
-        spread[:, self._chosen] = columns.T
-        directions = spread * self._gains  # in units of weights, of length 1: float32 cannot hold a value of 1e-40
-        lengths = directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        along = torch.vmap(self._paths.split)(directions / lengths)  # (k, *shape) by name
-        moves = torch.vmap(self._push)(along)[0]
-        curved = self._hessian @ torch.cat([moves[name].flatten(1) for name in self._names], dim=1).T  # (p, k)
-        shaped = torch.vmap(partial(unflatten, like={name: self._paths.params[name] for name in self._names}))(curved.T)
-        pulled, bent = torch.vmap(self._pull)(shaped)[0], torch.vmap(self._bend)(along)[0]
-        total = torch.vmap(self._paths.join)({name: pulled[name] + bent[name] for name in self._names})
-        products: Tensor = (lengths * total * self._gains)[:, self._chosen].T
-        return products
-
-    def _weights(self, scaled: Params) -> Params:
-        found = self._paths.from_scaled(scaled)
-        return {name: found[name].double() for name in self._names}
-
-    def _pulled_gradient(self, scaled: Params) -> Params:
-        result: Params = torch.func.vjp(self._weights, scaled)[1](self._gradient)[0]
-        return result
 
 
 @measure(
@@ -206,9 +151,9 @@ def psi_epsilon(
     for _ in range(restarts - 1):
         starts.append({name: value[None] for name, value in paths.split(next(draws)).items()})
     stacked = climb({name: torch.cat([start[name] for start in starts]) for name in starts[0]})
-    highest, _ = ascend(evaluate, stacked, climb, project, shrinking(steps))
-    rise = max(0.0, float(highest.max()) - loss) / (1 + loss)
-    reason = f"lower bound: best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
+    best = ascend(evaluate, stacked, climb, project, shrinking(steps), partial(out_of_time, ctx))
+    rise = max(0.0, best.highest - loss) / (1 + loss)
+    reason = f"lower bound: best of {restarts} ascents, {steps} steps each; radius {radius:.3g}; {best.remark(loss)}"
     if radius >= paths.nearest_pole and paths.n_classes:
         reason += f"; {POLE}"
     return Value(rise, low=rise, exact=False, reason=_remark(paths, "epsilon_flatness at this radius", reason))
@@ -248,7 +193,7 @@ def psi_expected(
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball; below 1 if relative.
         relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
-        draws: number of perturbed networks, mirror images included; even.
+        draws: the most perturbed networks, mirror images included; even.
         law: "ball": uniform in the ball; "sphere": uniform on its surface; "gaussian": independent normals whose
             root mean square length is the radius (with a warning).
     """
@@ -265,9 +210,10 @@ def psi_expected(
         warnings.warn(f"psi_expected: {reason}", NumericalWarning, stacklevel=2)
     drawn = _laws(ctx, paths, radius, draws // 2, law)
     shifts = (paths.shift(mirrored) for u in drawn for mirrored in (u, -u))
-    rises = perturbed_losses(ctx, shifts).reshape(-1, 2).mean(1) - ctx.scores().loss  # (pairs,)
-    reason = _remark(paths, "expected_flatness at this radius and law", reason)
-    return Value(abs(float(rises.mean())), stderr=float(rises.std()) / math.sqrt(len(rises)), reason=reason)
+    loss = ctx.scores().loss
+    rises = draw_until_precise(ctx, (b - loss for b in pair_means(blocks_of_losses(ctx, shifts))), draws // 2)
+    reason = _remark(paths, "expected_flatness at this radius and law", f"{rises.remark(each=2)}; {reason}")
+    return Value(abs(rises.means[0]), stderr=rises.stderrs[0], reason=reason)
 
 
 @measure(
@@ -359,7 +305,7 @@ def in_double(ctx: Context) -> Context:
         {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
         for given in (ctx.params, ctx.problem.buffers)
     )
-    twin = Context(problem, seed=ctx.seed)
+    twin = Context(problem, seed=ctx.seed, effort=ctx.effort)
     twin.passes = ctx.passes
     return twin
 

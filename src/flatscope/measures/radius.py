@@ -14,8 +14,8 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count, norm
 from flatscope.perturbation import unit_directions
-from flatscope.progress import progress
 from flatscope.registry import Value, measure
+from flatscope.stopping import FIRST_LOOK, Draws, draw_until_precise
 
 KINDS = ("first", "sup")
 START = 1 / 32  # of the norm of the moved weights
@@ -61,30 +61,24 @@ def flatness_radius(
     Args:
         ctx: the network.
         epsilon: change of the objective that is still called flat.
-        directions: random directions.
+        directions: the most random directions; fewer where the mean is precise enough before.
         objective: "loss", or "error": the fraction of training samples not classified right.
         layers: which parameters move: None for all, "top" for those of the last layer, or names of layers.
         kind: "first": the first crossing; "sup": the last one below the limit, seen on a grid of ratio 1.19.
         tolerance: relative accuracy of each radius.
         limit: no direction is followed further than this.
     """
-    found = flatness_radii(
-        ctx,
-        epsilon=epsilon,
-        directions=directions,
-        objective=objective,
-        layers=layers,
-        kind=kind,
-        tolerance=tolerance,
-        limit=limit,
-    )
+    drawn = _drawn_radii(ctx, epsilon, directions, objective, layers, kind, tolerance, limit, ctx.effort.precision)
+    found = drawn.samples[:, 0]
     crossing = found[found.isfinite()]
     never = len(found) - len(crossing)
+    taken = drawn.remark(unit="directions")
     remark = f"{never} of {len(found)} directions never cross below {limit:g}" if never else ""
     if not len(crossing):
         return Value(math.inf, low=limit, high=math.inf, reason=remark)
     mean, sd = float(crossing.mean()), float(crossing.std()) if len(crossing) > 1 else math.inf
-    remark = f"{remark}; mean of the others" if never else f"sd {sd:.4g} over {len(found)} directions"
+    remark = f"{remark}; mean of the others" if never else f"sd {sd:.4g} over {taken}"
+    remark += f"; each radius to {tolerance:.0e} relative"
     return Value(mean, stderr=sd / math.sqrt(len(crossing)), low=mean - sd, high=mean + sd, reason=remark)
 
 
@@ -101,8 +95,23 @@ def flatness_radii(
 ) -> Tensor:
     """The radius of each direction (directions,), float64; infinite where none was found below the limit.
 
-    Arguments as in `flatness_radius`; a network with BatchNorm is moved as it is.
+    Arguments as in `flatness_radius`; a network with BatchNorm is moved as it is, and all directions are taken.
     """
+    drawn = _drawn_radii(ctx, epsilon, directions, objective, layers, kind, tolerance, limit, precision=0.0)
+    return drawn.samples[:, 0]
+
+
+def _drawn_radii(
+    ctx: Context,
+    epsilon: float,
+    directions: int,
+    objective: str,
+    layers: Any,
+    kind: str,
+    tolerance: float,
+    limit: float,
+    precision: float,
+) -> Draws:
     for name, value in {"epsilon": epsilon, "limit": limit, "tolerance": tolerance}.items():
         if not 0 < value < math.inf:
             raise InputError("a positive number", repr(value), where=name)
@@ -112,17 +121,17 @@ def flatness_radii(
         raise UnknownNameError.among(kind, KINDS, "kind of flatness radius")
     checked_objective(ctx, objective)
     moved = moved_parameters(ctx, layers)
-    found = []
-    with progress("flatness radius", directions) as advance:
-        for stacked in unit_normals(ctx, moved, directions):
+
+    def radii() -> Iterator[Tensor]:
+        for stacked in unit_normals(ctx, moved, directions, FIRST_LOOK if precision else BLOCK):
             search = _Search(Lines(ctx, stacked, objective), epsilon, limit, tolerance)
-            found.append(search.first() if kind == "first" else search.last())
-            advance(len(found[-1]))
-    return torch.cat(found)
+            yield search.first() if kind == "first" else search.last()
+
+    return draw_until_precise(ctx, radii(), directions, precision)
 
 
-def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int) -> Iterator[Params]:
-    """Directions uniform on the unit sphere, stacked a block at a time.
+def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int, together: int = BLOCK) -> Iterator[Params]:
+    """Directions uniform on the unit sphere, stacked a block of at most `together` at a time.
 
     They are drawn where the network is, in single precision: on a GPU the draw would else cost more than all the rest.
     """
@@ -132,7 +141,7 @@ def unit_normals(ctx: Context, moved: tuple[str, ...], directions: int) -> Itera
         generator = torch.Generator(device).manual_seed(generator.initial_seed())
     # How many are drawn together does not depend on the memory there is, and so neither do the numbers.
     group = max(1, min(BLOCK, DRAWN_NUMBERS // count(ctx.params[name] for name in moved)))
-    block = min(group, lines_at_once(ctx, moved))
+    block = min(group, together, lines_at_once(ctx, moved))
     for start in range(0, directions, group):
         k = min(group, directions - start)
         shapes = {name: (k, *ctx.params[name].shape) for name in moved}

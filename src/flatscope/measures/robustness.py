@@ -19,6 +19,7 @@ from flatscope.measures.operator_norms import matrix_norm
 from flatscope.network.layers import Call, recorded
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs
+from flatscope.stopping import out_of_time
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
@@ -46,44 +47,81 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
     Args:
         ctx: the network.
         gammas: noise levels, a row each; or one number. 0 gives the training error itself.
-        draws: noise vectors of each sample and level; at least 2.
+        draws: the most noise vectors of each sample and level, at least 2; fewer for levels that have reached the
+            precision that is asked for after 2, 4 or 8.
     """
     from flatscope.stats.proportions import wilson  # here: statistics take long to import, and few measures need them
 
     levels = checked_gammas(gammas)
     if draws < 2:
         raise InputError("at least two draws", str(draws), where="draws")
-    wrong = ctx.sweep(errors_under_noise, gammas=tuple(g for g in levels if g), draws=draws)
-    rows, place = list[Value](), 0
+    wrong = ctx.sweep(errors_until_precise, gammas=tuple(g for g in levels if g), draws=draws)
+    rows = list[Value]()
     for gamma in levels:
         if gamma == 0:
             rows.append(Value(ctx.scores().error, exact=True, options={"gamma": 0.0}))
             continue
-        rates = wrong[place]  # (n,)
-        n, place = len(rates), place + 1
-        low, high = wilson(round(float(rates.sum()) * draws), n * draws)
-        # Samples err independently, each with a rate of its own: the variances of their means add up.
-        stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / n
-        rows.append(Value(float(rates.mean()), stderr=stderr, low=low, high=high, options={"gamma": gamma}))
+        found = wrong[gamma]
+        low, high = wilson(round(found.rate * found.draws * found.samples), found.draws * found.samples)
+        remark = f"{found.draws} draws" if found.draws == draws else f"{found.draws} of {draws} draws"
+        value = Value(found.rate, stderr=found.stderr, low=low, high=high, options={"gamma": gamma}, reason=remark)
+        rows.append(value)
     return rows
 
 
-def errors_under_noise(ctx: Context, *, gammas: tuple[float, ...], draws: int) -> Tensor:
-    """Fraction of draws in which each sample is misclassified: (gammas, n), in the order of the data."""
+@dataclass(frozen=True)
+class ErrorRate:
+    """Errors of all samples under noise: the mean rate, its standard error, draws of each sample, and samples."""
+
+    rate: float
+    stderr: float
+    draws: int
+    samples: int
+
+    @classmethod
+    def of(cls, rates: Tensor, draws: int) -> ErrorRate:
+        """From the rate of every sample (n,). Samples err independently: the variances of their means add up."""
+        stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / len(rates)
+        return cls(float(rates.mean()), stderr, draws, len(rates))
+
+
+def errors_until_precise(ctx: Context, gammas: tuple[float, ...], draws: int) -> dict[float, ErrorRate]:
+    """Error rate at each noise level, after 2, 4, 8, … draws, or all: as many as its precision takes."""
+    found, left = dict[float, ErrorRate](), gammas
+    total: dict[float, Tensor] = dict.fromkeys(gammas, torch.zeros(()))
+    begin, end = 0, min(2, draws)
+    while left:
+        for gamma, rates in zip(left, errors_under_noise(ctx, left, draws, begin, end), strict=True):
+            total[gamma] = total[gamma] + rates * (end - begin)
+            found[gamma] = ErrorRate.of(total[gamma] / end, end)
+        precise = {gamma for gamma in left if 0 < found[gamma].stderr <= ctx.effort.precision * found[gamma].rate}
+        left = () if end == draws or out_of_time(ctx) else tuple(gamma for gamma in left if gamma not in precise)
+        begin, end = end, min(2 * end, draws)
+    return found
+
+
+def errors_under_noise(
+    ctx: Context, gammas: tuple[float, ...], draws: int, begin: int = 0, end: int | None = None
+) -> Tensor:
+    """Fraction of draws `begin` to `end` in which each sample is misclassified: (gammas, n), in the order of the data.
+
+    All draws are made each time, so that a draw is the same whichever of them are looked at.
+    """
+    used = range(draws)[begin:end]
     found: list[Tensor] = [torch.zeros(len(gammas), 0, dtype=torch.float64)]
     with torch.no_grad():
         dimension = max(1, _numbers(ctx.problem.example(1)).numel())
         size = max(1, min(ctx.problem.batch_size, NOISE_NUMBERS // (draws * dimension)))
         for inputs, targets in ctx.share(size=size) if gammas else ():
             x = _numbers(inputs)
-            noise = _noise(ctx, x, draws)  # (draws, n, ...)
+            noise = _noise(ctx, x, draws)[begin:end]  # (used, n, ...)
             wrong = torch.zeros(len(gammas), len(targets), dtype=torch.float64)
             for place, gamma in enumerate(gammas):
                 for one in noise:
                     margins = sample_margins(ctx.forward(x + gamma * one), targets)
                     wrong[place] += (~(margins > 0)).double().cpu()
-            found.append(wrong / draws)
-    ctx.count("forward", draws * len(gammas) * ctx.problem.n_train)
+            found.append(wrong / len(used))
+    ctx.count("forward", len(used) * len(gammas) * ctx.problem.n_train)
     return ctx.problem.ranks.joined(torch.cat(found, dim=1).T).T
 
 

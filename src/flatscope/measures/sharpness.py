@@ -19,8 +19,10 @@ from flatscope.curvature.operators import Hessian
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.params import Params, count, norm, unflatten
 from flatscope.perturbation import (
+    Ascent,
     Move,
     ascend,
+    blocks_of_losses,
     minibatches,
     perturbed_gradients,
     perturbed_losses,
@@ -30,6 +32,7 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
+from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 LAWS = ("gaussian", "ball", "sphere")
 ROUGH_PRODUCTS = 10  # the top eigenvector is only a place to start from
@@ -68,11 +71,12 @@ def epsilon_flatness(
     """
     _positive(epsilon=epsilon, restarts=restarts, steps=steps)
     radius = epsilon * norm(ctx.trainable) if relative else epsilon
-    best, _ = highest_in_ball(ctx, radius, restarts, steps)
-    return _lower_bound(ctx, best, f"best of {restarts} ascents, {steps} steps each", normalised=True)
+    best = highest_in_ball(ctx, radius, restarts, steps)
+    how = [f"best of {restarts} ascents, {steps} steps each", best.remark(ctx.scores().loss)]
+    return _lower_bound(ctx, best.highest, how, normalised=True)
 
 
-def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> tuple[float, Params]:
+def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> Ascent:
     """The largest training loss found within a distance of the weights, and the perturbation that leads there."""
 
     def climb(gradients: Params) -> Params:
@@ -94,9 +98,8 @@ def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> t
         generator = ctx.generator("epsilon_flatness")
         directions.append(random_normal(ctx, generator, ctx.trainable, restarts - 2))
     starts = climb({name: torch.cat([one[name] for one in directions]) for name in ctx.trainable})
-    losses, where = ascend(partial(perturbed_gradients, ctx), starts, climb, project, shrinking(steps))
-    top = int(losses.argmax())
-    return float(losses[top]), {name: value[top] for name, value in where.items()}
+    evaluate, late = partial(perturbed_gradients, ctx), partial(out_of_time, ctx)
+    return ascend(evaluate, starts, climb, project, shrinking(steps), late)
 
 
 def _signed_top_direction(ctx: Context, climb: Move) -> Params:
@@ -149,7 +152,8 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
     Args:
         ctx: the network.
         sigma: standard deviation of each coordinate of u.
-        draws: number of perturbed networks, mirror images included; even.
+        draws: the most perturbed networks, mirror images included; even. Fewer where the precision that is asked for
+            is reached before.
         law: "gaussian": N(0, σ²I); "ball": uniform in the ball of radius σ√(p+2), p the number of parameters;
             "sphere": uniform on the sphere of radius σ√p.
     """
@@ -158,9 +162,10 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
         raise UnknownNameError.among(law, LAWS, "law of expected_flatness")
     if draws % 2 or draws < 4:
         raise InputError("an even number of draws, at least 4", str(draws), where="draws")
-    losses = perturbed_losses(ctx, _mirrored_draws(ctx, sigma, draws // 2, law))
-    rises = losses.reshape(-1, 2).mean(1) - ctx.scores().loss  # (pairs,)
-    return Value(abs(float(rises.mean())), stderr=float(rises.std()) / math.sqrt(len(rises)))
+    losses = pair_means(blocks_of_losses(ctx, _mirrored_draws(ctx, sigma, draws // 2, law)))
+    loss = ctx.scores().loss
+    rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+    return Value(abs(rises.means[0]), stderr=rises.stderrs[0], reason=rises.remark(each=2))
 
 
 def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterator[Params]:
@@ -224,10 +229,12 @@ def sharpness(
     box = {name: alpha * (value.double().abs() + 1) for name, value in ctx.trainable.items()}
     generator = ctx.generator("sharpness")
     ways = (stochastic_ascent(ctx, box, steps, batch, lr, momentum, generator, run > 0) for run in range(restarts + 1))
-    by_batches = float(perturbed_losses(ctx, chain.from_iterable(ways)).nan_to_num(nan=-torch.inf).max())
-    by_corners, _ = highest_corner(ctx, box, restarts + 1)
-    way = f"stochastic ascent of {steps} steps" if by_batches >= by_corners else "sign steps between corners"
-    return _lower_bound(ctx, max(by_batches, by_corners), f"best by {way}", normalised)
+    losses = perturbed_losses(ctx, chain.from_iterable(ways)).nan_to_num(nan=-torch.inf)
+    by_batches = Ascent(losses, {}, float(losses[:-1].max()) if len(losses) > 1 else ctx.scores().loss)
+    by_corners = highest_corner(ctx, box, restarts + 1)
+    better = by_batches if by_batches.highest >= by_corners.highest else by_corners
+    way = f"stochastic ascent of {steps} steps" if better is by_batches else "sign steps between corners"
+    return _lower_bound(ctx, better.highest, [f"best by {way}", better.remark(ctx.scores().loss)], normalised)
 
 
 def stochastic_ascent(
@@ -262,13 +269,14 @@ def stochastic_ascent(
             for name in box
         )
         point = following
-        if step % every == 0 or step == steps or settled:
+        ended = step == steps or settled or out_of_time(ctx)
+        if step % every == 0 or ended:
             yield point
-        if settled:
+        if ended:
             break
 
 
-def highest_corner(ctx: Context, box: Params, random_corners: int) -> tuple[float, Params]:
+def highest_corner(ctx: Context, box: Params, random_corners: int) -> Ascent:
     """The largest loss met when stepping from corner to corner of the box by the sign of the full gradient."""
 
     def climb(gradients: Params) -> Params:
@@ -281,9 +289,8 @@ def highest_corner(ctx: Context, box: Params, random_corners: int) -> tuple[floa
     drawn = random_normal(ctx, ctx.generator("corners"), box, random_corners)
     directions = {name: torch.cat([value, drawn[name]]) for name, value in directions.items()}
     sizes = [2.0] * SIGN_STEPS  # twice the half-width: from any corner to any other
-    losses, where = ascend(partial(perturbed_gradients, ctx), climb(directions), climb, project, sizes)
-    top = int(losses.argmax())
-    return float(losses[top]), {name: value[top] for name, value in where.items()}
+    evaluate, late = partial(perturbed_gradients, ctx), partial(out_of_time, ctx)
+    return ascend(evaluate, climb(directions), climb, project, sizes, late)
 
 
 def _gradient_at(ctx: Context, perturbation: Params, batch: Batch | None) -> Params:
@@ -307,7 +314,7 @@ def _clipped(value: Tensor, bound: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(value, -bound), bound)
 
 
-def _lower_bound(ctx: Context, highest: float, how: str, normalised: bool) -> Value:
+def _lower_bound(ctx: Context, highest: float, how: list[str], normalised: bool) -> Value:
     """The rise from the loss at the weights themselves, which lie in the set: never negative."""
     loss = ctx.scores().loss
     rise = max(0.0, highest - loss)
@@ -315,7 +322,7 @@ def _lower_bound(ctx: Context, highest: float, how: str, normalised: bool) -> Va
         if loss <= -1:
             raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
         rise /= 1 + loss
-    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}")
+    return Value(rise, low=rise, exact=False, reason=f"lower bound: {'; '.join(part for part in how if part)}")
 
 
 def _positive(**options: float) -> None:

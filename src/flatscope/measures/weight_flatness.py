@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flatscope.context import Context
 from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.layer_blocks import layer_blocks
@@ -10,6 +12,7 @@ from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
 from flatscope.measures.layer_values import layer_values, measured_layers, trace_of_everything
 from flatscope.params import norm
 from flatscope.registry import Value, measure
+from flatscope.stopping import out_of_time
 
 
 @measure(
@@ -146,7 +149,7 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
 
 def whole_spectrum(ctx: Context) -> BothEnds:
     """Both ends of the spectrum of the whole Hessian, found with the same products."""
-    return BothEnds(Hessian(ctx), ctx.generator("hessian eigenvalues"), ctx.effort.deadline)
+    return BothEnds(Hessian(ctx), ctx.generator("hessian eigenvalues"), partial(out_of_time, ctx))
 
 
 def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative") -> Value:

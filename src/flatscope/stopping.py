@@ -1,0 +1,98 @@
+"""Means over random draws that stop when they are precise enough, and say how many draws that took."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context
+
+FIRST_LOOK = 32
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Independent draws of one or several quantities.
+
+    Attributes:
+        samples: (draws, quantities), float64.
+        most: how many draws there might have been.
+        late: whether time ran out before.
+    """
+
+    samples: Tensor
+    most: int
+    late: bool = False
+
+    @property
+    def means(self) -> list[float]:
+        """Mean of each quantity."""
+        found: list[float] = self.samples.mean(0).tolist()
+        return found
+
+    @property
+    def stderrs(self) -> list[float]:
+        """Standard error of each mean."""
+        found: list[float] = (self.samples.std(0) / math.sqrt(len(self.samples))).tolist()
+        return found
+
+    def precise(self, precision: float) -> bool:
+        """Whether every mean has at most this relative standard error."""
+        pairs = zip(self.means, self.stderrs, strict=True)
+        return all(stderr <= precision * abs(mean) for mean, stderr in pairs)
+
+    def remark(self, each: int = 1, unit: str = "draws") -> str:
+        """How many draws were taken, `each` of them for every sample; and why no more."""
+        taken, most = each * len(self.samples), each * self.most
+        if taken == most:
+            return f"{taken:,} {unit}"
+        return f"{taken:,} of {most:,} {unit}" + (": the time was up" if self.late else "")
+
+
+def draw_until_precise(ctx: Context, blocks: Iterable[Tensor], most: int, precision: float | None = None) -> Draws:
+    """Take draws until every mean has the relative standard error that is asked for, or there are no more.
+
+    The error is looked at only after 32, 64, 128, … draws: stopping at the first moment that looks good would stop by
+    luck. Where the measurement has a deadline, it ends with the draws that it has, two at least.
+
+    Args:
+        ctx: its effort says how precise is precise enough, and until when.
+        blocks: draws, some at a time: (k,) or (k, quantities). No more are made than are needed.
+        most: how many there are in all.
+        precision: instead of that of the effort; 0 takes all draws.
+    """
+    precision = ctx.effort.precision if precision is None else precision
+    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), FIRST_LOOK
+    for block in blocks:
+        rows = block.double().cpu().reshape(len(block), -1)
+        found = Draws(torch.cat([found.samples, rows]) if len(found.samples) else rows, most)
+        if len(found.samples) >= look:
+            if precision and found.precise(precision):
+                break
+            while look <= len(found.samples):
+                look *= 2
+        if 2 <= len(found.samples) < most and out_of_time(ctx):
+            return Draws(found.samples, most, late=True)
+    return found
+
+
+def out_of_time(ctx: Context) -> bool:
+    """Whether the measurement's deadline has passed, on any of the ranks: they must stop together."""
+    deadline = ctx.effort.deadline
+    return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
+
+
+def pair_means(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Means of a draw and its mirror image, which follows it, from blocks that may end between the two."""
+    left = torch.zeros(0, dtype=torch.float64)
+    for block in blocks:
+        left = torch.cat([left, block])
+        whole = len(left) - len(left) % 2
+        if whole:
+            yield left[:whole].reshape(-1, 2).mean(1)
+            left = left[whole:]
