@@ -19,7 +19,7 @@ from flatscope.measures.operator_norms import matrix_norm
 from flatscope.network.layers import Call, recorded
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs
-from flatscope.stopping import out_of_time
+from flatscope.stopping import FIRST_LOOK, out_of_time
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
@@ -71,18 +71,31 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Errors of all samples under noise: the mean rate, its standard error, draws of each sample, and samples."""
+    """Errors of all samples under noise.
+
+    Attributes:
+        rate: the mean over samples.
+        stderr: its standard error.
+        draws: of each sample.
+        samples: how many there are.
+        undecided: those that noise makes wrong in some draws and not in others: the error is estimated from them.
+    """
 
     rate: float
     stderr: float
     draws: int
     samples: int
+    undecided: int
 
     @classmethod
     def of(cls, rates: Tensor, draws: int) -> ErrorRate:
         """From the rate of every sample (n,). Samples err independently: the variances of their means add up."""
         stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / len(rates)
-        return cls(float(rates.mean()), stderr, draws, len(rates))
+        return cls(float(rates.mean()), stderr, draws, len(rates), int(((rates > 0) & (rates < 1)).sum()))
+
+    def precise(self, precision: float) -> bool:
+        """Whether it has at most this relative standard error, by samples enough to know."""
+        return self.undecided >= FIRST_LOOK and self.stderr <= precision * self.rate
 
 
 def errors_until_precise(ctx: Context, gammas: tuple[float, ...], draws: int) -> dict[float, ErrorRate]:
@@ -94,8 +107,9 @@ def errors_until_precise(ctx: Context, gammas: tuple[float, ...], draws: int) ->
         for gamma, rates in zip(left, errors_under_noise(ctx, left, draws, begin, end), strict=True):
             total[gamma] = total[gamma] + rates * (end - begin)
             found[gamma] = ErrorRate.of(total[gamma] / end, end)
-        precise = {gamma for gamma in left if 0 < found[gamma].stderr <= ctx.effort.precision * found[gamma].rate}
-        left = () if end == draws or out_of_time(ctx) else tuple(gamma for gamma in left if gamma not in precise)
+        left = tuple(gamma for gamma in left if not found[gamma].precise(ctx.effort.precision))
+        if end == draws or out_of_time(ctx):
+            break
         begin, end = end, min(2 * end, draws)
     return found
 
