@@ -18,8 +18,7 @@ from flatscope.cli.app import app
 from flatscope.cli.summary import Fit, show_measured
 from flatscope.context import Context
 from flatscope.registry import declarations
-from flatscope.reports.comparison import lines
-from flatscope.reports.headlines import MANY, headline_words, headlines
+from flatscope.reports.measured import MANY, headline_words, headlines, lines
 from flatscope.training.data import load
 
 WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]

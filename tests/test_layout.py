@@ -80,7 +80,6 @@ USED_INSIDE = {
     "flatscope.registry",
     "flatscope.reports.charts",
     "flatscope.reports.markup",
-    "flatscope.reports.parts",
     "flatscope.samples",
     "flatscope.sweeps.configuration",
     "flatscope.sweeps.engines",

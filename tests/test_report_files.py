@@ -16,9 +16,9 @@ from flatscope.auditing import audit
 from flatscope.cli.app import main
 from flatscope.errors import InputError
 from flatscope.files import figure_bytes
-from flatscope.reports.files import read_item
+from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
-from flatscope.reports.population import PopulationFrame
+from flatscope.reports.population_frame import PopulationFrame
 from flatscope_papers.claims import Claim, Estimate, Finding
 from flatscope_papers.result import StudyResult
 

@@ -16,13 +16,10 @@ from test_report import Page, row, table
 import flatscope as fs
 from flatscope.landscapes import Surface
 from flatscope.reports import save_figures
-from flatscope.reports.bicriteria import bicriteria_data
-from flatscope.reports.figure_data import Scale
-from flatscope.reports.files import read_item
+from flatscope.reports.figure_data import Scale, bicriteria_data, units_data, units_profiles
+from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
-from flatscope.reports.surface_data import bands, height_scale, lines_of, placed, planes
-from flatscope.reports.surfaces import HOLE, RAMP, ramp_colour
-from flatscope.reports.units import units_data, units_profiles
+from flatscope.reports.surfaces import HOLE, RAMP, bands, height_scale, lines_of, placed, planes, ramp_colour
 from flatscope.table import Table
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.reports.population import PopulationFrame
+from flatscope.reports.population_frame import PopulationFrame
 from flatscope.results import Result
 
 OLD = Path(__file__).parent / "files_of_0_1"

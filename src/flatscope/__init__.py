@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flatscope.measuring import bounds, measure
     from flatscope.problem import Problem
     from flatscope.reports.page import report
-    from flatscope.reports.population import PopulationFrame
+    from flatscope.reports.population_frame import PopulationFrame
     from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
     from flatscope.symmetries.audit import Audit
     from flatscope.table import Table

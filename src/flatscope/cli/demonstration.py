@@ -19,8 +19,8 @@ from flatscope.landscapes import Surface, landscape
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import select
-from flatscope.reports.comparison import lines
 from flatscope.reports.figures import save_figures
+from flatscope.reports.measured import lines
 from flatscope.reports.page import report
 from flatscope.table import Table
 from flatscope.training.checkpoint import TrainConfig

@@ -35,7 +35,7 @@ def report(
     """Make one self-contained HTML page from saved results, and figures for papers."""
     from flatscope.files import PICTURES
     from flatscope.reports.figures import save_figures
-    from flatscope.reports.files import read_item
+    from flatscope.reports.items import read_item
     from flatscope.reports.page import report as write_report
 
     check_place(out, (".html",))
@@ -56,7 +56,7 @@ def report(
 
 def _with_scales(given: str) -> list[str]:
     """What was given; for the folder of a study, the folders of the scales at which it was run."""
-    from flatscope.reports.files import HISTORY_FILE, VERDICTS_FILE
+    from flatscope.reports.items import HISTORY_FILE, VERDICTS_FILE
 
     name, equals, path = given.partition("=")
     name, folder = (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))

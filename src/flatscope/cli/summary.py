@@ -13,8 +13,7 @@ from flatscope.cli.output import console
 from flatscope.context import Context
 from flatscope.formatting import number, numbered
 from flatscope.registry import Declaration, declarations
-from flatscope.reports.comparison import RESCALINGS
-from flatscope.reports.headlines import MANY, headline_words
+from flatscope.reports.measured import MANY, RESCALINGS, headline_words
 from flatscope.table import Table
 from flatscope.training.data import Data
 

@@ -2,6 +2,6 @@
 
 from flatscope.reports.figures import save_figures
 from flatscope.reports.page import report
-from flatscope.reports.population import PopulationFrame
+from flatscope.reports.population_frame import PopulationFrame
 
 __all__ = ["PopulationFrame", "report", "save_figures"]

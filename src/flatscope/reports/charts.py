@@ -12,18 +12,20 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from flatscope.formatting import written
+from flatscope.formatting import percent, written
 from flatscope.reports.figure_data import (
+    BiCriteriaData,
     ComparisonData,
     CurvesData,
     DistributionData,
     LayersData,
     Scale,
+    UnitsData,
     linear_ticks,
     log_ticks,
     ratio_range,
 )
-from flatscope.reports.markup import breakable, element
+from flatscope.reports.markup import Section, breakable, element, fragment
 
 Colours = Mapping[str, int]  # network: number of its colour
 BAR, GAP = 12, 4  # pixels
@@ -212,7 +214,7 @@ def distribution_chart(data: DistributionData, colours: Colours) -> Chart:
 def curves_chart(data: CurvesData, colours: Colours) -> Chart:
     """Lines over epochs: solid for the training set, dashed for the test set."""
     lines = [
-        Line(c.epochs, c.values, f"line c{colours[c.network]}{' dashed' if c.part == 'test' else ''}")
+        PlotLine(c.epochs, c.values, f"line c{colours[c.network]}{' dashed' if c.part == 'test' else ''}")
         for c in data.curves
     ]
     labels = [f"{curve.network}, {curve.part}" if curve.part else curve.network for curve in data.curves]
@@ -233,7 +235,7 @@ def curves_chart(data: CurvesData, colours: Colours) -> Chart:
     )
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """A line of a plot, with a dot at every point where it is `dotted` and standard errors where they are known."""
 
     x: Sequence[float]
@@ -243,7 +245,7 @@ class Line(NamedTuple):
     errors: Sequence[float] = ()
 
 
-def line_plot(lines: Sequence[Line], description: str, *, log_x: bool = False, log_y: bool = False) -> Markup:
+def line_plot(lines: Sequence[PlotLine], description: str, *, log_x: bool = False, log_y: bool = False) -> Markup:
     """Lines over two axes, either of them logarithmic; a linear vertical axis starts at zero or below."""
     x_values = [x for line in lines for x in line.x]
     y_values = [y for line in lines for y in line.y]
@@ -287,15 +289,15 @@ def _plot(
 ) -> Markup:
     """Axes, grid and stretched shapes; ticks are (percent, text), from the left and from the top."""
     parts, labels = [], []  # labels come last: they stay readable where a shape lies behind them
-    for percent, text in y_ticks:
-        y = f"{PLOT_TOP + PLOT_HEIGHT * percent / 100:.1f}"
+    for place, text in y_ticks:
+        y = f"{PLOT_TOP + PLOT_HEIGHT * place / 100:.1f}"
         parts.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
         labels.append(element("text", text, x="0", y=y, dy="-4"))
     foot = PLOT_TOP + PLOT_HEIGHT
-    for percent, text in x_ticks:
-        x = f"{percent:.2f}%"
+    for place, text in x_ticks:
+        x = f"{place:.2f}%"
         parts.append(element("line", x1=x, x2=x, y1=foot, y2=foot + 5, class_="tick"))
-        parts.append(element("text", text, x=x, y=foot + 19, text_anchor=_anchor(percent)))
+        parts.append(element("text", text, x=x, y=foot + 19, text_anchor=_anchor(place)))
     if zero is not None:
         parts.append(element("line", x1=f"{zero:.2f}%", x2=f"{zero:.2f}%", y1=PLOT_TOP, y2=foot, class_="base"))
     inner = element(
@@ -305,3 +307,62 @@ def _plot(
     axis = element("line", x1="0", x2="100%", y1=foot, y2=foot, class_="tick")
     size = {"width": "100%", "height": foot + PLOT_BOTTOM}
     return element("svg", *parts, inner, axis, *labels, class_="plot", role="img", aria_label=description, **size)
+
+
+def units_chart(data: UnitsData, colours: Colours) -> Chart:
+    """Lines over the rank of the unit."""
+    lines = [
+        PlotLine(ranks, values, f"line c{colours[network]}", dotted=len(ranks) == 1)
+        for network, ranks, values in zip(data.networks, data.ranks, data.values, strict=True)
+    ]
+    words = "; ".join(
+        f"{network}: {written(values[0])} down to {written(values[-1])}"
+        for network, values in zip(data.networks, data.values, strict=True)
+    )
+    return Chart(
+        title=f"{data.measure} · {data.layer}",
+        caption=f"Units by rank, the largest first{', logarithmic scale' if data.log else ''}.",
+        legend=[Key(network, colours[network]) for network in data.networks],
+        body=line_plot(lines, f"{data.measure} of the units of {data.layer} by rank. {words}.", log_y=data.log),
+        header=["network", "units", "largest", "median", "smallest", "share of the largest tenth"],
+        rows=[
+            [network, written(n), written(v[0]), written(median), written(v[-1]), percent(share)]
+            for network, n, v, median, share in zip(
+                data.networks, data.n_units, data.values, data.medians, data.shares, strict=True
+            )
+        ],
+    )
+
+
+def bicriteria_chart(data: BiCriteriaData, colours: Colours) -> Chart:
+    """Lines that fall from the upper left: less divergence is bought with more sharpness."""
+    lines = [
+        PlotLine(c.divergence, c.sharpness, f"line c{colours[c.network]}", dotted=True, errors=c.errors)
+        for c in data.curves
+    ]
+    words = "; ".join(
+        f"{c.network}: sharpness {written(c.sharpness[0])} at a divergence of {written(c.divergence[0])}, "
+        f"{written(c.sharpness[-1])} at {written(c.divergence[-1])}"
+        for c in data.curves
+    )
+    return Chart(
+        title="Expected sharpness against KL divergence",
+        caption=(
+            "One dot per noise level α, the smallest at the right. Across: divergence of the noise from the prior, "
+            f"logarithmic. Up: how much the loss rises under that noise{', logarithmic' if data.log else ''}. "
+            "A curve nearer to the lower left is better at both."
+        ),
+        legend=[Key(curve.network, colours[curve.network]) for curve in data.curves],
+        body=line_plot(lines, f"Expected sharpness over KL divergence. {words}.", log_x=True, log_y=data.log),
+        header=["network", "α", "KL divergence", "expected sharpness", "± s.e."],
+        rows=[
+            [c.network, written(a), written(d), written(s), written(e, 2) if e else "exact"]
+            for c in data.curves
+            for a, d, s, e in zip(c.alphas, c.divergence, c.sharpness, c.errors, strict=True)
+        ],
+    )
+
+
+def charts_section(anchor: str, title: str, charts: list[Chart], *, wide: bool = False) -> Section:
+    """A section of figures; its body is empty where there are none."""
+    return Section(anchor, title, fragment("charts.html", charts=charts, wide=wide) if charts else Markup(""))

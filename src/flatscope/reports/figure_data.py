@@ -1,7 +1,8 @@
-"""What the figures show, as small tuples: drawn by Matplotlib for papers and as SVG in the report."""
+"""What the figures show, as small tuples: drawn by Matplotlib for papers and as SVG on the page."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import pandas as pd
 
 from flatscope.errors import InputError
 from flatscope.formatting import labelled
-from flatscope.reports.comparison import lines
+from flatscope.reports.measured import lines
 from flatscope.table import Table
 
 PARTS = ("train", "test")
@@ -267,3 +268,115 @@ def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
         if measure in (name, labelled(name, options)):
             return pd.DataFrame(rows[rows["options"] == options])
     return rows.iloc[:0]
+
+
+MOST_POINTS = 160  # of a line; wider layers are shown by that many of their ranks
+MOST_LAYERS = 24  # figures of one measure
+
+
+class UnitsData(NamedTuple):
+    """Values of the units of one layer, sorted, by network."""
+
+    measure: str
+    layer: str
+    networks: list[str]
+    ranks: list[list[float]]  # 1 is the largest
+    values: list[list[float]]
+    n_units: list[int]
+    medians: list[float]
+    shares: list[float]  # of the largest tenth of the units in the sum; NaN where signs differ
+    log: bool
+
+
+def units_profiles(tables: Mapping[str, Table]) -> list[tuple[str, str]]:
+    """(measure, layer) of every profile that can be drawn, layers in forward order."""
+    found: dict[tuple[str, str], None] = {}
+    frames = [_unit_rows(table) for table in tables.values()]
+    for measure in labels(frames):
+        layers = dict.fromkeys(layer for frame in frames for layer in of_measure(frame, measure)["layer"])
+        for layer in list(layers)[:MOST_LAYERS]:
+            found[measure, str(layer)] = None
+    return list(found)
+
+
+def units_data(tables: Mapping[str, Table], measure: str, layer: str) -> UnitsData:
+    """The profile of one layer; networks without that layer are left out."""
+    data = UnitsData(measure, layer, [], [], [], [], [], [], False)
+    for network, table in tables.items():
+        rows = of_measure(_unit_rows(table), measure)
+        values = rows.loc[rows["layer"] == layer, "value"].to_numpy(dtype="float64")
+        values = np.sort(values[np.isfinite(values)])[::-1]
+        if len(values):
+            shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).round().astype(int))
+            data.networks.append(network)
+            data.ranks.append((shown + 1.0).tolist())
+            data.values.append(values[shown].tolist())
+            data.n_units.append(len(values))
+            data.medians.append(float(np.median(values)))
+            data.shares.append(_share_of_the_largest(values))
+    if not data.networks:
+        raise InputError(f"values of {measure} per unit of {layer}", "none", where="unit profile")
+    return data._replace(log=wants_log(value for values in data.values for value in values))
+
+
+def _share_of_the_largest(values: np.ndarray[Any, Any]) -> float:
+    """What the largest tenth has of the sum, `values` falling; NaN where they do not all have one sign."""
+    if values[-1] < 0 or values.sum() <= 0:
+        return math.nan
+    return float(values[: max(1, round(len(values) / 10))].sum() / values.sum())
+
+
+def _unit_rows(table: Table) -> pd.DataFrame:
+    rows = table.to_frame()
+    return pd.DataFrame(rows[rows["unit"].notna()])
+
+
+SHARPNESS, DIVERGENCE = "expected_sharpness", "pac_bayes_kl"
+
+
+class BiCriteriaCurve(NamedTuple):
+    """One network; points by growing alpha."""
+
+    network: str
+    alphas: list[float]
+    divergence: list[float]
+    sharpness: list[float]
+    errors: list[float]  # standard errors of the sharpness
+
+
+class BiCriteriaData(NamedTuple):
+    """The curves of all networks that have both criteria at two noise levels or more."""
+
+    curves: list[BiCriteriaCurve]
+    log: bool  # of the sharpness; the divergence is always on a logarithmic axis
+
+
+def bicriteria_data(tables: Mapping[str, Table]) -> BiCriteriaData:
+    """The curves; without any if no table holds both measures at common values of alpha."""
+    curves = []
+    for network, table in tables.items():
+        sharp, divergence = _by_alpha(table, SHARPNESS), _by_alpha(table, DIVERGENCE)
+        alphas = sorted(a for a in sharp if divergence.get(a, (0.0, 0.0))[0] > 0)
+        if len(alphas) > 1:
+            curves.append(
+                BiCriteriaCurve(
+                    network,
+                    alphas,
+                    [divergence[a][0] for a in alphas],
+                    [sharp[a][0] for a in alphas],
+                    [sharp[a][1] for a in alphas],
+                )
+            )
+    return BiCriteriaData(curves, wants_log(value for curve in curves for value in curve.sharpness))
+
+
+def _by_alpha(table: Table, measure: str) -> dict[float, tuple[float, float]]:
+    """Finite values and standard errors by alpha; where other options differ too, the first set of them."""
+    rows = table.to_frame()
+    rows = rows[(rows["measure"] == measure) & (rows["options"] != "") & (rows["layer"] == "")]
+    found: dict[float, tuple[float, float]] = {}
+    for text, value, stderr in zip(rows["options"], rows["value"], rows["stderr"], strict=True):
+        alpha = json.loads(text).get("alpha")
+        if isinstance(alpha, (int, float)) and math.isfinite(value):
+            found.setdefault(float(alpha), (float(value), float(stderr)))
+    return found

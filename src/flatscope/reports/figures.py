@@ -1,7 +1,6 @@
-"""Static figures for papers: `<name>_data` says what is shown, `draw_<name>` draws it with Matplotlib.
+"""Figures for papers, by Matplotlib: the page draws the same data, so that the two never disagree.
 
-The page draws the same data, so that a figure in a paper and the report never disagree. Nothing here touches
-pyplot: figures are objects of their own and leave no global state.
+Nothing here touches pyplot: figures are objects of their own and leave no global state.
 """
 
 from __future__ import annotations
@@ -10,19 +9,21 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
 from flatscope.guards import whole_file
-from flatscope.reports.bicriteria import BiCriteriaData, bicriteria_data
 from flatscope.reports.figure_data import (
+    BiCriteriaData,
     ComparisonData,
     CurvesData,
     DistributionData,
     LayersData,
+    UnitsData,
+    bicriteria_data,
     comparison_data,
     curves_data,
     curves_quantities,
@@ -32,11 +33,19 @@ from flatscope.reports.figure_data import (
     layers_measures,
     log_ticks,
     ratio_range,
+    units_data,
+    units_profiles,
 )
 from flatscope.reports.items import by_kind
 from flatscope.reports.landscape_figures import landscape_figures
-from flatscope.reports.population_figures import population_figures
-from flatscope.reports.units import UnitsData, units_data, units_profiles
+from flatscope.reports.population_frame import (
+    ColourChoice,
+    MeasureStatistics,
+    PopulationFrame,
+    colour_choices,
+    log_scales,
+)
+from flatscope.reports.population_page import estimate_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -255,3 +264,71 @@ def _stem(text: str, taken: list[str]) -> str:
         stem, n = f"{plain}-{n}", n + 1
     taken.append(stem)
     return stem
+
+
+MARKERS = "os^DvPp"
+SCATTERS = 6  # measures with a scatter of their own
+
+
+def draw_scatter(
+    population: PopulationFrame,
+    entry: MeasureStatistics,
+    choice: ColourChoice | None,
+    ax: Axes,
+    colours: tuple[str, ...],
+) -> None:
+    """One mark per network, coloured and shaped by a hyper-parameter."""
+    x = population.frame[entry.measure].to_numpy(dtype="float64")
+    y = population.frame[population.target].to_numpy(dtype="float64")
+    style: dict[str, Any] = {"s": 22, "alpha": 0.75, "linewidths": 0}
+    if choice is None:
+        ax.scatter(x, y, color=colours[0], **style)
+    elif choice.levels:
+        codes = np.array(choice.codes)
+        for n, level in enumerate(choice.levels):
+            ax.scatter(x[codes == n], y[codes == n], color=colours[n], marker=MARKERS[n], label=level, **style)
+        ax.legend(title=choice.name, frameon=False, fontsize="small", title_fontsize="small")
+    else:
+        drawn = ax.scatter(x, y, c=choice.numbers, cmap="viridis", **style)
+        ax.figure.colorbar(drawn, ax=ax, label=choice.name)
+    log_x, log_y = log_scales(population, entry.measure)
+    ax.set_xscale("log" if log_x else "linear")
+    ax.set_yscale("log" if log_y else "linear")
+    ax.set_xlabel(entry.measure)
+    ax.set_ylabel(population.target)
+    ax.set_title(f"Kendall {estimate_words(entry.kendall)}, n = {entry.kendall.n}", fontsize="small")
+
+
+def draw_correlations(statistics: list[MeasureStatistics], ax: Axes, colours: tuple[str, ...]) -> None:
+    """Kendall's tau of every measure with its interval, the closest association on top."""
+    shown = [entry for entry in statistics if np.isfinite(entry.kendall.value)]
+    for n, entry in enumerate(shown):
+        value, low, high = entry.kendall.value, entry.kendall.low, entry.kendall.high
+        ends = [[value - low], [high - value]] if np.isfinite(low) else None
+        ax.errorbar(value, n, xerr=ends, fmt="o", color=colours[0], markersize=3.5, elinewidth=1)
+    ax.axvline(0, color="0.2", linewidth=1)
+    ax.set_yticks(range(len(shown)), [entry.measure for entry in shown], fontsize="x-small")
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
+    ax.set_xlim(-1, 1)
+    ax.set_xlabel("Kendall’s tau")
+
+
+def population_figures(
+    name: str, population: PopulationFrame, colours: tuple[str, ...]
+) -> Iterator[tuple[str, Figure]]:
+    """The correlations of all measures, then the scatter of the closest ones."""
+    from matplotlib.figure import Figure
+
+    statistics = population.statistics
+    choices = colour_choices(population)
+    figure = Figure(figsize=(6.0, 1.0 + 0.16 * len(statistics)), layout="constrained")
+    ax = figure.add_subplot()
+    ax.spines[["top", "right"]].set_visible(False)
+    draw_correlations(statistics, ax, colours)
+    yield f"{name}-correlations", figure
+    for entry in [found for found in statistics if np.isfinite(found.kendall.value)][:SCATTERS]:
+        figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+        ax = figure.add_subplot()
+        ax.spines[["top", "right"]].set_visible(False)
+        draw_scatter(population, entry, choices[0] if choices else None, ax, colours)
+        yield f"{name}-{entry.measure}", figure

@@ -1,28 +1,50 @@
-"""What a report can show: one entry per kind of thing, and how a mixed bag is sorted into kinds."""
+"""What a report can show, given or read from files: one entry per kind of thing, told apart by what it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from flatscope.comparing import Comparison
 from flatscope.errors import InputError
+from flatscope.files import from_npz_bytes
 from flatscope.interpolation import Simplex
 from flatscope.landscapes import Surface
-from flatscope.reports.population import PopulationFrame, is_population
-from flatscope.reports.surface_data import SPACE_WORDS
+from flatscope.papers import from_papers
+from flatscope.reports.charts import Colours
+from flatscope.reports.markup import Part
+from flatscope.reports.population_frame import PopulationFrame, is_population, target_column
+from flatscope.reports.population_page import populations_part
+from flatscope.reports.sections import (
+    audits_part,
+    bounds_part,
+    comparisons_part,
+    figures_part,
+    histories_part,
+    measures_part,
+    studies_part,
+)
+from flatscope.reports.simplexes import simplexes_part
+from flatscope.reports.surfaces import SPACE_WORDS, surfaces_part
+from flatscope.results import Result
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
 
 class Kind(NamedTuple):
-    """How one kind of thing is recognised, called in messages, and named when the caller gives no name."""
+    """How a kind of thing is recognised, called in messages, named where the caller gives no name, and shown."""
 
     words: str
     accepts: Callable[[object], bool]
     default_name: Callable[[Any], str]
+    render: Callable[[Mapping[str, Any], Colours], Part]
     aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
 
 
@@ -69,26 +91,42 @@ def _scale(study: Any) -> str:
     return f"{study.scale} scale"
 
 
-# The order is the order of the page. A new kind is one line here and one renderer in page.py.
+# In the order of the page. A new kind of thing is one line here, beside the function that renders it.
 KINDS: dict[str, Kind] = {
-    "bounds": Kind("a Table of bounds", _is_bounds, _network_name),
-    "measures": Kind("a Table of measures", lambda item: isinstance(item, Table), _network_name),
     "comparisons": Kind(
-        "a Comparison of networks", lambda item: isinstance(item, Comparison), lambda item: "comparison"
+        "a Comparison of networks",
+        lambda item: isinstance(item, Comparison),
+        lambda item: "comparison",
+        comparisons_part,
     ),
-    "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name),
-    "surfaces": Kind("a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, _space),
+    "measures": Kind(
+        "a Table of measures",
+        lambda item: isinstance(item, Table) and not _is_bounds(item),
+        _network_name,
+        measures_part,
+    ),
+    "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name, audits_part),
+    "surfaces": Kind(
+        "a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, surfaces_part, _space
+    ),
     "simplexes": Kind(
-        "a Simplex of interpolated networks", lambda item: isinstance(item, Simplex), lambda item: "interpolation"
+        "a Simplex of interpolated networks",
+        lambda item: isinstance(item, Simplex),
+        lambda item: "interpolation",
+        simplexes_part,
     ),
     "populations": Kind(
         "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
         _is_population,
         lambda item: "population",
+        populations_part,
     ),
-    "histories": Kind("a pandas frame of training history with a column `epoch`", is_history, _network_name),
-    "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), _scale),
-    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title),
+    "histories": Kind(
+        "a pandas frame of training history with a column `epoch`", is_history, _network_name, histories_part
+    ),
+    "bounds": Kind("a Table of bounds", _is_bounds, _network_name, bounds_part),
+    "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), studies_part, _scale),
+    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part),
 }
 
 
@@ -149,3 +187,128 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
             unique, n = f"{name} {n}", n + 1
         result[unique] = item
     return result
+
+
+RESULTS: tuple[type[Result], ...] = (Audit, Comparison, Surface, Simplex, PopulationFrame, Table)
+HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
+ACCEPTED = (
+    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces and interpolations (.npz, "
+    ".parquet, .json), populations and training histories (.parquet, .csv), and folders of a training run with "
+    "history.csv or of a study with verdicts.json"
+)
+# What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
+ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|weights|psi|history)$")
+
+
+def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """The things in one file or folder, each with the name of its network.
+
+    Args:
+        given: a path, or `name=path`.
+        target: column of the generalization gap, for a population that does not call it so.
+        measures: columns of its measures, for one that does not name them after declared measures.
+
+    Raises:
+        InputError: nothing there, or nothing that a report can show.
+    """
+    name, path = _named(given)
+    if path.is_dir():
+        return _folder(path, name or path.name)
+    if not path.is_file():
+        raise InputError("a file or folder", "nothing there", where=str(path), fix=ACCEPTED)
+    readers = {".parquet": _parquet, ".json": _json, ".npz": _npz, ".csv": _csv}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise _unknown(path, f"a {path.suffix or 'file without ending'}")
+    item = reader(path)
+    if isinstance(item, pd.DataFrame):
+        item = _frame(path, item, target, measures)
+    return [(name or network_name(path), item)]
+
+
+def network_name(path: Path) -> str:
+    """A file's name without its ending and without what it says about its content."""
+    return ASPECT.sub("", path.stem) or path.stem
+
+
+def _named(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    return (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
+
+
+def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
+    """The result of a study; or a training run: its history, and what was measured into the same folder."""
+    if (path / VERDICTS_FILE).is_file():
+        return [(name, from_papers("load_result")(path))]
+    if not (path / HISTORY_FILE).is_file():
+        raise InputError(f"a folder with {HISTORY_FILE}", "a folder without", where=str(path), fix=ACCEPTED)
+    history = _csv(path / HISTORY_FILE)
+    if not is_history(history):
+        raise _unknown(path / HISTORY_FILE, _columns_words(history))
+    found: list[tuple[str, Any]] = [(name, history)]
+    for file in sorted(path.iterdir()):
+        if file.suffix == ".npz" or (file.suffix == ".parquet" and _written_as(file)):
+            found.append((name, _npz(file) if file.suffix == ".npz" else _parquet(file)))
+    return found
+
+
+def _written_as(path: Path) -> type[Result] | None:
+    """Which class of results wrote a Parquet file; None for a frame of somebody else."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as problem:
+        raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return next((kind for kind in RESULTS if kind.parquet_key() in metadata), None)
+
+
+def _parquet(path: Path) -> Any:
+    kind = _written_as(path)
+    return kind.load(path) if kind else pd.read_parquet(path)
+
+
+def _json(path: Path) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    for kind in RESULTS:
+        if isinstance(content, dict) and f"flatscope_{kind.WORD}" in content:
+            return kind.load(path)
+    raise _unknown(path, "JSON of another kind")
+
+
+def _npz(path: Path) -> Surface | Simplex:
+    """A surface, or mixtures of networks, told apart by the arrays that they keep."""
+    try:
+        mixtures = "weights" in from_npz_bytes(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise InputError("an .npz file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return Simplex.load(path) if mixtures else Surface.load(path)
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as problem:  # what pandas cannot parse is a ValueError too
+        raise InputError("a CSV file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+
+
+def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:
+    if is_history(frame):
+        return frame
+    if target or measures or is_population(frame):
+        return PopulationFrame(frame, target, tuple(measures), meta={"file": str(path)})
+    if target_column(map(str, frame.columns)):
+        fix = "Add a column named after each measure; a sweep (flatscope sweep run, then export) has them"
+        raise InputError("a population with measures", "a gap, but no column of a measure", where=str(path), fix=fix)
+    fix = "Name the column of the generalization gap with --target, and the measures with --measure. " + ACCEPTED
+    raise InputError("a training history or a population", _columns_words(frame), where=str(path), fix=fix)
+
+
+def _columns_words(frame: pd.DataFrame) -> str:
+    shown = ", ".join(map(str, frame.columns[:6]))
+    return f"columns {shown}{', …' if len(frame.columns) > 6 else ''}"
+
+
+def _unknown(path: Path, got: str) -> InputError:
+    return InputError("something that a report can show", got, where=str(path), fix=ACCEPTED)

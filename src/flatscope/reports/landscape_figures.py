@@ -10,7 +10,7 @@ import numpy as np
 from flatscope.formatting import written
 from flatscope.landscapes import Surface
 from flatscope.reports.figure_data import Scale, wants_log
-from flatscope.reports.surface_data import SPACE_WORDS, PlaneData, bands, height_scale, lines_of, placed, planes
+from flatscope.reports.surfaces import SPACE_WORDS, PlaneData, bands, height_scale, lines_of, placed, planes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

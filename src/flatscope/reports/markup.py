@@ -1,13 +1,14 @@
-"""The ways to write HTML: an element, a template, a formula; each escapes all that is not markup already."""
+"""What pages are made of: elements, templates, formulas, sections; all that is not markup already is escaped."""
 
 from __future__ import annotations
 
 import html
 import re
 import unicodedata
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -118,3 +119,21 @@ def _templates(package: str) -> Environment:
     )
     environment.filters["breakable"] = breakable
     return environment
+
+
+class Section(NamedTuple):
+    """A part of the page with its own heading and place in the contents."""
+
+    anchor: str
+    title: str
+    body: Markup
+
+
+class Part(NamedTuple):
+    """Words for the summary, sections of their own, and where the things shown come from."""
+
+    summary: Markup
+    sections: list[Section]
+    provenance: Mapping[str, Mapping[str, Any]]
+    style: str = ""  # rules and a script that only this part needs
+    script: str = ""

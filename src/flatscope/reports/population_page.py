@@ -13,11 +13,10 @@ from markupsafe import Markup
 from flatscope.formatting import written
 from flatscope.registry import PAPERS, SYMMETRIES
 from flatscope.reports.charts import Colours
-from flatscope.reports.comparison import standing
 from flatscope.reports.figure_data import Scale
-from flatscope.reports.markup import element, fragment
-from flatscope.reports.parts import Part, Section
-from flatscope.reports.population import (
+from flatscope.reports.markup import Part, Section, element, fragment
+from flatscope.reports.measured import standing
+from flatscope.reports.population_frame import (
     CONFIDENCE,
     ColourChoice,
     MeasureStatistics,

@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from flatscope.formatting import written
 from flatscope.interpolation import CORNERS, Simplex
-from flatscope.reports.charts import Chart, Colours, Line, line_plot
+from flatscope.reports.charts import Chart, Colours, PlotLine, line_plot
 from flatscope.reports.figure_data import Scale, wants_log
-from flatscope.reports.markup import element, fragment
-from flatscope.reports.parts import Part, Section
+from flatscope.reports.markup import Part, Section, element, fragment
 from flatscope.reports.surfaces import colour_key, ramp_colour
 
 SIDE, MARGIN = 360, 26  # pixels at full size
@@ -46,7 +45,7 @@ def _chart(name: str, simplex: Simplex) -> Chart:
     log = wants_log(finite.tolist())
     if simplex.weights.shape[1] == 2:
         known = np.isfinite(values)
-        line = Line(simplex.weights[:, 1].numpy()[known].tolist(), finite.tolist(), "line c0")
+        line = PlotLine(simplex.weights[:, 1].numpy()[known].tolist(), finite.tolist(), "line c0")
         body = (
             line_plot([line], f"Loss between two networks. {simplex_words(simplex)}", log_y=log) if len(finite) else ""
         )

@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from flatscope.registry import PAPERS
 from flatscope.reports.charts import Colours
-from flatscope.reports.markup import fragment, source
-from flatscope.reports.parts import Part, Section
+from flatscope.reports.markup import Part, Section, fragment, source
 from flatscope_papers.claims import SIGNS
 from flatscope_papers.result import StudyResult
 
