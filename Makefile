@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test test-fast mutants check format bench golden reproduction clean
+.PHONY: setup demo test test-fast mutants check format bench bench-gpu golden reproduction clean
 
 setup: $(DEV)
 
@@ -56,6 +56,11 @@ reproduction: setup
 bench: setup
 	$(PIP) -e '.[bench]'
 	$(BIN)/python -m benchmarks
+
+# Large models on a GPU, with the peers; benchmarks/gpu_wheels.sh for a machine where nothing can be installed.
+bench-gpu: setup
+	$(PIP) -e '.[bench,live]'
+	$(BIN)/python -m benchmarks.gpu --out gpu.json
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
