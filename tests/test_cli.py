@@ -164,7 +164,7 @@ def test_options_data_and_precision_are_taken(run: Run, weights: Path) -> None:
     assert other["margin"] > plain["margin"]
     assert other.to_frame().loc[0, ["options", "dtype"]].tolist() == ['{"epsilon": 0.5}', "float64"]
     raw = run(*common, "--no-standardize", "--seed", "1", "--batch-size", "7")
-    assert "as they are: loss" in raw.err
+    assert "divided by 16: loss" in raw.err
     assert Table.from_json(raw.out)["margin"] != plain["margin"]
 
 

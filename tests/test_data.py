@@ -65,7 +65,7 @@ def test_a_draw_may_be_standardised_as_the_whole_set_is(tmp_path: Path) -> None:
     # Images are cropped first; the user's own arrays are treated in the same way.
     x = np.random.RandomState(0).randint(256, size=(30, 1, 6, 6)).astype(np.uint8)
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=np.arange(30) % 3)
-    cropped = load(tmp_path / "mine.npz", train_size=6, crop=4, standardize_by="all")
+    cropped = load(tmp_path / "mine.npz", train_size=6, crop=4, standardize=True, standardize_by="all")
     assert cropped.mean == pytest.approx((x[:, :, 1:5, 1:5].mean() / 255,))
     with pytest.raises(InputError, match="known standardize_by"):
         load("digits", standardize_by="some")
@@ -159,7 +159,11 @@ def test_npz_of_grey_images(npz) -> None:
 
 def test_npz_of_numbers_without_test_part(npz) -> None:
     x = np.arange(40, dtype=np.float64).reshape(10, 4)
-    data = load(npz(x_train=x, y_train=np.arange(10) % 2))
+    plain = load(npz(x_train=x, y_train=np.arange(10) % 2))
+    assert (plain.mean, plain.how) == (None, "as they are")
+    assert torch.equal(plain.train[0], torch.from_numpy(x).float())
+    data = load(npz(x_train=x, y_train=np.arange(10) % 2), standardize=True)
+    assert data.how == "standardised"
     assert data.test is None
     assert data.train[0].dtype == torch.float32
     assert data.train[0].mean(0).abs().max() < 1e-6  # each column is a channel
@@ -182,7 +186,7 @@ def test_npz_of_tokens_and_of_regression(npz) -> None:
         ({"y_train": np.zeros(4, int)}, ["5 targets", "(4,)"]),
         ({"y_train": np.array([0, 1, 2, 1, -1])}, ["from 0 up", "-1"]),
         ({"y_train": np.array(list("abcde"))}, ["5 targets as numbers", "U1"]),
-        ({"y_train": np.zeros((5, 2), int)}, ["labels (n,)", "(5, 2)"]),
+        ({"y_train": np.zeros((4, 2), int)}, ["5 targets", "(4, 2)"]),
         ({"x_train": np.full((5, 3), np.nan)}, ["finite samples", "15"]),
         ({"x_train": np.zeros(5)}, ["(n, ...)", "(5,)"]),
         ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0)}, ["n at least 1", "(0, 3)"]),
@@ -224,7 +228,8 @@ def test_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     pair = load(f"{file}:pair")
     assert (pair.name, pair.test) == ("pair", None)
     assert pair.train[0].dtype == torch.float32
-    assert pair.train[0].mean().abs() < 1e-6
+    assert torch.equal(pair.train[0], torch.arange(24.0).reshape(6, 1, 2, 2))  # as it was given
+    assert load(f"{file}:pair", standardize=True).train[0].mean().abs() < 1e-6
     assert load(f"{file}:both").test[0].shape == (2, 1, 2, 2)
     ready = load(f"{file}:ready", train_size=2, crop=1)
     assert ready.train[0].dtype == torch.float64  # as it was given

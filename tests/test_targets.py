@@ -222,6 +222,12 @@ def test_tokens_that_were_not_moved_by_one_are_refused() -> None:
         (dense_net(4, 3), Y.where(Y > 0, -100), "cross_entropy", ["nothing but -100", "Leave such samples out"]),
         (conv_net(3), PIXELS[:, :, :1], "cross_entropy", ["(6, 3, 3)", "(6, 3, 1)"]),
         (conv_net(2), PIXELS, "cross_entropy", ["labels from 0 to 1", "from 0 to 2"]),
+        (
+            nn.Sequential(dense_net(4, 4), nn.Unflatten(1, (2, 2))),
+            Y[:, None].expand(-1, 2),
+            "next_token",
+            ["labels from 0 to 1", "from 0 to 2"],
+        ),
         (conv_net(3), torch.full_like(PIXELS, -100), "cross_entropy", ["nothing but -100"]),
     ],
 )

@@ -117,15 +117,11 @@ def as_samples(source: Any, where: str) -> Samples:
     """Samples from (x, y) tensors or arrays, a `Dataset`, a `DataLoader`, or a re-readable iterable of batches."""
     if isinstance(source, Samples):
         return source
-    if (
-        isinstance(source, tuple | list)
-        and len(source) == 2
-        and any(isinstance(s, Tensor | np.ndarray) for s in source)
-    ):
+    if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
         return _from_arrays(source[0], source[1], where)
     if isinstance(source, Mapping):
         return Samples(lambda: [source], where=where)
-    if isinstance(source, Dataset):
+    if isinstance(source, Dataset) or _is_map_style(source):
         source = DataLoader(source, batch_size=READ_SIZE)
     if isinstance(source, DataLoader):
         return _from_loader(source, where)
@@ -138,6 +134,24 @@ def as_samples(source: Any, where: str) -> Samples:
     raise InputError("(x, y), a Dataset, a DataLoader or an iterable of batches", type(source).__name__, where=where)
 
 
+def _is_one_batch(inputs: Any, targets: Any) -> bool:
+    """Whether a pair is (inputs, targets) and not two batches."""
+    arrays = Tensor | np.ndarray
+    return (
+        isinstance(inputs, arrays) or isinstance(targets, arrays) or (isinstance(inputs, Mapping) and _numbers(targets))
+    )
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(label, int | float) for label in value)
+
+
+def _is_map_style(source: Any) -> bool:
+    """Samples by number, as of a data set that is not derived from torch's class."""
+    known = isinstance(source, list | tuple | str | Mapping | Tensor | np.ndarray | DataLoader | Iterator)
+    return not known and hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
 def _used_up(kind: str, where: str) -> InputError:
     return InputError(
         "data that can be read more than once",
@@ -148,7 +162,7 @@ def _used_up(kind: str, where: str) -> InputError:
 
 
 def split_batch(raw: Any, where: str) -> Batch:
-    """(inputs, targets) of a batch that is a pair, a longer tuple (last = targets) or a mapping with labels."""
+    """(inputs, targets) of a batch: a pair, a longer tuple (last = targets), or anything with labels by name."""
     if isinstance(raw, Mapping):
         label = next((key for key in LABEL_KEYS if key in raw), None)
         if label is None:
@@ -156,7 +170,7 @@ def split_batch(raw: Any, where: str) -> Batch:
         inputs = {name: value for name, value in raw.items() if name != label}
         return _same_length(inputs, raw[label], where)
     if isinstance(raw, tuple | list) and len(raw) >= 2:
-        *parts, last = raw
+        *parts, last = _labels_last(raw)
         given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
         return _same_length(given, last, where)
     raise InputError(
@@ -167,11 +181,19 @@ def split_batch(raw: Any, where: str) -> Batch:
     )
 
 
+def _labels_last(raw: Any) -> Any:
+    """A named tuple's labels are told by their name, whatever their place."""
+    label = next((key for key in LABEL_KEYS if key in getattr(raw, "_fields", ())), None)
+    if label is None:
+        return raw
+    return [*(value for name, value in zip(raw._fields, raw, strict=True) if name != label), getattr(raw, label)]
+
+
 def _same_length(given: Any, last: Any, where: str) -> Batch:
     """Inputs and targets as tensors, after counting that there are as many of one as of the other."""
     inputs: Inputs
     if isinstance(given, Mapping):
-        inputs = {name: _tensor(value, where) for name, value in given.items()}
+        inputs = {name: _tensor(value, f"{where}, {name}") for name, value in given.items() if value is not None}
     elif isinstance(given, tuple | list):
         inputs = tuple(_tensor(value, where) for value in given)
     else:
@@ -200,7 +222,7 @@ def _tensor(value: Any, where: str) -> Tensor:
 
 
 def _from_arrays(x: Any, y: Any, where: str) -> Samples:
-    if isinstance(y, list | tuple) and all(isinstance(label, int | float) for label in y):
+    if _numbers(y):
         y = torch.tensor(y)
     batch = split_batch((x, y), where)
     return Samples(lambda: [batch], where=where)

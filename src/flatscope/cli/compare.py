@@ -35,7 +35,14 @@ def compare(
 ) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
     from flatscope import comparing
-    from flatscope.cli.sources import check_measures, load_data, load_model, parse_model_options, parse_options
+    from flatscope.cli.sources import (
+        check_measures,
+        load_loss,
+        load_model,
+        load_source,
+        parse_model_options,
+        parse_options,
+    )
     from flatscope.comparing import Comparison
     from flatscope.problem import Problem
     from flatscope.ranks import process_group
@@ -50,12 +57,12 @@ def compare(
     if len(model) not in (1, len(checkpoints)):
         raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
     names = _names(checkpoints, name)
-    loaded = load_data(networks)
+    loaded = load_source(networks)
     with process_group(networks.device) as own_device:
         problems: dict[str, Problem] = {}
         for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
             network = load_model(factory, path, loaded, networks.seed, factory_options)
-            settings = networks.for_problem() | {"device": own_device}
+            settings = load_loss(networks) | {"device": own_device}
             problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
         found = comparing.compare(
             problems, names=asked.measures, seed=networks.seed, options=options, tolerance=tolerance

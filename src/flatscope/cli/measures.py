@@ -27,7 +27,7 @@ from flatscope.errors import InputError, UnknownNameError
 
 MISFIT = (
     "most training samples are misclassified: are these the inputs that the network was trained on? "
-    "(--no-standardize leaves pixels in [0, 1], --flatten makes vectors, labels count from 0)"
+    "(--standardize and --no-standardize, --flatten for vectors, labels that count from 0)"
 )
 
 
@@ -58,6 +58,7 @@ def measure(
         parse_dtype,
         parse_model_options,
         parse_options,
+        saved_error,
         split_options,
     )
     from flatscope.cli.summary import Fit, show_measured
@@ -93,8 +94,11 @@ def measure(
         fit = Fit.of(context, loaded)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
+    doubt = fit.doubt(saved_error(network.weights))
     for table in tables.values():
         table.meta |= network_meta(network)
+        if doubt:
+            table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
     if as_json:
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
         typer.echo(json.dumps(whole, indent=1) if certificates else tables["measures"].to_json())

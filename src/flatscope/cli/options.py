@@ -21,10 +21,12 @@ INITIAL_FILE = "initial.safetensors"  # what `flatscope train` writes beside the
 
 DataName = Annotated[
     str,
-    typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:factory, module:factory."),
+    typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
 ]
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, package.module:factory, or a built-in name.")]
-LossName = Annotated[str, typer.Option(help="cross_entropy or mse.")]
+LossName = Annotated[
+    str, typer.Option(help="cross_entropy, bce, next_token, mse, or file.py:function with one loss per sample.")
+]
 Initial = Annotated[
     Path | None,
     typer.Option(
@@ -43,9 +45,13 @@ class DataOptions:
     train_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the training data.")] = None
     test_size: Annotated[int | None, typer.Option(help="Class-balanced subset of the test data.")] = None
     standardize: Annotated[
-        bool,
-        typer.Option(help="Per channel, to mean 0 and variance 1 over the training samples; else scaled to [0, 1]."),
-    ] = True
+        bool | None,
+        typer.Option(
+            "--standardize/--no-standardize",
+            help="Per channel, to mean 0 and variance 1 over the training samples; by default the sets by name are, "
+            "your own data are not.",
+        ),
+    ] = None
     standardize_by: Annotated[
         str,
         typer.Option(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import csv
 import fnmatch
 import inspect
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions
+from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope.training import models
-from flatscope.training.data import Data, load
+from flatscope.training.checkpoint import STATE_FILE
+from flatscope.training.data import Data, Source, load, load_or_read
 from flatscope.training.initialization import private_randomness
-from flatscope.training.weights import load_weights
+from flatscope.training.weights import WEIGHTS_FILE, load_weights
 
 Options = dict[str, dict[str, Any]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -29,7 +33,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def load_model(
     model: str,
     weights: Path | None = None,
-    data: Data | None = None,
+    data: Data | Source | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
@@ -51,7 +55,7 @@ def load_model(
             raise InputError("a factory that returns a torch.nn.Module", type(built).__name__, where=f"--model {model}")
     elif model in models.available():
         fitting: dict[str, object] = {}
-        if data is not None and "input_shape" in models.model_options(model):
+        if isinstance(data, Data) and "input_shape" in models.model_options(model):
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
         built = _build(model, seed, fitting | given)
     else:
@@ -98,15 +102,45 @@ def parse_model_options(entries: Iterable[str] | None) -> dict[str, Any]:
 
 
 def load_data(given: DataOptions) -> Data:
-    """The samples that a command line describes."""
+    """The samples that a command line describes, as tensors."""
     return load(**given.for_load())
 
 
-def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data]:
+def load_source(given: DataOptions) -> Data | Source:
+    """The samples that a command line describes, for a `Problem`: also loaders, read as they come."""
+    return load_or_read(**given.for_load())
+
+
+def load_loss(given: ProblemOptions) -> dict[str, Any]:
+    """Arguments of `Problem`, with the function that --loss names where it names one."""
+    named = {"loss": find_factory(given.loss)} if ":" in given.loss else {}
+    return {**given.for_problem(), **named}
+
+
+def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | Source]:
     """The problem that a command line describes, and its data; `settings` go to `Problem` before those given."""
-    loaded = load_data(given)
+    loss = load_loss(given)
+    loaded = load_source(given)
     network = load_model(given.model, given.weights, loaded, given.seed, parse_model_options(given.model_option))
-    return Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings), loaded
+    return Problem(network, train=loaded.train, test=loaded.test, **loss | settings), loaded
+
+
+def saved_error(weights: Path | None) -> float | None:
+    """The training error that training wrote beside these weights; None where there is none."""
+    if weights is None or not (weights.is_dir() or weights.name == WEIGHTS_FILE):
+        return None
+    folder = weights if weights.is_dir() else weights.parent
+    try:
+        if (folder / "history.csv").is_file():  # of `flatscope train`
+            rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
+        elif (folder / STATE_FILE).is_file():  # of a checkpoint
+            rows = json.loads((folder / STATE_FILE).read_text())["state"]["rows"]
+        else:  # of a trial in a store
+            rows = [json.loads((folder / "metrics.json").read_text())["metrics"]]
+        found = float(rows[-1]["train_error"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+    return found if math.isfinite(found) else None
 
 
 def find_initial(initial: Path | None, weights: Path | None) -> Path | None:

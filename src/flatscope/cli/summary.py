@@ -15,7 +15,7 @@ from flatscope.formatting import number, numbered
 from flatscope.registry import Declaration, declarations
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
 from flatscope.table import Table
-from flatscope.training.data import Data
+from flatscope.training.data import Data, Source
 
 SHORT = 34  # letters of a remark that is not put below the table
 NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
@@ -36,13 +36,13 @@ class Fit:
     error: tuple[float, float | None] | None
 
     @classmethod
-    def of(cls, context: Context, data: Data) -> Fit:
+    def of(cls, context: Context, data: Data | Source) -> Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         train, test = context.scores(), None if problem.test is None else context.scores("test")
         return cls(
             data=data.name,
-            how="standardised" if data.mean is not None else "as they are",
+            how=data.how,
             n_train=problem.n_train,
             n_test=0 if problem.test is None else problem.test.n,
             parameters=sum(problem.params[name].numel() for name in problem.trainable),
@@ -54,6 +54,19 @@ class Fit:
     def fits(self) -> bool:
         """Whether the network gets most of its training samples right; regression has no such measure."""
         return self.error is None or self.error[0] <= MOST
+
+    def doubt(self, saved: float | None) -> str:
+        """What to say where the training error is far above the one that was saved with the weights; else nothing."""
+        if saved is None or self.error is None:
+            return ""
+        noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
+        if self.error[0] <= saved + 0.01 + noise:
+            return ""
+        return (
+            f"the training error is {100 * self.error[0]:.2f} %, and was {100 * saved:.2f} % when these weights were "
+            "saved: are these the inputs that the network was trained on? (--standardize and --no-standardize, "
+            "--flatten, --data-seed)"
+        )
 
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""

@@ -7,7 +7,7 @@ machine and version.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,79 +16,42 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatscope.errors import DataFileError, InputError, UnknownNameError
-from flatscope.factories import find_factory
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.training.data_set import Array, Data, Pair, Raw, Source
 from flatscope.training.download import fetch
-from flatscope.training.formats import read_npz
 from flatscope.training.known_files import SETS
+from flatscope.training.own_data import collected, from_function, from_npz
 from flatscope.training.public_sets import EMBEDDED, Listing, available, data_root, locate, read_part, verify
 
-__all__ = ["Data", "Listing", "available", "data_root", "fetch", "load", "random_stream", "sample_order", "verify"]
-
-Array = npt.NDArray[Any]
-Pair = tuple[Array, Array]
+__all__ = [
+    "Data",
+    "Listing",
+    "Source",
+    "available",
+    "data_root",
+    "fetch",
+    "load",
+    "load_or_read",
+    "random_stream",
+    "sample_order",
+    "verify",
+]
 
 DIGITS_TEST_SIZE = 360
 STANDARDS = ("drawn", "all")
+CHANGES = ("train_size", "test_size", "standardize", "flatten", "crop")  # what `load` may be asked to do to samples
 MOMENT_CHUNK = 1024  # samples at a time: the float64 copies stay at 25 MB for CIFAR-10
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Data:
-    """Training and test samples, ready for a model, and where they come from.
-
-    Images are float32 (n, channels, height, width); labels int64 (n,). `test` is None where there is none.
-    `mean` and `std` are per channel, of the training samples (those in `train`, or all of the set), on the [0, 1]
-    scale; None where nothing was standardised.
-    """
-
-    name: str
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
-    classes: tuple[str, ...]  # empty for regression targets
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    seed: int = 0
-    notes: str = ""
-
-    @property
-    def n_classes(self) -> int:
-        """Number of classes; 0 for regression."""
-        return len(self.classes)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return tuple(self.train[0].shape[1:])
-
-    def __repr__(self) -> str:
-        n_test = len(self.test[1]) if self.test else 0
-        shape = "x".join(str(extent) for extent in self.input_shape)
-        return f"Data({self.name!r}, {len(self.train[1])} train, {n_test} test, {shape}, {self.n_classes} classes)"
-
-
-@dataclass(frozen=True)
-class _Raw:
-    """Samples as their source gives them; dividing by `scale` brings bytes to [0, 1]."""
-
-    name: str
-    train: Pair
-    test: Pair | None
-    classes: tuple[str, ...]
-    scale: float
-    notes: str
-    ready: Data | None = None  # the user's own `Data`: not to be scaled again
-
-
 def load(
-    name: str | Path,
+    name: str | Path | Raw | Source,
     root: str | Path | None = None,
     *,
     train_size: int | None = None,
     test_size: int | None = None,
     seed: int = 0,
     balanced: bool = True,
-    standardize: bool = True,
+    standardize: bool | None = None,
     standardize_by: str = "drawn",
     flatten: bool = False,
     crop: int | None = None,
@@ -98,16 +61,17 @@ def load(
 
     Args:
         name: `digits`, `mnist`, `fashion-mnist`, `cifar10`; a path to an npz with `x_train, y_train` and optionally
-            `x_test, y_test, classes`; or `module:factory` / `file.py:factory`, a function without arguments that
-            returns a `Data`, `((x, y), (x_test, y_test))` or `(x, y)`.
+            `x_test, y_test, classes`; or `module:function` / `file.py:function`, a function without arguments that
+            returns a `Data`, `(x, y)`, a `Dataset`, a `DataLoader`, or a pair of them (training, test); or what such a
+            function gave.
         root: folder of the public sets; else `$FLATSCOPE_DATA`, else the user's cache folder.
         train_size: how many training samples to draw; None takes all, in their original order. Of one seed, a
             larger draw begins with the smaller.
         test_size: the same for the test samples; 0 leaves them out (and unread).
         seed: of the draws, and of the split of `digits`.
         balanced: draw equally from the classes, as far as they last; else at random.
-        standardize: per channel, to mean 0 and variance 1. A user's `Data` is left as it is, and so are integers other
-            than bytes (token numbers).
+        standardize: per channel, to mean 0 and variance 1; None: the sets by name, and not a user's own data. A user's
+            `Data` is always left as it is, and so are integers other than bytes (token numbers).
         standardize_by: mean and variance of the training samples that are "drawn", or of "all" there are: what a
             network that was trained on all of them must be given, whatever the draw.
         flatten: one vector per sample.
@@ -116,7 +80,9 @@ def load(
     """
     if standardize_by not in STANDARDS:
         raise UnknownNameError.among(str(standardize_by), STANDARDS, "standardize_by")
-    raw = _raw_samples(str(name), root, seed, download, with_test=test_size != 0)
+    with_test = test_size != 0
+    found = name if isinstance(name, Raw | Source) else _raw_samples(str(name), root, seed, download, with_test)
+    raw = collected(found, with_test) if isinstance(found, Source) else found
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
         x, y = _draw(samples, size, seed, balanced, f"{part}_size of {raw.name}")
@@ -132,10 +98,25 @@ def load(
         moments, mean, std = None, raw.ready.mean, raw.ready.std
     else:
         x = train[0] if standardize_by == "drawn" else _centre(raw.train[0], crop, raw.name)
-        moments = channel_moments(x) if standardize and _is_measured(x) else None
+        wanted = not raw.own if standardize is None else standardize
+        moments = channel_moments(x) if wanted and _is_measured(x) else None
         mean, std = (tuple((moment / raw.scale).tolist()) for moment in moments) if moments else (None, None)
     tensors = [_to_tensors(part, raw, moments, flatten) for part in (train, test) if part]
-    return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes)
+    return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes, raw.scale)
+
+
+def load_or_read(name: str | Path, root: str | Path | None = None, **options: Any) -> Data | Source:
+    """As `load`; but loaders and batches of a user's function are read as they come where nothing more is asked.
+
+    Args:
+        name: as in `load`.
+        root: folder of the public sets.
+        options: other arguments of `load`.
+    """
+    found = from_function(str(name)) if _is_function(str(name)) else name
+    if isinstance(found, Source) and not any(options.get(asked) for asked in CHANGES):
+        return replace(found, test=None) if options.get("test_size") == 0 else found
+    return load(found, root, **options)
 
 
 def random_stream(seed: int, purpose: str) -> np.random.RandomState:
@@ -204,7 +185,7 @@ def _is_measured(x: Array) -> bool:
     return bool(x.dtype == np.uint8 or x.dtype.kind in "bf")
 
 
-def _to_tensors(samples: Pair, raw: _Raw, moments: tuple[Array, Array] | None, flatten: bool) -> tuple[Tensor, Tensor]:
+def _to_tensors(samples: Pair, raw: Raw, moments: tuple[Array, Array] | None, flatten: bool) -> tuple[Tensor, Tensor]:
     """New tensors; standardised in place, since all of CIFAR-10 takes 614 MB as float32."""
     x, y = samples
     if raw.ready is None:
@@ -223,21 +204,25 @@ def _to_tensors(samples: Pair, raw: _Raw, moments: tuple[Array, Array] | None, f
     return torch.from_numpy(values), torch.from_numpy(np.array(y))
 
 
-def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> _Raw:
+def _is_function(name: str) -> bool:
+    return ":" in name and not name.endswith(".npz")
+
+
+def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> Raw | Source:
     if name == EMBEDDED:
         return _digits(seed)
     if name in SETS:
         return _public(name, root, download, with_test)
     if name.endswith(".npz"):
-        return _from_npz(Path(name).expanduser())
-    if ":" in name:
-        return _from_factory(name)
+        return from_npz(Path(name).expanduser())
+    if _is_function(name):
+        return from_function(name)
     if Path(name).exists():
         raise InputError("an npz file or file.py:factory", "neither", where=name)
     raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
 
 
-def _digits(seed: int) -> _Raw:
+def _digits(seed: int) -> Raw:
     from sklearn.datasets import load_digits  # scikit-learn takes a second to import
 
     images, labels = load_digits(return_X_y=True)
@@ -249,85 +234,13 @@ def _digits(seed: int) -> _Raw:
     order = np.lexsort((keys, fraction))
     test, train = np.sort(order[:DIGITS_TEST_SIZE]), np.sort(order[DIGITS_TEST_SIZE:])
     notes = f"scikit-learn's load_digits, stratified split of seed {seed}"
-    return _Raw(EMBEDDED, (x[train], y[train]), (x[test], y[test]), tuple("0123456789"), 16.0, notes)
+    return Raw(EMBEDDED, (x[train], y[train]), (x[test], y[test]), tuple("0123456789"), 16.0, notes)
 
 
-def _public(name: str, root: str | Path | None, download: bool, with_test: bool) -> _Raw:
+def _public(name: str, root: str | Path | None, download: bool, with_test: bool) -> Raw:
     public = SETS[name]
     if download and len(locate(public, data_root(root))) < len(public.files):
         fetch(name, root)
     train = read_part(name, "train", root)
     test = read_part(name, "test", root) if with_test else None
-    return _Raw(name, train, test, public.classes, 255.0, f"{public.title}, published files, checksums verified")
-
-
-def _from_npz(path: Path) -> _Raw:
-    arrays = read_npz(path)
-    train = (arrays["x_train"], arrays["y_train"])
-    test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
-    names = tuple(str(name) for name in arrays["classes"]) if "classes" in arrays else None
-    try:
-        return _checked(path.stem, train, test, names, str(path))
-    except InputError as error:
-        raise DataFileError(error.expected, error.got, error.where, error.fix) from error
-
-
-def _from_factory(spec: str) -> _Raw:
-    name = spec.rpartition(":")[2]
-    made = find_factory(spec)()
-    if isinstance(made, Data):
-        train, test = _as_arrays(made.train), _as_arrays(made.test) if made.test else None
-        return _Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, ready=made)
-    wanted = "a Data, ((x, y), (x_test, y_test)) or (x, y)"
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise InputError(wanted, type(made).__name__, where=spec)
-    pairs = [made] if not isinstance(made[0], tuple | list) else list(made)
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise InputError(wanted, "parts that are not pairs", where=spec)
-    train, *test_parts = (_as_arrays(pair) for pair in pairs)
-    return _checked(name, train, test_parts[0] if test_parts else None, None, spec)
-
-
-def _as_arrays(pair: Any) -> Pair:
-    x, y = (part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part) for part in pair)
-    return x, y
-
-
-def _checked(name: str, train: Pair, test: Pair | None, classes: tuple[str, ...] | None, where: str) -> _Raw:
-    """A user's arrays, once everything that can be wrong with them has been looked at."""
-    train = _checked_pair(*train, f"{where}, training part")
-    test = _checked_pair(*test, f"{where}, test part") if test else None
-    if test and _kind(test) != _kind(train):
-        raise InputError(f"test samples like the training samples, {_kind(train)}", _kind(test), where)
-    if train[1].dtype.kind == "f":
-        classes = ()
-    else:
-        top = max(int(part[1].max()) for part in (train, test) if part)
-        classes = classes or tuple(str(label) for label in range(top + 1))
-        if top >= len(classes):
-            raise InputError(f"labels below {len(classes)}, the number of class names", str(top), where)
-    return _Raw(name, train, test, classes, 255.0 if train[0].dtype == np.uint8 else 1.0, where)
-
-
-def _kind(samples: Pair) -> str:
-    return f"{samples[0].dtype} of shape {samples[0].shape[1:]} with {samples[1].dtype} targets"
-
-
-def _checked_pair(x: Array, y: Array, where: str) -> Pair:
-    if x.dtype.kind not in "biuf" or x.ndim < 2 or len(x) == 0:
-        raise InputError("samples as numbers (n, ...), n at least 1", f"{x.dtype} of shape {x.shape}", where)
-    if y.dtype.kind not in "biuf" or y.ndim == 0 or len(y) != len(x):
-        raise InputError(f"{len(x)} targets as numbers", f"{y.dtype} of shape {y.shape}", where)
-    for values, what in ((x, "samples"), (y, "targets")):
-        if not np.isfinite(values).all():
-            raise InputError(f"finite {what}", f"{np.size(values) - np.isfinite(values).sum()} that are not", where)
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] > 4 and x.shape[3] <= 4:
-        fix = "Put the channels first: np.moveaxis(x, -1, 1)"
-        raise InputError("images (n, channels, height, width)", str(x.shape), where, fix)
-    if x.dtype == np.uint8 and x.ndim == 3:
-        x = x[:, None]  # grey images (n, 1, h, w)
-    if y.dtype.kind == "f":
-        return x, y
-    if y.size != len(y) or y.min() < 0:
-        raise InputError("labels (n,) from 0 up", f"{y.dtype} {y.shape} with minimum {y.min()}", where)
-    return x, y.reshape(-1).astype(np.int64)
+    return Raw(name, train, test, public.classes, 255.0, f"{public.title}, published files, checksums verified")

@@ -1,0 +1,127 @@
+"""Models of Hugging Face as they come: batches as dictionaries, `ModelOutput`, checkpointing, language models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import flatscope as fs
+from flatscope.loss import next_tokens
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+IDS = torch.randint(1, 30, (6, 7), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(7) < torch.tensor([[7], [5], [4], [7], [6], [3]])).long()
+Y = torch.arange(6) % 3
+SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def bert(**more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=30, max_position_embeddings=8, num_labels=3, **SMALL, **more)
+    return transformers.BertForSequenceClassification(config).double().eval()
+
+
+def gpt(**more: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **more)
+    return transformers.GPT2LMHeadModel(config).double().eval()
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
+    return transformers.ViTForImageClassification(config).double().eval()
+
+
+def numbers(model: nn.Module, train: Any, **more: Any) -> list[float]:
+    table = fs.measure(fs.Problem(model, train, **more), ["gradient_norm", "hessian_max_eigenvalue"])
+    return [
+        table["gradient_norm"],
+        table["hessian_max_eigenvalue"],
+        fs.Context(fs.Problem(model, train, **more)).scores().loss,
+    ]
+
+
+class Encoded:
+    """One text at a time, as `datasets` gives them with the format "torch"."""
+
+    def __len__(self) -> int:
+        return len(IDS)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index >= len(IDS):
+            raise IndexError
+        return {"input_ids": IDS[index], "attention_mask": MASK[index], "label": Y[index]}
+
+
+BATCH = {"input_ids": IDS, "attention_mask": MASK}
+FORMS: dict[str, Any] = {
+    "labels inside": BATCH | {"labels": Y},
+    "labels as a list": (BATCH, Y.tolist()),
+    "batch encoding": transformers.BatchEncoding(BATCH | {"labels": Y}),
+    "loader": DataLoader(Encoded(), batch_size=4, shuffle=True),
+    "samples by number": Encoded(),
+    "padded to the longest of each batch": [
+        {"input_ids": IDS[i : i + 1, : int(MASK[i].sum())], "labels": Y[i : i + 1]} for i in range(6)
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_every_form_give_the_same_numbers(form: str) -> None:
+    assert numbers(bert(), FORMS[form]) == pytest.approx(numbers(bert(), (BATCH, Y)), rel=1e-6)
+
+
+def test_pictures() -> None:
+    x = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert numbers(vit(), {"pixel_values": x, "labels": Y}) == pytest.approx(numbers(vit(), (x, Y)), rel=1e-9)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_language_models_have_the_loss_of_the_library(cache: bool) -> None:
+    model = gpt(use_cache=cache)
+    labels = IDS.where(MASK.bool(), -100)
+    problem = fs.Problem(model, BATCH | {"labels": next_tokens(labels)}, loss="next_token")
+    found = fs.Context(problem).scores().losses
+    with torch.no_grad():
+        for i in range(6):  # one by one: the library averages over all tokens of a batch
+            own = {name: value[i : i + 1] for name, value in (BATCH | {"labels": labels}).items()}
+            assert float(found[i]) == pytest.approx(float(model(**own).loss), rel=1e-6)
+    assert torch.equal(next_tokens(labels), next_tokens(IDS, MASK))
+    with pytest.raises(fs.InputError, match="next_tokens"):
+        fs.Problem(model, BATCH | {"labels": labels}, loss="next_token")
+    with pytest.raises(fs.InputError, match='loss="next_token"'):
+        fs.Problem(model, BATCH | {"labels": next_tokens(labels)})
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("build", [bert, gpt])
+def test_gradient_checkpointing_changes_no_number(build: Any, reentrant: bool) -> None:
+    names = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if build is gpt else ()
+    names = names or ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    off = dict.fromkeys(names, 0.0)
+    targets, loss = (Y, "cross_entropy") if build is bert else (next_tokens(IDS, MASK), "next_token")
+    expected = numbers(build(**off), (BATCH, targets), loss=loss)
+    model = build(**off)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.train()  # the library checkpoints in training mode only; without dropout that is the same function
+    assert numbers(model, (BATCH, targets), loss=loss) == pytest.approx(expected, rel=1e-6)
+
+
+def test_models_without_a_head_say_what_to_do() -> None:
+    with pytest.raises(fs.InputError, match=r"has .logits.*Wrap the model"):
+        fs.Problem(bert().bert, (BATCH, Y))
+
+
+def test_batches_without_labels_and_with_words() -> None:
+    with pytest.raises(fs.InputError, match=r"labels.*keys input_ids, attention_mask"):
+        fs.Problem(bert(), [BATCH])
+    with pytest.raises(fs.InputError, match="train, text"):
+        fs.Problem(bert(), BATCH | {"text": ["a"] * 6, "labels": Y})
