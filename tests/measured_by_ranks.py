@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from networks import Tiny, attention, batchnorm_conv, lenet_like, mlp, regression, smooth
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
@@ -42,6 +43,26 @@ def frames() -> dict[str, pd.DataFrame]:
     return found
 
 
+def sampled_frames() -> dict[str, pd.DataFrame]:
+    """What is estimated, from random columns and from random products: every rank draws what one process would."""
+    names = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatness"]
+    wide = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 60)).double()
+    bent = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 60)).double()
+    found = {}
+    for number, (model, width) in enumerate(((wide, 4), (bent, 30))):
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64) / value.shape[-1] ** 0.5)
+        x = torch.randn(N, width, generator=generator, dtype=torch.float64)
+        y = torch.randint(0, 60, (N,), generator=generator)
+        for curvature in ("hessian", "gauss_newton"):
+            problem = fs.Problem(model, train=(x, y), batch_size=16)
+            frame = fs.measure(problem, names, precision=0.2, curvature=curvature).to_frame()
+            found[f"sampled {number} {curvature}"] = frame
+    return found
+
+
 def refusals(rank: int) -> dict[str, str | int]:
     """Messages of what may not be shared; the ranks of a problem that is not, and the samples of this rank of one."""
     tiny = larger(mlp())
@@ -64,6 +85,16 @@ def refusals(rank: int) -> dict[str, str | int]:
     said["alone"] = tiny.problem(shard=False, **attempts["few"]).ranks.size
     said["share"] = sum(len(targets) for _, targets in fs.Context(tiny.problem()).share())
     return said
+
+
+def write_sampled(folder: str) -> None:
+    """Only what is estimated, of this rank."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name, frame in sampled_frames().items():
+        frame.to_parquet(Path(folder) / f"{name} {rank}.parquet")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

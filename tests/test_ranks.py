@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import search_of, tolerance_of
-from measured_by_ranks import N, frames
+from measured_by_ranks import N, frames, sampled_frames
 from networks import mlp
 
 import flatscope as fs
@@ -37,6 +37,21 @@ def by_ranks(number: int, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def alone() -> dict[str, pd.DataFrame]:
     return frames()
+
+
+def test_what_is_sampled_is_that_of_one_process(tmp_path: Path) -> None:
+    script = "import sys, measured_by_ranks; measured_by_ranks.write_sampled(sys.argv[1])"
+    (tmp_path / "run.py").write_text(script)
+    done = by_ranks(2, str(tmp_path / "run.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    entries, wrong = declarations(), []
+    for name, expected in sampled_frames().items():
+        assert (expected["stderr"] > 0).any(), f"{name}: nothing was estimated"
+        for rank in range(2):
+            found = pd.read_parquet(tmp_path / f"{name} {rank}.parquet")
+            for measure, rows in expected.groupby("measure", sort=False):
+                wrong += _differences(entries[str(measure)], rows, found.loc[rows.index], f"{name}, rank {rank}")
+    assert wrong == []
 
 
 @pytest.mark.slow

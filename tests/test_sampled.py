@@ -26,11 +26,11 @@ NAMES = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatn
 
 def drawn(ctx: Context, draws: int, rows: bool = True) -> Curvature:
     """A pass with some random columns."""
-    return sweep._pass(ctx, range(draws), rows, False)
+    return sweep._pass(ctx, range(draws), sweep.find_left_out(ctx), rows)
 
 
 def every_column(ctx: Context) -> Curvature:
-    return sweep._pass(ctx, None, True, False)
+    return sweep._pass(ctx, None, sweep.find_left_out(ctx), rows=True)
 
 
 def many_classes(classes: int, n: int = 40, own: bool = False) -> Tiny:
@@ -85,7 +85,7 @@ def test_standard_errors_cover_for_network_layers_and_units(build) -> None:  # t
     zs: dict[str, list[float]] = {}
     for seed in range(200):
         ctx.seed = seed
-        found = drawn(ctx, 2).joined(sweep._pass(ctx, range(2, 6), True, False))
+        found = drawn(ctx, 2).joined(sweep._pass(ctx, range(2, 6), exact.left_out, rows=True))
         for (name, quantity), mean in found.means.items():
             true = exact.means[name, quantity].value.reshape(-1)
             top = int(true.abs().argmax())
@@ -202,7 +202,7 @@ def test_memory_does_not_grow_with_the_square_of_the_classes() -> None:
     problem = many_classes(classes, n=n).problem()
     for effort in (Effort(memory=2**20), Effort(memory=2**20, precision=0.0)):
         ctx = Context(problem, effort=effort)
-        ctx.sweep(sweep.find_left_out)  # its probe takes all columns of three samples
+        sweep.find_left_out(ctx)  # its probe takes all columns of three samples
         ctx.sweep(sweep.sweep_shape)
         Largest.most = 0
         with Largest():

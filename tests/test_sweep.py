@@ -14,9 +14,10 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import layer_forms, memory
+from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.factors import output_columns
 from flatscope.curvature.products import LayerDirections
-from flatscope.curvature.sweep import column_sweep, find_left_out
+from flatscope.curvature.sweep import column_sweep
 from flatscope.loss import as_loss
 
 
@@ -116,7 +117,7 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
 def _by_products_alone(problem: fs.Problem) -> fs.Context:
     """A context that thinks that the columns give nothing."""
     ctx = fs.Context(problem)
-    ctx._cache[f"{find_left_out.__module__}.find_left_out", ()] = dict.fromkeys(problem.trainable, "by hand")
+    ctx._cache[f"{find_curved.__module__}.find_curved", ()] = dict.fromkeys(problem.trainable, "by hand")
     return ctx
 
 

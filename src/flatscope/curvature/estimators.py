@@ -187,8 +187,9 @@ class Spread:
 
     @property
     def stderrs(self) -> Readings:
-        """Standard errors of the means."""
-        return {key: (d / (self.n * max(self.n - 1, 1))).sqrt() for key, d in self._deviations.items()}
+        """Standard errors of the means; infinite for a single column."""
+        freedom = self.n * (self.n - 1) if self.n > 1 else 0.0
+        return {key: (d / freedom).sqrt() if freedom else d + math.inf for key, d in self._deviations.items()}
 
 
 def diagonal_sums(
@@ -236,7 +237,7 @@ def diagonal_sums(
         if products >= most_products or over():
             missed = f"{precision:.2g} relative not reached in {products} products"
             break
-        if keep and not deflated and needed > 4 * FIRST_LOOK:
+        if keep and not deflated and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products:
             products += draws.deflate()
             look, deflated = 0, True
         following = max(FIRST_LOOK, 2 * look)

@@ -131,7 +131,7 @@ Filled = DenseBlock | GradientBlock | FactoredBlock
 
 def layer_blocks(ctx: Context) -> dict[str, Operator]:
     """The curvature block of every trainable layer by weight name, from one sweep over the data."""
-    left_out, columns, ranks = ctx.sweep(find_left_out), ctx.sweep(sweep_shape).columns, ctx.problem.ranks
+    left_out, columns, ranks = find_left_out(ctx), ctx.sweep(sweep_shape).columns, ctx.problem.ranks
     blocks = dict(_empty_blocks(ctx, left_out))
     filled = {name: block for name, block in blocks.items() if isinstance(block, Filled)}
     if not filled:

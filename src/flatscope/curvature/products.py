@@ -8,8 +8,10 @@ all layers. One product with random signs serves all layers and units: ζ_b bᵀ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ from flatscope.curvature.estimators import DiagonalSums, Readings, diagonal_sums
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import acting, find_left_out, late, swept
+from flatscope.curvature.sweep import acting, find_left_out, swept
 from flatscope.network.layers import Layer
+from flatscope.stopping import out_of_time
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,11 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
         precision=wanted,
         most_products=most_products,
         offsets=known,
-        over=lambda: late(ctx),
+        over=partial(out_of_time, ctx),
     )
 
 
-def curvature_operator(ctx: Context, names: list[str]) -> CurvatureOperator:
+def curvature_operator(ctx: Context, names: Sequence[str]) -> CurvatureOperator[Any]:
     """The matrix that the context asks for, over some parameters."""
     return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
 
@@ -152,7 +155,7 @@ class LayerDirections:
 
     def __init__(self, ctx: Context, quantity: str) -> None:
         self._ctx, self._quantity = ctx, quantity
-        left_out = ctx.sweep(find_left_out)
+        left_out = find_left_out(ctx)
         layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
         make = DIRECTIONS[quantity]
         self._parts = {name: make(acting(ctx, name), layer) for name, layer in layers.items()}
@@ -161,6 +164,7 @@ class LayerDirections:
             others = [name for name in left_out if name not in layers]
             self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
         self.device = ctx.problem.device
+        self._operator = curvature_operator(ctx, list(self._parts))  # one for all products: it keeps its graphs
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -172,7 +176,7 @@ class LayerDirections:
         """Products with coefficients (directions, k)."""
         split = torch.split(vectors, [part.count for part in self._parts.values()])
         embedded = [part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)]
-        product = curvature_operator(self._ctx, list(self._parts)) @ torch.cat(embedded)
+        product = self._operator @ torch.cat(embedded)
         pieces = torch.split(product, [len(some) for some in embedded])
         return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), pieces, strict=True)])
 

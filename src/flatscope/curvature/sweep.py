@@ -8,7 +8,6 @@ things the backward pass already holds; see `Curvature`. All columns give them e
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,10 +29,11 @@ from flatscope.curvature.layer_forms import (
     weight_forms,
 )
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
+from flatscope.curvature.seen import Uses, find_unseen, uses_of
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
-from flatscope.network.layers import Call
 from flatscope.samples import Batch, cut
+from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
 FIRST_LOOK = 2
@@ -41,7 +41,13 @@ FIRST_LOOK = 2
 FEW_COLUMNS = 16
 
 
-def column_sweep(ctx: Context, precision: float | None = None, rows: bool = False, diagonal: bool = False) -> Curvature:
+def column_sweep(
+    ctx: Context,
+    precision: float | None = None,
+    rows: bool = False,
+    diagonal: bool = False,
+    curvature: str | None = None,
+) -> Curvature:
     """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
 
     All columns are taken where the draws that reach the precision would cost as much.
@@ -52,22 +58,24 @@ def column_sweep(ctx: Context, precision: float | None = None, rows: bool = Fals
             for all columns.
         rows: also ρ of the rows.
         diagonal: also the diagonal of every covered block (one number per weight).
+        curvature: "hessian" or "gauss_newton": which parameters are covered; the context's by default.
     """
+    options: dict[str, Any] = {"rows": rows, "diagonal": diagonal, "left_out": find_left_out(ctx, curvature)}
     wanted = ctx.effort.precision if precision is None else precision
     shape = ctx.sweep(sweep_shape)
     if wanted <= 0 or shape.columns <= FEW_COLUMNS:
-        return _pass(ctx, None, rows, diagonal)
-    found, look, missed = _pass(ctx, range(FIRST_LOOK), rows, diagonal), FIRST_LOOK, ""
+        return _pass(ctx, None, **options)
+    found, look, missed = _pass(ctx, range(FIRST_LOOK), **options), FIRST_LOOK, ""
     while (error := found.worst_error()) > wanted:
         needed = look * (error / wanted) ** 2
-        if late(ctx):
+        if out_of_time(ctx):
             missed = "stopped by the time limit"
             break
         if needed * shape.per_draw >= shape.columns:
-            return _pass(ctx, None, rows, diagonal)
+            return _pass(ctx, None, **options)
         # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
         following = 2 ** math.ceil(math.log2(needed))
-        found, look = found.joined(_pass(ctx, range(look, following), rows, diagonal)), following
+        found, look = found.joined(_pass(ctx, range(look, following), **options)), following
     return replace(found, missed=missed)
 
 
@@ -77,12 +85,6 @@ def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> C
     if precision is not None and precision != ctx.effort.precision:
         options["precision"] = precision
     return ctx.sweep(column_sweep, **options)
-
-
-def late(ctx: Context) -> bool:
-    """Whether the time is up, on any rank."""
-    deadline = ctx.effort.deadline
-    return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,16 @@ def acting(ctx: Context, name: str) -> Tensor:
     return ctx.params[name]
 
 
-def find_left_out(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for those whose block the columns do not give."""
-    return dict(ctx.sweep(find_curved))
+def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
+    """{parameter: reason} for those whose block of the matrix the columns do not give.
+
+    Args:
+        ctx: the network.
+        curvature: "hessian" or "gauss_newton"; the context's by default.
+    """
+    if (curvature or ctx.effort.curvature) == "gauss_newton":
+        return ctx.sweep(find_unseen)
+    return ctx.sweep(find_curved)
 
 
 def sweep_plan(ctx: Context, columns: int) -> Plan:
@@ -132,9 +141,10 @@ def sweep_plan(ctx: Context, columns: int) -> Plan:
     return plan_for(ctx, columns, shape.per_sample, shape.per_column)
 
 
-def _pass(ctx: Context, draws: range | None, rows: bool, diagonal: bool) -> Curvature:
+def _pass(
+    ctx: Context, draws: range | None, left_out: dict[str, str], rows: bool = False, diagonal: bool = False
+) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
-    left_out = ctx.sweep(find_left_out)
     shape = ctx.sweep(sweep_shape)
     signs = Signs(ctx.seed, STREAM)
     columns = shape.columns if draws is None else len(draws) * shape.per_draw
@@ -179,16 +189,16 @@ def backpropagated(
     """
     inputs, targets = batch
     _, outputs, calls = recorded_forward(ctx, inputs)
-    uses: dict[tuple[str, str | None, str], list[Call]] = {}
-    for call in calls:
-        wanted = call.weight not in left_out or (call.bias and call.bias not in left_out)
-        if wanted and call.edge is not None and not call.opaque:
-            uses.setdefault((call.weight, call.bias, call.kind), []).append(call)
+    uses = [
+        group
+        for group in uses_of(calls)
+        if group[0].weight not in left_out or (group[0].bias and group[0].bias not in left_out)
+    ]
     if not uses:
         return
     root = output_root(ctx.problem.loss, outputs, targets)
     for block in _blocks(root, width, draws, signs, numbers, outputs.dtype):
-        yield _flows(ctx, outputs, list(uses.values()), block)
+        yield _flows(ctx, outputs, uses, block)
 
 
 def _blocks(
@@ -207,7 +217,7 @@ def _blocks(
         yield root.drawn(signs.draw(numbers, some, root.width, dtype))
 
 
-def _flows(ctx: Context, outputs: Tensor, uses: list[list[Call]], block: Columns) -> Iterator[Flow]:
+def _flows(ctx: Context, outputs: Tensor, uses: Uses, block: Columns) -> Iterator[Flow]:
     """What one block of columns sends through the layers."""
     k = len(block.values)
     through = [

@@ -19,6 +19,7 @@ from flatscope.network.layers import Layer
 from flatscope.registry import Value
 
 MOST_REASONS = 3
+GAUSS_NEWTON = "of the Gauss-Newton matrix"
 # The products that give what the sweep does not cover of a quantity.
 PRODUCTS = {"kappa_trace": "trace", "rho_sum": "rho", "rho_rows_sum": "rho_rows"}
 
@@ -45,10 +46,10 @@ def layer_values(
     for layer in measured_layers(ctx):
         key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
         if key in rest.values:
-            reason = f"{covered.left_out[layer.weight]}{_ways(rest)}"
+            reason = _joined(matrix_remark(ctx, layer.weight), f"{covered.left_out[layer.weight]}{_ways(rest)}")
             result[layer.name] = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
         elif mean is not None:
-            reason = _joined(_matrix(ctx, layer.weight), _sampling(covered))
+            reason = _joined(matrix_remark(ctx, layer.weight), _sampling(covered))
             result[layer.name] = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
         else:
             zeros = torch.zeros(_units(ctx, layer, quantity))
@@ -99,21 +100,16 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
         tensors = "1 parameter tensor" if len(covered.left_out) == 1 else f"{len(covered.left_out)} parameter tensors"
         parts.append(f"{tensors} by {ways}: {next(iter(covered.left_out.values()))}")
         parts.append(rest.missed)
-    matrix = ""
-    if ctx.effort.curvature == "gauss_newton":
-        matrix = GAUSS_NEWTON if ctx.sweep(find_curved) else AGREE
+    matrix = matrix_remark(ctx, *ctx.problem.trainable)
     return _with_reason(found, _joined(matrix, *parts))
 
 
-GAUSS_NEWTON = "of the Gauss-Newton matrix"
-AGREE = "of the Gauss-Newton matrix, here the same as the Hessian's"
-
-
-def _matrix(ctx: Context, weight: str) -> str:
-    """Which matrix a layer's value belongs to, where that needs saying."""
+def matrix_remark(ctx: Context, *names: str) -> str:
+    """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
-    return GAUSS_NEWTON if weight in ctx.sweep(find_curved) else AGREE
+    differs = any(name in ctx.sweep(find_curved) for name in names)
+    return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 
 def _sampling(covered: Curvature) -> str:

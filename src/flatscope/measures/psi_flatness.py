@@ -62,7 +62,7 @@ def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02
             estimated.
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
-    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True)
+    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
     diagonals, needs_product = {}, {}
     for block in paths.blocks:
         value = ctx.params[block.name]

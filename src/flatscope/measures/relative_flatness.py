@@ -25,7 +25,7 @@ from flatscope.measures.layer_values import (
     network_value,
     shared_reason,
 )
-from flatscope.measures.weight_flatness import as_value, top_eigenpairs
+from flatscope.measures.weight_flatness import layer_eigenvalues
 from flatscope.registry import Value, measure
 
 LAYERWISE = {"layer_scaling", "permutation"}
@@ -150,8 +150,7 @@ def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
-    return _times_squared_norm(ctx, {name: as_value(pair, tolerance) for name, pair in pairs.items()})
+    return _times_squared_norm(ctx, layer_eigenvalues(ctx, tolerance))
 
 
 _declare_over_layers(kappa, _added, r"\kappa", max="sharpest layer, relative to weights")

@@ -7,9 +7,15 @@ from functools import partial
 from flatscope.context import Context
 from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.layer_blocks import layer_blocks
-from flatscope.curvature.operators import Hessian
+from flatscope.curvature.products import curvature_operator
 from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
-from flatscope.measures.layer_values import layer_values, measured_layers, trace_of_everything
+from flatscope.measures.layer_values import (
+    GAUSS_NEWTON,
+    layer_values,
+    matrix_remark,
+    measured_layers,
+    trace_of_everything,
+)
 from flatscope.params import norm
 from flatscope.registry import Value, measure
 from flatscope.stopping import out_of_time
@@ -103,7 +109,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, 
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    return {layer: as_value(pair, tolerance) for layer, pair in ctx.sweep(top_eigenpairs, tolerance=tolerance).items()}
+    return layer_eigenvalues(ctx, tolerance)
 
 
 @measure(
@@ -115,7 +121,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, 
     cost="sweep",
     headline="curvature, sharpest direction",
     falls_with_loss=True,
-    conventions="all trainable parameters, cross-layer blocks included: the true Hessian, not Gauss-Newton",
+    conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for",
 )
 def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     """Largest eigenvalue of the Hessian of the training loss.
@@ -124,7 +130,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    return as_value(ctx.sweep(whole_spectrum).largest(tolerance), tolerance)
+    return as_value(ctx.sweep(whole_spectrum).largest(tolerance), tolerance, matrix=_whole_matrix(ctx))
 
 
 @measure(
@@ -144,25 +150,43 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
         ctx: the network.
         tolerance: accuracy of the eigensolver, relative to the width of the spectrum.
     """
-    return as_value(ctx.sweep(whole_spectrum).smallest(tolerance), tolerance, "of the spectrum's width")
+    pair = ctx.sweep(whole_spectrum).smallest(tolerance)
+    return as_value(pair, tolerance, "of the spectrum's width", matrix=_whole_matrix(ctx))
 
 
 def whole_spectrum(ctx: Context) -> BothEnds:
-    """Both ends of the spectrum of the whole Hessian, found with the same products."""
-    return BothEnds(Hessian(ctx), ctx.generator("hessian eigenvalues"), partial(out_of_time, ctx))
+    """Both ends of the spectrum of the whole matrix, found with the same products."""
+    operator = curvature_operator(ctx, ctx.problem.trainable)
+    return BothEnds(operator, ctx.generator("hessian eigenvalues"), partial(out_of_time, ctx))
 
 
-def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative") -> Value:
+def _whole_matrix(ctx: Context) -> str:
+    """The blocks between layers differ from the Hessian's on piecewise-linear networks as well."""
+    return GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
+
+
+def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", matrix: str = "") -> Value:
     """An eigenvalue as a table entry; the residual bounds its error."""
-    if not pair.converged:
-        return Value(pair.value, exact=False, reason=f"eigensolver stopped with residual {pair.residual:.2g}")
-    low, high = pair.value - pair.residual, pair.value + pair.residual
     remark = f"to {tolerance:.0e} {relative_to}" if pair.residual else ""
-    return Value(pair.value, low=low, high=high, reason=remark)
+    if not pair.converged:
+        remark = f"eigensolver stopped with residual {pair.residual:.2g}"
+    reason = "; ".join(part for part in (matrix, remark) if part)
+    if not pair.converged:
+        return Value(pair.value, exact=False, reason=reason)
+    return Value(pair.value, low=pair.value - pair.residual, high=pair.value + pair.residual, reason=reason)
+
+
+def layer_eigenvalues(ctx: Context, tolerance: float) -> dict[str, Value]:
+    """Largest eigenvalue of every layer's block."""
+    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
+    return {
+        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
+        for layer in measured_layers(ctx)
+    }
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
-    """Top eigenpair of every layer's Hessian block."""
+    """Top eigenpair of every layer's block."""
     blocks = ctx.sweep(layer_blocks)
     generator = ctx.generator("layer eigenvalues")
     names = {layer.weight: layer.name for layer in measured_layers(ctx)}
