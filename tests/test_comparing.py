@@ -17,7 +17,7 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.cli import main
-from flatscope.comparing.quantities import Quantity
+from flatscope.comparing.verdicts import Quantity
 from flatscope.errors import NotApplicable
 from flatscope.registry import declarations
 from flatscope.reports.items import by_kind

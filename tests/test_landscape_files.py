@@ -22,7 +22,7 @@ from torch import Tensor
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.landscapes import Surface
-from flatscope.landscapes.evaluation import GridLosses
+from flatscope.landscapes.grid_losses import GridLosses
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from flatscope.comparing.quantities import Quantity
 from flatscope.comparing.rankings import consensus, family_ranks
-from flatscope.comparing.verdicts import Standing, differs, judge, undertrained
+from flatscope.comparing.verdicts import Quantity, Standing, differs, judge, undertrained
 from flatscope.registry import declarations
 
 

@@ -17,8 +17,7 @@ from scipy import stats as scipy_stats
 
 from flatscope import InputError
 from flatscope.stats.correlation import correlate
-from flatscope.stats.estimate import paired
-from flatscope.stats.proportions import wilson
+from flatscope.stats.estimate import paired, wilson
 from flatscope_papers.claims import Estimate
 from flatscope_papers.correlation_intervals import lead_of_correlations, pearson_ends, spread_of_correlations
 

@@ -39,9 +39,9 @@ def run(
     gpus: Gpus = 0,
 ) -> None:
     """Run what the store does not have; run the same command again, or `resume`, after a kill."""
-    from flatscope.sweeps.checking import check_configs
     from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
     from flatscope.sweeps.store import Store
+    from flatscope.sweeps.work import check_configs
 
     sweep = Sweep.from_file(file)
     if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs

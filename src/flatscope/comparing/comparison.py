@@ -11,7 +11,6 @@ from typing import Any, Self
 import pandas as pd
 
 from flatscope.comparing.copies import SameFunction
-from flatscope.comparing.quantities import Quantity, quantities
 from flatscope.comparing.rankings import (
     agreement,
     close_text,
@@ -24,6 +23,7 @@ from flatscope.comparing.rankings import (
 )
 from flatscope.comparing.verdicts import (
     LOSS_FACTOR,
+    Quantity,
     Standing,
     Verdict,
     differs,
@@ -31,6 +31,7 @@ from flatscope.comparing.verdicts import (
     judge,
     loss_factor,
     on_a_slope,
+    quantities,
     undertrained,
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from flatscope.comparing.quantities import Quantity
+from flatscope.comparing.verdicts import Quantity
 
 if TYPE_CHECKING:
     from flatscope.stats.ranking import Ranking

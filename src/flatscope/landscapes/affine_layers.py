@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flatscope.context import Context
-from flatscope.landscapes.charts import Chart
+from flatscope.landscapes.planes import Plane
 from flatscope.network.layers import CONVOLUTIONS, DENSE, TRANSPOSED, recorded
 from flatscope.params import Params
 from flatscope.samples import Inputs
@@ -24,7 +24,7 @@ Layer = Callable[[Tensor, Tensor | None], Tensor]
 _LAYERS = frozenset((*DENSE, *CONVOLUTIONS, *TRANSPOSED))
 
 
-def affine_layers(ctx: Context, chart: Chart) -> dict[str, str | None]:
+def affine_layers(ctx: Context, chart: Plane) -> dict[str, str | None]:
     """Weight and bias names of the layers that read nothing which moves, and move on straight lines themselves."""
     leaves = {name: ctx.params[name].detach().requires_grad_() for name in chart.names}
     with torch.enable_grad(), recorded(ctx.problem, {**ctx.params, **leaves}) as recorder:
@@ -39,7 +39,7 @@ def affine_layers(ctx: Context, chart: Chart) -> dict[str, str | None]:
     return found
 
 
-def responses(ctx: Context, chart: Chart, layers: Mapping[str, str | None], inputs: Inputs) -> Responses:
+def responses(ctx: Context, chart: Plane, layers: Mapping[str, str | None], inputs: Inputs) -> Responses:
     """What each of these layers makes of a batch at w and along each direction."""
     dtype = ctx.problem.dtype
     found: Responses = {}

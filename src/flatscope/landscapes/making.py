@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from flatscope.context import Context
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.guards import precise_math, untouched_randomness
-from flatscope.landscapes.charts import Chart, PathPlane, WeightPlane
 from flatscope.landscapes.directions import (
     NAMES,
     cosine,
@@ -28,7 +27,8 @@ from flatscope.landscapes.directions import (
     rayleigh,
     towards,
 )
-from flatscope.landscapes.evaluation import GridLosses
+from flatscope.landscapes.grid_losses import GridLosses
+from flatscope.landscapes.planes import PathPlane, Plane, WeightPlane
 from flatscope.landscapes.rows import KeptRows, fingerprint, kept_directions
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates
@@ -190,7 +190,7 @@ def _chart(
     relative: bool,
     rule: str,
     checkpoint: str | os.PathLike[str] | None,
-) -> tuple[Chart, dict[str, Any]]:
+) -> tuple[Plane, dict[str, Any]]:
     """The plane, and what is worth knowing about it."""
     if space == "psi":
         paths = path_coordinates(ctx, rule)

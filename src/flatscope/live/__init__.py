@@ -7,8 +7,7 @@ made when they are first asked for, so that neither package is needed by those w
 from typing import Any
 
 from flatscope.live.callbacks import lightning_callback_class, trainer_callback_class
-from flatscope.live.recorder import Recorder
-from flatscope.live.writers import scalars, write_mlflow, write_tensorboard
+from flatscope.live.recorder import Recorder, scalars, write_mlflow, write_tensorboard
 
 _MADE_WHEN_ASKED = {
     "FlatscopeCallback": lightning_callback_class,

@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 
 from flatscope.errors import InputError
-from flatscope.live.recorder import Recorder
-from flatscope.live.writers import scalars
+from flatscope.live.recorder import Recorder, scalars
 
 Take = Callable[[nn.Module], nn.Module]
 

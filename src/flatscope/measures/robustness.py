@@ -50,7 +50,7 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
         draws: the most noise vectors of each sample and level, at least 2; fewer for levels that have reached the
             precision that is asked for after 2, 4 or 8.
     """
-    from flatscope.stats.proportions import wilson  # here: statistics take long to import, and few measures need them
+    from flatscope.stats.estimate import wilson  # here: statistics take long to import, and few measures need them
 
     levels = checked_gammas(gammas)
     if draws < 2:

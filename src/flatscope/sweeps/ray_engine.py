@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatscope.errors import InputError
-from flatscope.sweeps.attempt import Outcome, attempt
-from flatscope.sweeps.board import MAX_LOST, Board, Unit
+from flatscope.sweeps.board import MAX_LOST, Board, Outcome, Unit, attempt
 from flatscope.sweeps.store import Store
 
 POLL_SECONDS = 0.2

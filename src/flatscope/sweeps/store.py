@@ -27,8 +27,8 @@ from torch import Tensor
 
 from flatscope.errors import InputError
 from flatscope.guards import whole_file, write_whole
-from flatscope.sweeps.claims import Claims
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
+from flatscope.sweeps.leases import Leases
 from flatscope.sweeps.trial_files import DamagedTrial, TrialFiles
 from flatscope.training.weights import WEIGHTS_FILE, plain_tensors
 from flatscope.version import __version__
@@ -97,7 +97,7 @@ class Store:
             raise InputError("a folder or an address that fsspec knows", str(error), f"store {root}", fix) from error
         self._path = str(path).rstrip("/")
         self._trials = TrialFiles(self._fs, self._path)
-        self._claims = Claims(self._fs, f"{self._path}/{CLAIMS}")
+        self._claims = Leases(self._fs, f"{self._path}/{CLAIMS}")
         self.root = self._path if self._trials.renames else os.fspath(root)
 
     def __repr__(self) -> str:

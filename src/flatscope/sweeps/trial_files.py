@@ -21,8 +21,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from flatscope.errors import DataFileError, InputError
 from flatscope.guards import flush_folder
-from flatscope.sweeps.claims import Owner, this_process
 from flatscope.sweeps.configuration import from_json, to_json
+from flatscope.sweeps.leases import Owner, this_process
 from flatscope.version import __version__
 
 FORMAT = 1

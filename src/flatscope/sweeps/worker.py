@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flatscope.sweeps.attempt import attempt
+from flatscope.sweeps.board import attempt
 from flatscope.sweeps.configuration import from_json
 from flatscope.sweeps.store import Store
 

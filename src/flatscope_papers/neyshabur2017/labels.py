@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.stats.proportions import wilson
+from flatscope.stats.estimate import wilson
 from flatscope_papers import intervals
 from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Estimate
 from flatscope_papers.curves import bars, lines

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from flatscope.stats.correlation import partial_correlation
 from flatscope.stats.estimate import Estimate as OfPopulation
-from flatscope.stats.partial import partial_correlation
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
 from flatscope_papers.declaration import Analysis, Runs, study

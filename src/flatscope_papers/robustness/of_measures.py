@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flatscope.registry import declarations
 from flatscope.stats.correlation import correlate
-from flatscope.stats.summary import correlation_table
+from flatscope.stats.correlation_table import correlation_table
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
 from flatscope_papers.declaration import Analysis, Runs, study

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatscope import BasisPaths, Problem
 from flatscope.bounds.psi import pac_bayes_gap
-from flatscope.stats.proportions import wilson
+from flatscope.stats.estimate import wilson
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate

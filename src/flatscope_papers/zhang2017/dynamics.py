@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.stats.proportions import wilson
+from flatscope.stats.estimate import wilson
 from flatscope.sweeps.store import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate

@@ -81,7 +81,7 @@ def _begun(process: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _Lease:
     """The parts of a claim's file name."""
 
     key: str
@@ -100,11 +100,11 @@ class _Claim:
     def is_over(self) -> bool:
         return time.time() - self.seen > self.lease or self.owner.is_dead()
 
-    def held_now(self) -> _Claim:
+    def held_now(self) -> _Lease:
         return replace(self, state=HELD, seen=time.time())
 
     @classmethod
-    def from_name(cls, name: str) -> _Claim | None:
+    def from_name(cls, name: str) -> _Lease | None:
         try:
             key, machine, process, begun, nonce, state, lease, seen = name.split(".")
             owner = Owner(machine, int(process), int(begun))
@@ -113,7 +113,7 @@ class _Claim:
             return None
 
 
-class Claims:
+class Leases:
     """The claims in one folder of a file system of fsspec's."""
 
     def __init__(self, fs: Any, folder: str) -> None:
@@ -147,10 +147,10 @@ class Claims:
             for file in files:
                 self._remove(file)
 
-    def _take(self, key: str, lease: float) -> list[_Claim]:
+    def _take(self, key: str, lease: float) -> list[_Lease]:
         """The files of a claim that is ours now; none if it is another's."""
         for attempt in range(TRIES):
-            mine = _Claim(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
+            mine = _Lease(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
             self._put(mine)
             others = [claim for claim in self._all() if claim.key == key and claim.nonce != mine.nonce]
             alive = [claim for claim in others if not claim.is_over]
@@ -165,7 +165,7 @@ class Claims:
             time.sleep(random.uniform(0.01, 0.03) * 2**attempt)
         return []
 
-    def _beat(self, files: list[_Claim], lease: float, stop: threading.Event) -> None:
+    def _beat(self, files: list[_Lease], lease: float, stop: threading.Event) -> None:
         """Give signs of life by newer file names, until stopped or until somebody took the claim for dead.
 
         The name before stays until the next sign: a listing is no snapshot, and one that runs while the old name goes
@@ -182,22 +182,22 @@ class Claims:
             except OSError:
                 continue  # a network may fail for a moment; the lease allows for three such moments
 
-    def _all(self) -> list[_Claim]:
+    def _all(self) -> list[_Lease]:
         self._fs.invalidate_cache()
         try:
             paths = self._fs.ls(self._folder, detail=False)
         except FileNotFoundError:
             return []
-        found = [_Claim.from_name(path.rpartition("/")[2]) for path in paths]
+        found = [_Lease.from_name(path.rpartition("/")[2]) for path in paths]
         return [claim for claim in found if claim is not None]
 
-    def _put(self, claim: _Claim) -> None:
+    def _put(self, claim: _Lease) -> None:
         self._fs.makedirs(self._folder, exist_ok=True)
         self._fs.pipe_file(self._path(claim), b"")
 
-    def _path(self, claim: _Claim) -> str:
+    def _path(self, claim: _Lease) -> str:
         return f"{self._folder}/{claim.name}"
 
-    def _remove(self, claim: _Claim) -> None:
+    def _remove(self, claim: _Lease) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(claim))

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from flatscope.errors import InputError
-from flatscope.stats.correlation import KINDS, Kind, correlate
-from flatscope.stats.estimate import Estimate, columns
-from flatscope.stats.information import conditional_mutual_information
-from flatscope.stats.partial import partial_correlation
-from flatscope.stats.proportions import holm
-from flatscope.stats.sign_agreement import granulated_kendall, sign_error
+from flatscope.stats.correlation import KINDS, Kind, correlate, partial_correlation
+from flatscope.stats.estimate import Estimate, columns, holm
+from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 
 COLUMNS = (
     "measure", "statistic", "value", "low", "high", "p", "p_holm", "n", "dropped", "method", "note"

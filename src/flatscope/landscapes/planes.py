@@ -13,7 +13,7 @@ from flatscope.params import Params
 from flatscope.symmetries.path_coordinates import PathCoordinates
 
 
-class Chart(Protocol):
+class Plane(Protocol):
     """Networks by their coordinates t on a line or a plane; the one at t = 0 is the network itself."""
 
     straight: dict[str, tuple[Tensor, ...]]
