@@ -248,7 +248,7 @@ def test_the_network_of_networks_is_what_we_think():
         "shuffle": (32, 32),
         "inception": (13, 13),
         "functional": (16, 4 + 3),  # fc1 + fc2, then a - b ties the two halves
-        "transformer": (8 + 12 + 8, 12),
+        "transformer": (60, 20),
         "looping": (10, 5),
         "upsampling": (4 + 8 + 4 + 2, 4 + 2 + 4 + 2),
         "1-D": (4, 4),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from networks import BUILDERS, Tiny, _built, lenet_like, mlp
+from networks import BUILDERS, Tiny, _built, lenet_like, mlp, smooth
 from references import TWINS, Dense, dense
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +19,7 @@ from flatscope.curvature.factors import output_columns
 from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.sweep import column_sweep
 from flatscope.loss import as_loss
+from flatscope.network.operations import PIECES, TABLE
 
 
 class Twice(nn.Module):
@@ -156,11 +157,35 @@ def test_in_place_activations() -> None:
         )
 
 
-def test_the_probe_finds_a_weight_that_is_used_elsewhere() -> None:
+def test_a_weight_that_is_used_elsewhere_is_seen() -> None:
     tiny = _built("hidden", Hidden(), (3,), 3, ("first", "second"))
-    assert "differs from the Gauss-Newton" in fs.Context(tiny.problem()).sweep(column_sweep).left_out["first.weight"]
+    assert "first.weight" in fs.Context(tiny.problem()).sweep(column_sweep).left_out
     table = fs.measure(tiny.problem(), "hessian_trace")
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
+
+
+def test_the_probe_finds_what_the_table_of_operations_misreads(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = smooth()
+    expected = TWINS["hessian_trace"](Dense(tiny))
+    monkeypatch.setitem(TABLE, "tanh", replace(TABLE["tanh"], linear=PIECES))
+    curved = fs.Context(tiny.problem()).sweep(column_sweep).left_out
+    assert "Gauss-Newton" in curved["0.weight"]
+    assert fs.measure(tiny.problem(), "hessian_trace")["hessian_trace"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_probe_is_not_fooled_by_blank_samples_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blank samples have no second derivative; where they stand must not matter."""
+    tiny = smooth()
+    monkeypatch.setitem(TABLE, "tanh", replace(TABLE["tanh"], linear=PIECES))
+    blank = torch.zeros(60, 3, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False)).double().eval()
+    y = torch.zeros(60, dtype=torch.int64)
+    for x, targets in (
+        (torch.cat([blank, tiny.x]), torch.cat([y, tiny.y])),
+        (torch.cat([tiny.x, blank]), torch.cat([tiny.y, y])),
+    ):
+        curved = fs.Context(fs.Problem(model, train=(x, targets))).sweep(column_sweep).left_out
+        assert "0.weight" in curved
 
 
 def test_frozen_layers_are_constants() -> None:

@@ -25,7 +25,7 @@ from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
-from flatscope.params import Params
+from flatscope.params import Params, copied
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
 from flatscope.symmetries.audit import COLUMNS, Audit
@@ -162,7 +162,7 @@ class _Drawing:
         graph = trace(base.model, example)
         self.remark = _walls(graph, self.way)
         for trial in range(self.trials):
-            twin = copy.deepcopy(base.model)
+            twin = copied(base.model)
             _assign(twin, self._params(graph, base.params, (self.seed * 10_007 + trial) % 2**63))
             refuse_if_different(base.model, twin, example, f"audit by {self.way}")
             other = base.with_model(twin)

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.network.layers import Network, find_layers
+from flatscope.network.layers import LayerFinder, Network, layers_of, recorded
+from flatscope.network.plain import uncovered
+from flatscope.network.program import watched
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.samples import Batch, Inputs
+from flatscope.samples import Batch, Inputs, parts_of
 
 T = TypeVar("T")
 
@@ -146,7 +148,27 @@ class Context:
 
 
 def _find_layers(ctx: Context) -> Network:
-    return find_layers(ctx.problem)
+    """The layers that the first samples pass; where some weight was not met, also those that any sample passes."""
+    problem, inputs = ctx.problem, ctx.problem.example()
+    finder = LayerFinder(problem.params, problem.model, parts_of(inputs))
+    with torch.no_grad(), watched(finder.follow):
+        problem.forward(inputs)
+    calls = finder.layer_calls
+    met = {name for call in finder.calls for name in (call.weight, call.bias)}
+    unmet = {name for name in problem.trainable if problem.params[name].ndim > 1} - met
+    unmet -= set(uncovered(problem.model))
+    chain = finder.is_chain
+    if unmet:
+        for more, _ in problem.batches():
+            with torch.no_grad(), recorded(problem.model, problem.params) as recorder:
+                problem.forward(more)
+            new = [call for call in recorder.layer_calls if call.weight in unmet]
+            calls += [call for call in new if call.weight not in {other.weight for other in calls}]
+            chain &= not new
+            unmet -= {call.weight for call in new}
+            if not unmet:
+                break
+    return Network(layers_of(calls), chain, uncovered(problem.model))
 
 
 def _scores(ctx: Context, part: str) -> Scores:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError
-from flatscope.params import Params
+from flatscope.params import Params, copied
 from flatscope.samples import Inputs, Samples, parts_of, shape_text
 from flatscope.targets import TargetLook
 
@@ -29,8 +28,8 @@ def replica(model: nn.Module) -> nn.Module:
         copies: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first
             if (inner := _inside(module)) is not None:
-                copies[id(module)] = copy.deepcopy(inner, copies)
-        return copy.deepcopy(model, copies)
+                copies[id(module)] = copied(inner, copies)
+        return copied(model, copies)
     except Exception as problem:
         raise InputError(
             "a model that can be copied (copy.deepcopy)",

@@ -21,7 +21,7 @@ from flatscope.guards import precise_math, untouched_randomness
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
-from flatscope.symmetries.folding import fold_batchnorm
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
@@ -171,10 +171,10 @@ def device_text(device: torch.device) -> str:
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begun = time.perf_counter()
-    folded = entry.on_folded and _has_batchnorm(ctx)
+    folded = entry.on_folded and has_batchnorm(ctx.problem.model)
     with ctx.charged() as spent:
         try:
-            point = ctx.sweep(folded_context) if folded else ctx
+            point = _point(ctx, entry)
             _refuse_missing(point, entry)
             result: Result = entry.function(point, **common, **given)
         except NotApplicable as problem:
@@ -210,6 +210,15 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
             yield fixed | row | {"layer": layer, "options": options_text({**shown, **value.options})}
 
 
+def _point(ctx: Context, entry: Declaration) -> Context:
+    """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
+    if entry.on_folded or entry.needs & {"layers", "every_layer", "chain"}:
+        ctx = ctx.sweep(plain_context)
+    if entry.on_folded and has_batchnorm(ctx.problem.model):
+        ctx = ctx.sweep(folded_context)
+    return ctx
+
+
 def _refuse_missing(ctx: Context, entry: Declaration) -> None:
     """What a measure declares to need and this problem does not have."""
     problem = ctx.problem
@@ -219,8 +228,24 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
         raise NotApplicable("needs the weights before training; pass initial= (on the command line --initial)")
     if "classes" in entry.needs and not problem.classification:
         raise NotApplicable(problem.no_classes)
+    if "layers" in entry.needs and not ctx.network.layers:
+        raise NotApplicable(ctx.network.missing)
+    if "every_layer" in entry.needs and ctx.network.missing:
+        raise NotApplicable(ctx.network.missing)
     if "chain" in entry.needs and not ctx.network.chain:
         raise NotApplicable("a product over layers has no meaning on a branching network")
+
+
+def plain_context(ctx: Context) -> Context:
+    """The same function with every weight that acts as a parameter of its own, at the same point."""
+    plain = ctx.problem.plain
+    if plain is ctx.problem:
+        return ctx
+    if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
+        raise NotApplicable("weights that are computed are read at the problem's own parameters only")
+    other = Context(plain, seed=ctx.seed, effort=ctx.effort)
+    other.passes = ctx.passes  # one account for all ways of writing the network
+    return other
 
 
 def folded_context(ctx: Context) -> Context:
@@ -234,10 +259,6 @@ def folded_context(ctx: Context) -> Context:
     other = Context(ctx.problem.with_model(folded), seed=ctx.seed, effort=ctx.effort)
     other.passes = ctx.passes  # one account for both ways of writing the network
     return other
-
-
-def _has_batchnorm(ctx: Context) -> bool:
-    return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in ctx.problem.model.modules())
 
 
 def _values(result: Result) -> Iterator[tuple[str, Value]]:

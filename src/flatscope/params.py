@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
+
+
+def copied(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Module:
+    """A copy that shares nothing with the model, also where a module keeps a tensor that it computed.
+
+    Old-style weight_norm does so, and `copy.deepcopy` refuses it.
+
+    Args:
+        model: any module.
+        known: what stands for some of its parts, by their `id`.
+    """
+    memo: dict[int, Any] = dict(known or {})
+    for module in model.modules():
+        for value in module.__dict__.values():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)
 
 
 def named_parameters(model: nn.Module) -> Params:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -28,9 +30,12 @@ from flatscope.inspection import (
     wrapper_remarks,
 )
 from flatscope.loss import Loss, PerSample, as_loss
+from flatscope.network.layers import ACTING
+from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
+from flatscope.network.sameness import refuse_if_different
 from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
-from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, shape_text
+from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, output_tensor, shape_text
 from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
 
 DEFAULT_BATCH = 256
@@ -117,6 +122,7 @@ class Problem:
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
             outputs = self._check_outputs()
+            write_out(self.model, self.example())
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
             for look in seen if not self._one_hot else ():
@@ -156,12 +162,24 @@ class Problem:
     def with_model(self, model: nn.Module) -> Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
+        other.__dict__.pop("plain", None)
         other.model = replica(model).to(self.device, self.dtype)
         other.trainable = trainable_names(other.model)
         other.params = named_parameters(other.model)
         other.buffers = {name: value.detach().clone() for name, value in other.model.named_buffers()}
         other.initial = None  # weights of another module before training are not those of this one
         return other
+
+    @cached_property
+    def plain(self) -> Problem:
+        """The same problem with every weight that acts as a parameter of its own; itself where they are already."""
+        batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
+        twin = plain(self.model, itertools.chain([self.example()], batches))
+        if not any(name.startswith(ACTING) for name, _ in twin.named_parameters()):
+            mark_uncovered(self.model, uncovered(twin))
+            return self
+        refuse_if_different(self.model, twin, self.example(), "reading the network's weights")
+        return self.with_model(twin)
 
     def part(self, name: str) -> Samples:
         """The "train" or "test" samples."""
@@ -335,21 +353,3 @@ class Problem:
             if not found.isfinite().all():
                 raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
         return {name: given[name].detach().to(self.device, self.dtype, copy=True) for name in self.params}
-
-
-def output_tensor(raw: Any) -> Tensor:
-    """The output tensor of a model: itself, its `.logits`, or its "logits" entry."""
-    if isinstance(raw, Tensor):
-        return raw
-    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
-        logits: Tensor = raw["logits"]
-        return logits
-    if isinstance(getattr(raw, "logits", None), Tensor):
-        attribute: Tensor = raw.logits
-        return attribute
-    raise InputError(
-        "a model whose output is a tensor or has .logits",
-        type(raw).__name__,
-        where="model",
-        fix="Wrap the model in a module that returns the tensor to be measured",
-    )

@@ -25,7 +25,7 @@ OWN_FAMILIES = ("flatscope.measures", "flatscope.bounds")
 SYMMETRIES = ("layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling", "output_scaling")
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
-NEEDS = ("test", "initial", "classes", "chain")
+NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")
 COSTS = ("light", "sweep", "long")
 SEARCHES = ("", "lower", "upper")
 PAPERS: Mapping[str, str] = MappingProxyType(
@@ -173,7 +173,8 @@ def measure(
         per: "network", "layer", "unit" or "sample".
         direction: "lower" if lower values are expected to go with better generalization, "higher", or "none".
         invariant_under: symmetries of the function that leave the value unchanged.
-        needs: "test" data, "initial" weights, "classes" (class labels), a "chain" of layers.
+        needs: "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are
+            read off the network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers.
         cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
         passes: the most passes over the data, by kind, with default options; None if it depends on the data.
         exact: whether the value has no estimator error.

@@ -93,6 +93,25 @@ def cut(inputs: Inputs, start: int, stop: int) -> Inputs:
     return inputs[start:stop]
 
 
+def rows_of_inputs(inputs: Inputs, rows: Tensor) -> Inputs:
+    """The samples of these numbers in a batch of inputs."""
+    if isinstance(inputs, dict):
+        return {name: value[rows] for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(value[rows] for value in inputs)
+    return inputs[rows]
+
+
+def joined_inputs(batches: list[Inputs]) -> Inputs:
+    """Several batches of inputs as one; of texts padded to other lengths the first alone."""
+    first = batches[0]
+    if isinstance(first, dict):
+        return {name: torch.cat([batch[name] for batch in batches]) for name in first}  # type: ignore[call-overload]
+    if isinstance(first, tuple):
+        return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    return torch.cat(batches)  # type: ignore[arg-type]
+
+
 def moved(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """Inputs on the device; floating-point ones in `dtype`, token ids and masks as they are."""
 
@@ -312,3 +331,21 @@ def _fingerprints(samples: Samples, most: int) -> list[bytes]:
 def _rows_of_bytes(part: Tensor) -> list[bytes]:
     flat = part.detach().cpu().contiguous().reshape(len(part), -1)
     return [row.numpy().tobytes() for row in flat.view(torch.uint8)] if flat.shape[1] else [b""] * len(part)
+
+
+def output_tensor(raw: Any) -> Tensor:
+    """The output tensor of a model: itself, its `.logits`, or its "logits" entry."""
+    if isinstance(raw, Tensor):
+        return raw
+    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
+        logits: Tensor = raw["logits"]
+        return logits
+    if isinstance(getattr(raw, "logits", None), Tensor):
+        attribute: Tensor = raw.logits
+        return attribute
+    raise InputError(
+        "a model whose output is a tensor or has .logits",
+        type(raw).__name__,
+        where="model",
+        fix="Wrap the model in a module that returns the tensor to be measured",
+    )

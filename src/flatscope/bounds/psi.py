@@ -15,7 +15,7 @@ from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
-from flatscope.network.operation import Operation, replay
+from flatscope.network.program import Operation, replay
 from flatscope.registry import Value, bound
 from flatscope.symmetries.path_coordinates import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError

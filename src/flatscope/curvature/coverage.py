@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.linearity import curved_parameters, reached_parameters
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, recorded
+from flatscope.network.linearity import Choices, Linearity
+from flatscope.network.program import watched
 from flatscope.params import Params
-from flatscope.samples import Inputs
+from flatscope.samples import Inputs, cut, parts_of
 
 
 def find_curved(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose block the sweep cannot give: by graph, then by probe."""
-    leaves, outputs, calls = recorded_forward(ctx, ctx.problem.example())
-    curved = curved_parameters(outputs, leaves, calls)
-    seen = {call.weight for call in calls} | {call.bias for call in calls if call.bias}
-    for name in reached_parameters(outputs, leaves):  # what the outputs do not depend on has no curvature
-        if name not in seen:
-            curved.setdefault(name, "not the weight, bias or BatchNorm parameter of a recorded layer")
+    """{parameter: reason} for trainable parameters whose block the sweep cannot give: by the program, then by probe."""
+    inputs = ctx.problem.example()
+    leaves, _, calls = recorded_forward(ctx, inputs)
+    following = Linearity(leaves)
+    with torch.enable_grad(), watched(following.follow):
+        reached = following.reached(ctx.problem.forward(inputs, {**ctx.params, **leaves}))
+    curved = following.curved
+    uses = Counter(name for call in calls for name in (call.weight, call.bias) if name)
+    mixed = _mixing_samples(ctx, inputs, calls)
+    some = _passed_by_some(ctx)
+    for call in calls:
+        for name in (call.weight, call.bias):
+            if name is None:
+                continue
+            if uses[name] > 1:
+                curved.setdefault(name, f"{name} is used {uses[name]} times")
+            if call.edge is None and name in reached:
+                curved.setdefault(name, "used inside an operation that cannot be followed")
+            if call.opaque or call.kind == "lookup":
+                curved.setdefault(name, "a lookup" if call.kind == "lookup" else "used through a view of it")
+            if call.weight in mixed:
+                curved.setdefault(name, "its input does not have the samples as its first axis")
+    for name in reached:  # what the outputs do not depend on has no curvature
+        if name not in uses:
+            curved.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
     curved |= disagreeing_parameters(ctx, curved)
+    curved |= {name: "not every sample passes it" for name in some}
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
@@ -29,6 +51,49 @@ def recorded_forward(ctx: Context, inputs: Inputs) -> tuple[Params, Tensor, list
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
     leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params = {**ctx.params, **leaves}
-    with torch.enable_grad(), recorded(ctx.problem, params, isolate=True) as recorder:
+    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
         outputs = ctx.problem.forward(inputs, params)
     return leaves, outputs, recorder.calls
+
+
+def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]:
+    """Weights whose input has other rows than the samples, found by running each sample by itself.
+
+    The sweep sums gradients over everything but the first axis: that has to be the samples, in their order.
+    """
+    n = len(parts_of(inputs)[0])
+    mixed = {call.weight for call in calls if len(call.input) != n}
+    rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
+    for i in range(n):
+        alone = recorded_forward(ctx, cut(inputs, i, i + 1))[2]
+        if [call.weight for call in alone] != [call.weight for call in calls]:
+            return {call.weight for call in calls}  # which layers run depends on the samples
+        for call, other in zip(calls, alone, strict=True):
+            if call.weight not in mixed and other.input.is_floating_point():
+                row, single = call.input[i : i + 1].detach(), other.input.detach()
+                scale = float(call.input.detach().abs().max()) or 1.0
+                if row.shape != single.shape or float((row - single).abs().max()) > rounding * scale:
+                    mixed.add(call.weight)
+    return mixed
+
+
+def _passed_by_some(ctx: Context) -> set[str]:
+    """Weights and biases that not every sample passes, from one pass over the data where values decide anything."""
+    choices = Choices()
+    with torch.no_grad(), watched(choices.follow):
+        ctx.problem.forward(ctx.problem.example())
+    if not choices.found:
+        return set()
+    some: set[str] = set()
+    first: set[str] | None = None
+    with torch.no_grad():
+        for inputs, targets in ctx.batches():
+            with recorded(ctx.problem.model, ctx.params) as recorder:
+                ctx.forward(inputs)
+            names = {name for call in recorder.calls for name in (call.weight, call.bias) if name}
+            uneven = [call for call in recorder.calls if len(call.input) != len(targets)]
+            some |= {name for call in uneven for name in (call.weight, call.bias) if name}
+            first = names if first is None else first
+            some |= names ^ first
+    ctx.count("forward", ctx.problem.n_train)
+    return some

@@ -14,9 +14,10 @@ from flatscope.curvature.factors import output_columns
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.loss import as_loss
 from flatscope.network.layers import Call, recorded
-from flatscope.samples import Inputs, moved
+from flatscope.samples import Batch, Inputs, joined_inputs, moved, rows_of_inputs
 
-PROBED_SAMPLES = 3
+PROBED_SAMPLES = 4
+CANDIDATES = 64
 TOLERANCE = 1e-5
 ROUNDING = 1e-13
 
@@ -26,7 +27,7 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, st
     names = [name for name in ctx.problem.trainable if name not in curved]
     if not names:
         return {}
-    inputs, targets = next(iter(ctx.batches(size=PROBED_SAMPLES)))
+    inputs, targets = ctx.sweep(telling_samples)
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}
@@ -38,6 +39,38 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, st
         if abs(by_factors.get(name, 0.0) - by_hessian[name])
         > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0)
     }
+
+
+def telling_samples(ctx: Context) -> Batch:
+    """A few samples on which a misreading would show: drawn at random, and of those the ones with most curvature.
+
+    Samples of which the network is sure, or which are blank, have no second derivative to compare.
+    """
+    n, generator = ctx.problem.n_train, ctx.generator("samples of the probe")
+    chosen = torch.randperm(n, generator=generator)[:CANDIDATES].sort().values
+    inputs, targets = _picked(ctx, chosen)
+    with torch.no_grad():
+        outputs = ctx.forward(inputs)
+    columns = output_columns(ctx.problem.loss, outputs, targets).values  # (k, n, ...)
+    size = columns.transpose(0, 1).flatten(1).square().sum(1).cpu()
+    drawn = torch.randperm(len(chosen), generator=generator)[: PROBED_SAMPLES // 2].tolist()
+    top = [i for i in size.argsort(descending=True).tolist() if i not in drawn][: PROBED_SAMPLES - len(drawn)]
+    kept = torch.tensor(sorted(drawn + top), device=targets.device)
+    return rows_of_inputs(inputs, kept), targets[kept]
+
+
+def _picked(ctx: Context, chosen: Tensor) -> Batch:
+    """The samples of these numbers, in one batch."""
+    parts: list[Batch] = []
+    start = 0
+    for inputs, targets in ctx.batches():
+        here = chosen[(chosen >= start) & (chosen < start + len(targets))] - start
+        if len(here):
+            parts.append((rows_of_inputs(inputs, here.to(targets.device)), targets[here.to(targets.device)]))
+        start += len(targets)
+        if start > int(chosen[-1]):
+            break
+    return joined_inputs([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])
 
 
 def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -82,11 +115,12 @@ def _quadratic_forms_by_factors(
     """
     inputs, params, buffers = _in_double(ctx, inputs)
     params |= {name: params[name].detach().requires_grad_() for name in directions}
-    with torch.enable_grad(), recorded(ctx.problem, params, isolate=True) as recorder:
+    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
         outputs = ctx.problem.forward(inputs, params, buffers)
     columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
     units = output_columns(as_loss("mse"), outputs.detach(), targets)  # √2 times the unit vectors
-    calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
+    calls = [call for call in recorder.calls if call.edge is not None]
+    calls = [call for call in calls if call.weight in directions or call.bias in directions]
     results: list[dict[str, float]] = []
     for factors in (columns, units):
         forms: dict[str, float] = {}

@@ -51,8 +51,8 @@ def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:
 
 def column_directions(weight: Tensor, layer: Layer) -> Directions:
     """The columns w(j): outgoing weights of input feature or channel j; one value each."""
-    if layer.kind == "transposed" or layer.groups == 1:
-        axis = 0 if layer.kind == "transposed" else 1
+    if layer.input_first or layer.groups == 1:
+        axis = 0 if layer.input_first else 1
         return _sliced(weight, axis)
     # A grouped convolution stores only its own group's channels: input channel j of group g is column j of its rows.
     grouped = weight.reshape(layer.groups, weight.shape[0] // layer.groups, weight.shape[1], -1)  # (g, out, in, taps)
@@ -61,19 +61,20 @@ def column_directions(weight: Tensor, layer: Layer) -> Directions:
 
 def row_directions(weight: Tensor, layer: Layer) -> Directions:
     """The rows: incoming weights of output unit i; one value each."""
-    if layer.kind == "transposed" and layer.groups > 1:
+    if layer.input_first and layer.groups > 1:
         grouped = weight.reshape(layer.groups, weight.shape[0] // layer.groups, weight.shape[1], -1)
         return _directions_along(weight, grouped, (0, 2))
-    return _sliced(weight, 1 if layer.kind == "transposed" else 0)
+    return _sliced(weight, 1 if layer.input_first else 0)
 
 
 def relative_directions(weight: Tensor, layer: Layer) -> Directions:
     """Directions whose sum is Σ_{s,s'} ⟨w_s, w_s'⟩ Tr H_{s,s'}: a root of W̄W̄ᵀ applied to unit vectors."""
-    matrix = by_output(weight.double(), layer.kind, layer.groups)  # (out, q)
+    kind = "transposed" if layer.input_first else layer.kind
+    matrix = by_output(weight.double(), kind, layer.groups)  # (out, q)
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
     root = vectors * eigenvalues.clamp_min(0).sqrt()  # (out, out)
     index = by_output(
-        torch.arange(weight.numel(), device=weight.device).reshape(weight.shape), layer.kind, layer.groups
+        torch.arange(weight.numel(), device=weight.device).reshape(weight.shape), kind, layer.groups
     ).reshape(-1)  # where each entry of W̄ lies in the weight
     out, q = matrix.shape
 

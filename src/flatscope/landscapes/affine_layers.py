@@ -11,30 +11,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from flatscope.context import Context
 from flatscope.landscapes.planes import Plane
-from flatscope.network.layers import CONVOLUTIONS, DENSE, TRANSPOSED, recorded
+from flatscope.network.layers import recorded
+from flatscope.network.products import LAYER_CALLS
+from flatscope.network.program import Operation, Rule, watched
 from flatscope.params import Params
 from flatscope.samples import Inputs
 
 Responses = dict[str, tuple[Tensor, ...]]
 Layer = Callable[[Tensor, Tensor | None], Tensor]
-_LAYERS = frozenset((*DENSE, *CONVOLUTIONS, *TRANSPOSED))
 
 
 def affine_layers(ctx: Context, chart: Plane) -> dict[str, str | None]:
     """Weight and bias names of the layers that read nothing which moves, and move on straight lines themselves."""
     leaves = {name: ctx.params[name].detach().requires_grad_() for name in chart.names}
-    with torch.enable_grad(), recorded(ctx.problem, {**ctx.params, **leaves}) as recorder:
+    with torch.enable_grad(), recorded(ctx.problem.model, {**ctx.params, **leaves}) as recorder:
         ctx.problem.forward(ctx.problem.example(), {**ctx.params, **leaves})
     calls = recorder.layer_calls
     found: dict[str, str | None] = {}
     for call in calls:
         once = sum(other.weight == call.weight for other in calls) == 1
         bias_fits = call.bias is None or call.bias in chart.straight or call.bias not in chart.names
-        if once and bias_fits and call.weight in chart.straight and not (call.opaque or call.input.requires_grad):
+        if (
+            once
+            and bias_fits
+            and call.weight in chart.straight
+            and not (call.opaque or call.kind == "lookup" or call.input.requires_grad)
+        ):
             found[call.weight] = call.bias
     return found
 
@@ -55,7 +60,7 @@ def responses(ctx: Context, chart: Plane, layers: Mapping[str, str | None], inpu
 
     # Clones: a tensor that the model holds twice under two names would not tell which of them was called.
     params = {name: value.clone() if name in layers else value for name, value in ctx.params.items()}
-    with Answering({id(params[name]): name for name in layers}, answer):
+    with watched(_answering({id(params[name]): name for name in layers}, answer)):
         ctx.forward(inputs, params)
     return found
 
@@ -64,37 +69,30 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
     """Outputs at `params`, with the outputs of some layers, by the names of their weights, known beforehand."""
     if not answers:
         return ctx.forward(inputs, params)
-    with Answering({id(params[name]): name for name in answers}, lambda name, layer, bias: answers[name]):
+    with watched(_answering({id(params[name]): name for name in answers}, lambda name, layer, bias: answers[name])):
         return ctx.forward(inputs, params)
 
 
-class Answering(TorchFunctionMode):
-    """Inside a `with` block, calls of some layers are answered by a function instead.
+def _answering(names: Mapping[int, str], answer: Callable[[str, Layer, Tensor | None], Tensor]) -> Rule:
+    """A rule: calls of some layers are answered by a function instead.
 
     Args:
         names: parameter name by `id` of the weight tensor that the network is called with.
         answer: (name, the layer as a function of weight and bias, the bias it was called with) -> its output.
     """
 
-    def __init__(self, names: Mapping[int, str], answer: Callable[[str, Layer, Tensor | None], Tensor]) -> None:
-        super().__init__()
-        self._names, self._answer = names, answer
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Pass every other call on."""
-        kwargs = kwargs or {}
-        if func not in _LAYERS:
-            return func(*args, **kwargs)
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-        name = self._names.get(id(given["weight"]))
+    def follow(op: Operation) -> Any:
+        if op.name not in LAYER_CALLS:
+            return op.run()
+        given = op.named(*LAYER_CALLS[op.name][1])
+        name = names.get(id(given["weight"]))
         if name is None:
-            return func(*args, **kwargs)
-        rest = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
+            return op.run()
 
         def layer(weight: Tensor, bias: Tensor | None) -> Tensor:
-            result: Tensor = func(given["input"], weight, bias, *args[3:], **rest)
+            result: Tensor = op.function(**{**given, "weight": weight, "bias": bias})
             return result
 
-        return self._answer(name, layer, given.get("bias"))
+        return answer(name, layer, given.get("bias"))
+
+    return follow

@@ -117,7 +117,7 @@ def _filter_groups(ctx: Context) -> list[tuple[str, str | None, int]]:
         if layer.weight not in free:
             continue
         # A grouped transposed convolution shares its output axis between groups: one filter per input channel then.
-        axis = 1 if layer.kind == "transposed" and layer.groups == 1 else 0
+        axis = 1 if layer.input_first and layer.groups == 1 else 0
         rows = ctx.params[layer.weight].shape[axis]
         bias = layer.bias if layer.bias in free and ctx.params[str(layer.bias)].shape == (rows,) else None
         groups.append((layer.weight, bias, axis))

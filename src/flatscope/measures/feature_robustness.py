@@ -185,7 +185,7 @@ def nearest_isometry(matrices: Tensor) -> Tensor:
 def by_feature(weights: Tensor, layer: Layer) -> Tensor:
     """Weights (k, *shape) as rows that act on input features: (k, groups, out · taps, features of a group)."""
     k, groups = len(weights), layer.groups
-    if layer.kind == "transposed":  # (in, out of a group, *taps)
+    if layer.input_first:  # (in, out of a group, *taps)
         shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)
         return shaped.permute(0, 1, 3, 4, 2).flatten(2, 3)
     shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)  # (out, in of a group, *taps)
@@ -195,7 +195,7 @@ def by_feature(weights: Tensor, layer: Layer) -> Tensor:
 def from_feature(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
     """The inverse of `by_feature`, shaped as the weight: (k, *shape)."""
     k, groups, _, features = rows.shape
-    if layer.kind == "transposed":
+    if layer.input_first:
         shaped = rows.reshape(k, groups, weight.shape[1], -1, features)  # (k, groups, out, taps, in)
         return shaped.permute(0, 1, 4, 2, 3).reshape(k, *weight.shape)
     shaped = rows.reshape(k, groups, weight.shape[0] // groups, -1, features)  # (k, groups, out, taps, in)

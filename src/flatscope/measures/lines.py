@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import TorchFunctionMode
 
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.network.layers import CONVOLUTIONS, DENSE, TRANSPOSED, Call, recorded
+from flatscope.network.layers import Call, recorded
+from flatscope.network.products import LAYER_CALLS
+from flatscope.network.program import Operation, watched
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
 from flatscope.samples import Inputs, parts_of
 
 OBJECTIVES = ("loss", "error")
-LAYER_FUNCTIONS = frozenset(DENSE + CONVOLUTIONS + TRANSPOSED)
 FEW = 8  # samples on which two ways of computing are compared
 SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines; activations need as much again
 
@@ -120,7 +120,7 @@ class Lines:
                 listener = _Listener(self.ctx.params, self._ahead.layers, self.directions)
                 pieces: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
                 for start in range(0, len(targets), step):
-                    with listener:
+                    with watched(listener.follow):
                         self.ctx.forward(_cut(inputs, slice(start, start + step)))
                     pieces.append(listener.heard())
                 names = list(pieces[0][0])
@@ -217,7 +217,7 @@ class _Moved:
         params = {**self.ctx.params, **point}
         if not answers:
             return self.ctx.forward(_cut(known.inputs, part), params)
-        with _Answering({id(params[name]): value for name, value in answers.items()}):
+        with watched(_answering({id(params[name]): value for name, value in answers.items()})):
             return self.ctx.forward(_cut(known.inputs, part), params)
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -226,29 +226,23 @@ class _Moved:
         return ~(sample_margins(outputs, targets) > 0)  # outputs that are no numbers are wrong
 
 
-class _Answering(TorchFunctionMode):
-    """Inside the block, layers with these weights (by `id`) give what is known instead of computing it."""
+def _answering(answers: dict[int, Tensor]) -> Callable[[Operation], Any]:
+    """A rule: layers with these weights (by `id`) give what is known instead of computing it."""
 
-    def __init__(self, answers: dict[int, Tensor]) -> None:
-        super().__init__()
-        self.answers = answers
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in LAYER_FUNCTIONS:
-            answer = self.answers.get(id(_argument(1, "weight", args, kwargs)))
+    def follow(op: Operation) -> Any:
+        if op.name in LAYER_CALLS:
+            answer = answers.get(id(op.named(*LAYER_CALLS[op.name][1])["weight"]))
             if answer is not None:
                 return answer
-        return func(*args, **kwargs)
+        return op.run()
+
+    return follow
 
 
-class _Listener(TorchFunctionMode):
-    """Inside the block, keeps what layers answer at w, and what they would answer with each direction as weights."""
+class _Listener:
+    """A rule that keeps what layers answer at w, and what they would answer with each direction as weights."""
 
     def __init__(self, params: Params, layers: tuple[tuple[str, str | None], ...], directions: Params) -> None:
-        super().__init__()
         self._layers = {id(params[weight]): (weight, bias) for weight, bias in layers}
         self._params, self._directions = params, directions
         self._heard: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
@@ -258,46 +252,34 @@ class _Listener(TorchFunctionMode):
         found, self._heard = self._heard, ({}, {})
         return found
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        names = self._layers.get(id(_argument(1, "weight", args, kwargs))) if func in LAYER_FUNCTIONS else None
+    def follow(self, op: Operation) -> Any:
+        """Run one operation; of a layer in question, keep its answers."""
+        output = op.run()
+        if op.name not in LAYER_CALLS:
+            return output
+        given = op.named(*LAYER_CALLS[op.name][1])
+        names = self._layers.get(id(given["weight"]))
         if names is not None:
             weight, bias = names
-            given = _argument(0, "input", args, kwargs)
-            settings = {key: value for key, value in kwargs.items() if key not in ("input", "weight", "bias")}
-            self._heard[1][weight] = self._responses(func, given, weight, bias, args[3:], settings)
+            self._heard[1][weight] = self._responses(op, given, weight, bias)
             self._heard[0][weight] = output.clone()  # an activation in place would overwrite it
         return output
 
-    def _responses(
-        self,
-        func: Callable[..., Any],
-        given: Tensor,
-        weight: str,
-        bias: str | None,
-        more: Any,
-        settings: dict[str, Any],
-    ) -> Tensor:
+    def _responses(self, op: Operation, given: dict[str, Any], weight: str, bias: str | None) -> Tensor:
         """Output of a layer with each direction as its weights: (k, n, ...)."""
-        if func in DENSE and given.ndim == 2 and weight in self._directions:  # one product for all lines
-            products = torch.matmul(given, self._directions[weight].transpose(1, 2))
+        x = given["input"]
+        if op.name == "linear" and x.ndim == 2 and weight in self._directions:  # one product for all lines
+            products = torch.matmul(x, self._directions[weight].transpose(1, 2))
             return products if bias is None else products.add_(self._directions[bias][:, None])
         lines = range(len(next(iter(self._directions.values()))))
-        parts = ((self._direction(weight, line), self._direction(bias, line)) for line in lines)
-        return torch.stack([func(given, w, b, *more, **settings) for w, b in parts])
+        parts = ({"weight": self._direction(weight, i), "bias": self._direction(bias, i)} for i in lines)
+        return torch.stack([op.function(**{**given, **part}) for part in parts])
 
     def _direction(self, name: str | None, line: int) -> Tensor | None:
         """What is added to a parameter per unit of radius; nothing where it stands still."""
         if name is None:
             return None
         return self._directions[name][line] if name in self._directions else torch.zeros_like(self._params[name])
-
-
-def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
 
 
 def checked_objective(ctx: Context, objective: str) -> str:
@@ -339,7 +321,7 @@ def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
 def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
     """The layers whose answer to w + rδ is known for all r from two evaluations; found on one forward pass."""
     params = {n: v.detach().requires_grad_() if n in moved else v.detach() for n, v in ctx.params.items()}
-    with torch.enable_grad(), recorded(ctx.problem, params) as recorder:
+    with torch.enable_grad(), recorded(ctx.problem.model, params) as recorder:
         outputs = ctx.problem.forward(ctx.problem.example(), params)
     uses = Counter(name for call in recorder.layer_calls for name in (call.weight, call.bias) if name)
     calls = [call for call in recorder.layer_calls if _is_ahead(call, moved, uses)]
@@ -354,7 +336,7 @@ def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
 def _is_ahead(call: Call, moved: tuple[str, ...], uses: Counter[str]) -> bool:
     moves = call.weight in moved or call.bias in moved
     once = uses[call.weight] == 1 and (call.bias is None or uses[call.bias] == 1)
-    return moves and once and not call.opaque and not call.input.requires_grad
+    return moves and once and not (call.opaque or call.kind == "lookup" or call.input.requires_grad)
 
 
 def _fits(ctx: Context, ahead: Ahead) -> bool:

@@ -19,16 +19,15 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
-from flatscope.network.operation import Operation, replay, tensors_in
-from flatscope.network.rules import RULES, create, move
-from flatscope.network.tracing import LAYER_CALLS
-from flatscope.problem import output_tensor
+from flatscope.network.operations import TABLE
+from flatscope.network.products import LAYER_CALLS
+from flatscope.network.program import Operation, replay, tensors_in
+from flatscope.samples import output_tensor
 
 Floats = npt.NDArray[np.float64]
 MOST_UNITS = 10
 LARGEST_INPUT = 10_000  # entries: beyond this the matrix of the first layer is too large to be written out
 ROUNDING = 1e-14  # slopes below this, relative to the weights, are zeros
-_UNCHANGED = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "contiguous", "clone", "detach")
 
 
 @dataclass(frozen=True)
@@ -148,9 +147,11 @@ class _Reader:
         else:
             result = op.run()
             tensors = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-            if op.name != "setitem" and (not tensors or RULES.get(op.name) is create):
+            meaning = TABLE.get(op.name)
+            if op.name != "setitem" and (not tensors or (meaning is not None and meaning.creates)):
                 return result
-            affine = op.name in LAYER_CALLS or op.name in _UNCHANGED or RULES.get(op.name) is move
+            unchanged = meaning is not None and (meaning.moves or meaning.identity)
+            affine = op.name in LAYER_CALLS or op.name == "batch_norm" or unchanged
             if not affine or len({id(tensor) for tensor in signals}) != 1:
                 raise NotApplicable("affine maps and ReLUs", op.name, where=op.place)
         for tensor in tensors_in(result):

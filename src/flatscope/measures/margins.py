@@ -228,4 +228,4 @@ def log_widths(ctx: Context, width: str) -> list[float]:
 def n_out(ctx: Context, layer: Layer) -> int:
     """Output channels or features of a layer."""
     shape = ctx.params[layer.weight].shape
-    return int(shape[1]) * layer.groups if layer.kind == "transposed" else int(shape[0])
+    return int(shape[1]) * layer.groups if layer.input_first else int(shape[0])

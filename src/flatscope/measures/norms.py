@@ -8,8 +8,9 @@ import torch
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
+from flatscope.measures.layer_norms import layer_norms, rows_of
 from flatscope.measures.margins import Capacity, declare_with_margin, from_log
-from flatscope.measures.operator_norms import layer_norms, matrix_norm, rows_of
+from flatscope.network.operator_norms import matrix_norm
 from flatscope.params import count
 from flatscope.registry import SYMMETRIES, Value, measure
 
@@ -47,8 +48,8 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
         ctx: the network.
         with_log: times the binary logarithm of the number of parameters, which the paper's bound hides.
     """
-    if not ctx.network.layers:
-        raise NotApplicable("the network has no dense or convolutional layer")
+    if ctx.network.missing:
+        raise NotApplicable(ctx.network.missing)
     n = count(ctx.trainable.values())
     return float(len(ctx.network.layers) * n) * (math.log2(n) if with_log else 1.0)
 
@@ -180,8 +181,8 @@ def distance_from_initialization(ctx: Context) -> dict[str, float]:
 
 def with_product(ctx: Context, per_layer: dict[str, float], log: bool = False) -> dict[str, float | Value]:
     """The product over layers (where layers form a chain) in front of the values of the layers."""
-    if not per_layer:
-        return {"": Value(math.nan, exact=False, reason="the network has no dense or convolutional layer")}
+    if ctx.network.missing:
+        return {"": Value(math.nan, exact=False, reason=ctx.network.missing), **per_layer}
     layers = {name: from_log(_log(value), log) for name, value in per_layer.items()}
     if not ctx.network.chain:
         return {"": Value(math.nan, exact=False, reason=_BRANCHING), **layers}
@@ -190,8 +191,8 @@ def with_product(ctx: Context, per_layer: dict[str, float], log: bool = False) -
 
 def log_product(ctx: Context, per_layer: dict[str, float]) -> float:
     """Logarithm of the product over layers: a sum, which neither overflows nor vanishes."""
-    if not per_layer:
-        raise NotApplicable("the network has no dense or convolutional layer")
+    if ctx.network.missing:
+        raise NotApplicable(ctx.network.missing)
     if not ctx.network.chain:
         raise NotApplicable(_BRANCHING)
     return math.fsum(_log(value) for value in per_layer.values())

@@ -7,7 +7,6 @@ made of (convolutions, skips, concatenations) is counted as it is used.
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, Capacity, declare_with_margin, from_log
-from flatscope.measures.path_pass import POOLINGS, PathPass
-from flatscope.network.operation import replay
-from flatscope.problem import output_tensor
+from flatscope.network.path_pass import PathPass
+from flatscope.network.path_rules import POOLINGS
+from flatscope.network.program import replay
+from flatscope.params import copied
 from flatscope.registry import Value, measure
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, output_tensor, parts_of
 
 _CONVENTIONS = "biases are edges from a unit that is always on; max-pooling as `max`; summed over all outputs; float64"
 
@@ -134,7 +134,7 @@ def log_gradient_bounds(ctx: Context) -> Tensor:
 
 
 def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> Tensor:
-    model = copy.deepcopy(ctx.problem.model).double()
+    model = copied(ctx.problem.model).double()
     params = {name: v.double() if v.is_floating_point() else v for name, v in ctx.params.items()}
     passing = PathPass(p, pooling, biases, curves)
     inputs = _all_ones(ctx.problem.example(1), passing)

@@ -15,8 +15,8 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
-from flatscope.measures.operator_norms import matrix_norm
 from flatscope.network.layers import Call, recorded
+from flatscope.network.operator_norms import matrix_norm
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs
 from flatscope.stopping import FIRST_LOOK, out_of_time
@@ -201,7 +201,7 @@ def jacobian_norms(ctx: Context) -> JacobianNorms:
     for inputs, targets in ctx.share():
         x = _numbers(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
-        with torch.enable_grad(), recorded(ctx.problem, params) as recorder:
+        with torch.enable_grad(), recorded(ctx.problem.model, params) as recorder:
             outputs = ctx.problem.forward(x, params).flatten(1)  # (n, C)
         first = recorder.layer_calls[0] if recorder.layer_calls else None
         refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)

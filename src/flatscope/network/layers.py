@@ -1,52 +1,37 @@
-"""The weight matrices of a network, in forward order, found by watching one forward pass.
+"""The weight matrices of a network, in forward order, found by watching a forward pass.
 
-Every `linear` and `conv*` call that uses a parameter of the model as its weight is seen, whichever module makes
-it, so functional code and attention's packed projections count as well as `nn.Linear`.
+In a plain network (see `plain`) every product with a weight is a `linear`, a convolution, its transpose or a lookup,
+whatever words the module uses, so these calls are all that has to be seen.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, tensors_in, watched
+from flatscope.network.units import INPUT_FIRST
 from flatscope.params import Params
-from flatscope.problem import Problem
-from flatscope.samples import Inputs
 
-DENSE: tuple[Callable[..., Any], ...] = (functional.linear,)
-CONVOLUTIONS: tuple[Callable[..., Any], ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
-TRANSPOSED: tuple[Callable[..., Any], ...] = (
-    torch.conv_transpose1d,
-    torch.conv_transpose2d,
-    torch.conv_transpose3d,
-)
-_ATTENTION_PROJECTIONS = (
-    ("in_proj_weight", "in_proj_bias"),
-    ("q_proj_weight", ""),
-    ("k_proj_weight", ""),
-    ("v_proj_weight", ""),
-    ("out_proj_weight", "out_proj_bias"),
-)
+ACTING = "acting:"  # how the names of parameters begin that a plain network adds; they have / in the place of dots
+_OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight matrix: a dense or (transposed) convolutional layer.
+    """One weight matrix.
 
     Attributes:
         name: the module's qualified name, or the parameter's where no such module owns it.
         weight: name of the weight parameter.
         bias: name of the bias parameter, if any.
-        kind: "dense", "conv" or "transposed".
+        kind: "dense", "conv", "transposed" or "lookup".
         uses: how often one forward pass uses it.
         input_shape: shape of its input for one sample.
         output_shape: shape of its output for one sample.
@@ -67,14 +52,19 @@ class Layer:
         """Groups of a convolution; 1 for a dense layer."""
         return int(self.settings.get("groups", 1))
 
+    @property
+    def input_first(self) -> bool:
+        """Whether the weight has its inputs in front of its outputs."""
+        return self.kind in INPUT_FIRST
+
 
 @dataclass(frozen=True)
 class Call:
     """One use of a weight: what the layer received, and where in the autograd graph its output stands.
 
     The output is kept as a graph edge and not as a tensor: an in-place activation would overwrite the tensor.
-    `kind` may also be "batchnorm" (weight and bias are its scale and shift). An opaque call (attention) is known
-    by name only: what flows inside it was not seen.
+    `kind` may also be "batchnorm" (weight and bias are its scale and shift). An opaque call uses a weight through a
+    view of it (a tied transpose, say): known by name only.
     """
 
     layer: str
@@ -90,29 +80,48 @@ class Call:
 
 @dataclass(frozen=True)
 class Network:
-    """The layers of a network in forward order, and whether they form a chain."""
+    """The layers of a network in forward order.
+
+    Attributes:
+        layers: every weight once.
+        chain: whether each layer reads the one before it and nothing else.
+        uncovered: trainable matrices that take part in no layer, with the operation that reads them.
+    """
 
     layers: tuple[Layer, ...]
     chain: bool
+    uncovered: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
 
+    @property
+    def missing(self) -> str:
+        """Why sums and products over the layers would not be of the whole network; empty where they are."""
+        if not self.layers:
+            return "the network has no layer: no product, convolution or lookup with a weight was found"
+        if not self.uncovered:
+            return ""
+        named = ", ".join(f"{name} (read by {place})" for name, place in list(self.uncovered.items())[:3])
+        more = f" and {len(self.uncovered) - 3} more" if len(self.uncovered) > 3 else ""
+        return f"trainable matrices that take part in no recognised layer would be left out: {named}{more}"
 
-class LayerRecorder(TorchFunctionMode):
-    """Collects every use of a named weight inside a `with` block.
+
+class LayerRecorder:
+    """A rule for `watched` that collects every use of a named weight.
 
     Args:
-        names: parameter name by `id` of the tensor that the network is called with.
+        params: the tensors that the network is called with, by name.
         model: to name layers by the module that owns the weight.
         isolate: give every layer its own view of its input, so that gradients with respect to that view are
             what flows through this layer alone and not through a neighbouring residual branch.
     """
 
-    def __init__(self, names: dict[int, str], model: nn.Module, isolate: bool = False) -> None:
-        super().__init__()
+    def __init__(self, params: Params, model: nn.Module, isolate: bool = False) -> None:
         self.calls: list[Call] = []
-        self._names, self._isolate = names, isolate
+        self._names = {id(value): name for name, value in params.items()}
+        self._memory = {_memory(value): name for name, value in params.items()}
+        self._isolate = isolate
         self._modules = dict(model.named_modules())
 
     @property
@@ -120,37 +129,32 @@ class LayerRecorder(TorchFunctionMode):
         """The calls of weight matrices, without BatchNorm's."""
         return [call for call in self.calls if call.kind != "batchnorm"]
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Pass every call on, keeping those of named weights."""
-        kwargs = kwargs or {}
-        if func is functional.multi_head_attention_forward:
-            return self._attention(func, args, kwargs)
-        if func is functional.batch_norm:
-            return self._batchnorm(func, args, kwargs)
-        kind = "dense" if func in DENSE else "conv" if func in CONVOLUTIONS else "transposed"
-        if func not in DENSE + CONVOLUTIONS + TRANSPOSED:
-            return func(*args, **kwargs)
-        given = _arguments(kind, args, kwargs)
-        weight = self._names.get(id(given["weight"]))
-        if weight is None:
-            return func(*args, **kwargs)
-        if self._isolate:
+    def follow(self, op: Operation) -> Any:
+        """Run one operation, keeping it if it is a layer's."""
+        if op.name == "batch_norm":
+            return self._batch_norm(op)
+        if op.name not in LAYER_CALLS:
+            return op.run()
+        kind, order = LAYER_CALLS[op.name]
+        given = op.named(*order)
+        weight = given["weight"]
+        name = self._names.get(id(weight))
+        viewed = None if name is not None else self._memory.get(_memory(weight))
+        if name is None and viewed is None:
+            return op.run()
+        if self._isolate and given["input"].is_floating_point():
             given["input"] = given["input"].view_as(given["input"])
-        output = func(**given)
+        output = op.function(**given)
         settings = {key: value for key, value in given.items() if key not in ("input", "weight", "bias")}
-        self._record(weight, given.get("bias"), kind, settings, given["input"], output)
+        settings = settings if kind in ("conv", "transposed") else {}
+        bias = self._names.get(id(given.get("bias")))
+        self._record(name or str(viewed), bias, kind, settings, given["input"], output, opaque=name is None)
         return output
 
     def _record(
         self,
         weight: str,
-        bias: Tensor | None,
+        bias: str | None,
         kind: str,
         settings: dict[str, Any],
         given: Tensor,
@@ -158,79 +162,96 @@ class LayerRecorder(TorchFunctionMode):
         opaque: bool = False,
     ) -> None:
         edge = get_gradient_edge(output) if output.requires_grad else None
-        bias_name = self._names.get(id(bias))
-        layer, shape = self._layer_name(weight), tuple(output.shape)
-        self.calls.append(Call(layer, weight, bias_name, kind, settings, given, shape, edge, opaque))
+        layer, shape = layer_name(weight, self._modules), tuple(output.shape)
+        self.calls.append(Call(layer, weight, bias, kind, settings, given, shape, edge, opaque))
 
-    def _batchnorm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _batch_norm(self, op: Operation) -> Any:
         """A BatchNorm is not a layer, but its scale and shift are parameters with curvature of their own."""
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        output = func(*args, **kwargs)
+        given = op.named(*NORM_ORDER)
+        output = op.run()
         scale = self._names.get(id(given.get("weight")))
         if scale is not None:
             settings = {name: given.get(name) for name in ("running_mean", "running_var", "eps")}
-            self._record(scale, given.get("bias"), "batchnorm", settings, given["input"], output)
+            bias = self._names.get(id(given.get("bias")))
+            self._record(scale, bias, "batchnorm", settings, given["input"], output)
         return output
 
-    def _attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Attention is one opaque call: its projections are known by name, what flows inside is not."""
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        results = func(*args, **kwargs)
-        for weight, bias in _ATTENTION_PROJECTIONS:
-            if id(given.get(weight)) in self._names:
-                name = self._names[id(given[weight])]
-                self._record(name, given.get(bias), "dense", {}, given["query"], results[0], opaque=True)
-        return results
 
-    def _layer_name(self, weight: str) -> str:
-        owner, _, attribute = weight.rpartition(".")
-        module = self._modules.get(owner)
-        owns = attribute == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
-        return owner if owns and owner else weight
+def _memory(value: Any) -> int:
+    """Address of what a tensor is a view of; 0 where it has none."""
+    try:
+        return int(value.untyped_storage().data_ptr()) if isinstance(value, Tensor) else 0
+    except (RuntimeError, NotImplementedError):  # inside vmap
+        return 0
 
 
-def _arguments(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional and keyword arguments of linear/conv as one dictionary by name."""
-    order = {
-        "dense": ("input", "weight", "bias"),
-        "conv": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-        "transposed": (
-            "input",
-            "weight",
-            "bias",
-            "stride",
-            "padding",
-            "output_padding",
-            "groups",
-            "dilation",
-        ),
-    }[kind]
-    return dict(zip(order, args, strict=False)) | kwargs
+def layer_name(weight: str, modules: Mapping[str, nn.Module]) -> str:
+    """How tables call the layer of a weight: by the module that owns it, or by the parameter's own name."""
+    if weight.startswith(ACTING):
+        weight = weight.removeprefix(ACTING).replace("/", ".")
+    owner, _, attribute = weight.rpartition(".")
+    owns = attribute == "weight" and isinstance(modules.get(owner), _OWNERS)
+    return owner if owns and owner else weight
 
 
 @contextmanager
-def recorded(problem: Problem, params: Params, isolate: bool = False) -> Iterator[LayerRecorder]:
+def recorded(model: nn.Module, params: Params, isolate: bool = False) -> Iterator[LayerRecorder]:
     """Record the layer calls of forward passes that use the tensors in `params`."""
-    recorder = LayerRecorder({id(value): name for name, value in params.items()}, problem.model, isolate)
-    with recorder:
+    recorder = LayerRecorder(params, model, isolate)
+    with watched(recorder.follow):
         yield recorder
 
 
-def find_layers(problem: Problem) -> Network:
-    """The network's layers in forward order; every weight once, with the number of its uses."""
-    params = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in problem.params.items()}
-    inputs = problem.example()
-    if isinstance(inputs, Tensor) and inputs.is_floating_point():
-        inputs = inputs.detach().requires_grad_()
-    with torch.enable_grad(), recorded(problem, params) as recorder:
-        outputs = problem.forward(inputs, params)
-    layers: dict[str, Layer] = {}
-    for call in recorder.layer_calls:
-        uses = layers[call.weight].uses + 1 if call.weight in layers else 1
-        layers.setdefault(call.weight, _layer(call))
-        if uses > 1:
-            layers[call.weight] = Layer(**{**vars(layers[call.weight]), "uses": uses})
-    return Network(tuple(layers.values()), _is_chain(outputs, inputs, recorder.layer_calls))
+class LayerFinder(LayerRecorder):
+    """A recorder that also follows which layer feeds which."""
+
+    def __init__(self, params: Params, model: nn.Module, inputs: Iterable[Tensor]) -> None:
+        super().__init__(params, model)
+        # What reaches a tensor; the tensor is kept, so that its id is not reused.
+        self._from: dict[int, tuple[Tensor, frozenset[str]]] = {id(x): (x, frozenset({""})) for x in inputs}
+        self.joins, self.links = False, list[tuple[frozenset[str], str]]()
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation, and note what its result comes from."""
+        origins = [self._from[id(tensor)][1] for tensor in op.tensors if id(tensor) in self._from]
+        n_calls = len(self.calls)
+        result = super().follow(op)
+        sources = frozenset().union(*origins)
+        new = [call for call in self.calls[n_calls:] if call.kind != "batchnorm"]
+        if new:
+            self.links.append((sources, new[0].weight))
+            sources = frozenset({new[0].weight})
+        elif sum(tensor.is_floating_point() and id(tensor) in self._from for tensor in op.tensors) > 1:
+            self.joins = True
+        if sources:
+            for tensor in tensors_in(result):
+                self._from[id(tensor)] = tensor, sources
+        return result
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every layer reads the one before it, the first the input, and nothing is joined."""
+        expected = ""
+        for sources, weight in self.links:
+            if sources != {expected}:
+                return False
+            expected = weight
+        once = len({weight for _, weight in self.links}) == len(self.links)
+        return once and not self.joins and not any(call.opaque for call in self.calls)
+
+
+def layers_of(calls: Iterable[Call]) -> tuple[Layer, ...]:
+    """Every weight once, in the order in which it is first used, with the number of its uses in a forward pass."""
+    found: dict[str, Layer] = {}
+    for call in calls:
+        known = found.get(call.weight)
+        if known is None:
+            found[call.weight] = _layer(call)
+        else:
+            # A table that is also multiplied with (tied input and output embeddings) is read as the matrix that it is.
+            form = _layer(call) if known.kind == "lookup" and call.kind != "lookup" else known
+            found[call.weight] = replace(form, uses=known.uses + 1)
+    return tuple(found.values())
 
 
 def _layer(call: Call) -> Layer:
@@ -244,28 +265,3 @@ def _layer(call: Call) -> Layer:
         call.output_shape[1:],
         call.settings,
     )
-
-
-def _is_chain(outputs: Tensor, inputs: Inputs, calls: list[Call]) -> bool:
-    """Whether no operation joins two tensors that come from layers or the input: no skips, branches, attention."""
-    if any(call.opaque for call in calls):
-        return False
-    layer_nodes = {call.edge.node for call in calls if call.edge is not None}
-    after_layer: dict[Any, bool] = {None: False}
-    order: list[Any] = []
-    stack = [(outputs.grad_fn, False)]
-    while stack:  # depth first without recursion: deep networks have thousands of nodes
-        node, finished = stack.pop()
-        if finished:
-            order.append(node)
-        elif node is not None and node not in after_layer:
-            after_layer[node] = False
-            stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions)
-    for node in order:
-        sources = [child for child, _ in node.next_functions if after_layer[child]]
-        if len(sources) > 1:
-            return False
-        is_input = getattr(node, "variable", None) is inputs
-        after_layer[node] = bool(sources) or node in layer_nodes or is_input
-    return len({call.weight for call in calls}) == len(calls)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError
 from flatscope.guards import precise_math, untouched_randomness
-from flatscope.network.tracing import fitting, output_tensors
+from flatscope.network.program import fitting, output_tensors
 from flatscope.samples import Inputs, parts_of
 
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}

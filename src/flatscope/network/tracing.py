@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,27 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import FlatscopeError, InputError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.network.labels import CONSTANT, Labels
-from flatscope.network.operation import Operation, replay, tensors_in
+from flatscope.network.layers import layer_name
+from flatscope.network.operations import LEAVES_TORCH, TABLE
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.result import LayerRecord, graph_of
-from flatscope.network.rules import RULES, Step, constant_labels
+from flatscope.network.scales import Step, constant_labels
 from flatscope.network.units import Graph
-from flatscope.problem import output_tensor
-from flatscope.samples import Inputs, cut, moved, parts_of, shape_text
-
-_LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")
-_DENSE_ORDER = ("input", "weight", "bias")
-_CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED_ORDER = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
-_NORM_ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-LAYER_CALLS = {
-    "linear": ("dense", _DENSE_ORDER),
-    **{f"conv{n}d": ("conv", _CONV_ORDER) for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": ("transposed", _TRANSPOSED_ORDER) for n in (1, 2, 3)},
-    "batch_norm": ("batchnorm", _NORM_ORDER),
-}
+from flatscope.network.weights import Weights
+from flatscope.params import copied
+from flatscope.samples import Inputs, parts_of
 
 
 def trace(model: nn.Module, example: Inputs) -> Graph:
@@ -50,65 +40,16 @@ def trace(model: nn.Module, example: Inputs) -> Graph:
         >>> graph.n_classes, graph.layer("0").outputs.tolist(), graph.layer("2").inputs.tolist()
         (3, [1, 2, 3], [1, 2, 3])
     """
-    network = copy.deepcopy(model).eval()
+    network = copied(model).eval()
+    inputs = two_samples(fitting(network, example))
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
-    inputs = two_samples(fitting(network, example))
     tracer = _Tracer(network, inputs)
     with untouched_randomness(), precise_math(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         outputs = run(network, inputs, tracer.follow)
     tracer.finish(outputs)
     return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins)
-
-
-def run(model: nn.Module, inputs: Inputs, rule: Any) -> list[Tensor]:
-    """Output tensors of a watched forward pass; a failing forward is the user's to see."""
-    try:
-        raw = replay(model, inputs, rule)
-    except FlatscopeError:
-        raise
-    except Exception as problem:
-        raise InputError(
-            "a model that runs on the example",
-            f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}",
-            where=f"example {shape_text(inputs)}",
-            fix="Pass inputs of the shape and type that the model is called with",
-        ) from problem
-    return output_tensors(raw)
-
-
-def output_tensors(raw: Any) -> list[Tensor]:
-    """The tensor that is the network's output, or all of them where there is no single one."""
-    try:
-        return [output_tensor(raw)]
-    except InputError:
-        found = list(tensors_in(raw))
-        if not found:
-            raise
-        return found
-
-
-def fitting(model: nn.Module, example: Inputs) -> Inputs:
-    """The example on the model's device and in its floating-point type."""
-    first = next((value for value in model.parameters() if value.is_floating_point()), None)
-    if first is None:
-        raise InputError("a model with parameters", "none", where="model", fix="There is nothing to rescale")
-    if isinstance(example, list):
-        example = tuple(example)
-    if not parts_of(example) or not all(isinstance(part, Tensor) for part in parts_of(example)):
-        raise InputError("a tensor, a tuple or a dictionary of tensors", type(example).__name__, where="example")
-    return moved(example, first.device, first.dtype)
-
-
-def two_samples(example: Inputs) -> Inputs:
-    """Two samples, so that no operation can mistake the batch axis for one of size 1."""
-    if all(part.ndim > 0 and len(part) == 1 for part in parts_of(example)):
-        if isinstance(example, dict):
-            return {name: torch.cat([value, value]) for name, value in example.items()}
-        doubled = tuple(torch.cat([value, value]) for value in parts_of(example))
-        return doubled if isinstance(example, tuple) else doubled[0]
-    return cut(example, 0, 2)
 
 
 @dataclass
@@ -134,6 +75,7 @@ class _Tracer:
 
     def __post_init__(self) -> None:
         self._tracked: dict[int, _Tracked] = {}
+        self._weights = Weights(self.network)
         self._names = {id(value): name for name, value in self.network.named_parameters()}
         self._modules = dict(self.network.named_modules())
         self._place = ""
@@ -147,10 +89,19 @@ class _Tracer:
         if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in (*op.tensors, *outcomes)):
             return result  # inside vmap or grad; what comes out of them will be found to have no labels
         with torch.no_grad():
-            if outcomes or op.name in _LEAVES_TORCH or op.name == "setitem":
+            self._weights.note(op, result)
+            if self._is_about_weights(op):
+                return result
+            if outcomes or op.name in LEAVES_TORCH or op.name == "setitem":
                 self._place = op.place
                 self._label(op, result, outcomes)
         return result
+
+    def _is_about_weights(self, op: Operation) -> bool:
+        """Whether no signal enters: a weight that is computed counts only where it meets one."""
+        return any(self._weights.is_weight(tensor) for tensor in op.tensors) and all(
+            self._weights.source(tensor) is not None for tensor in op.tensors
+        )
 
     def finish(self, outputs: list[Tensor]) -> None:
         """The outputs are what must not change."""
@@ -161,11 +112,12 @@ class _Tracer:
         step = Step(op, result, self.book, self._labels_of)
         origins = [self._tracked[id(tensor)].sources for tensor in op.tensors if id(tensor) in self._tracked]
         sources = frozenset().union(*origins)
-        if op.name in LAYER_CALLS:
+        if op.name in LAYER_CALLS or op.name == "batch_norm":
             labels, sources = self._layer_call(step, sources)
         else:
             self.joins |= sum(bool(origin) for origin in origins) > 1
-            labels = self._rule_labels(step, outcomes)
+            labels = self._added_bias(step) if op.name == "add" else None
+            labels = self._rule_labels(step, outcomes) if labels is None else labels
         for tensor, new in zip(outcomes, list(tensors_in(labels)), strict=True):
             self._track(tensor, new, sources)
 
@@ -174,8 +126,9 @@ class _Tracer:
         if not step.op.tensors:
             zeros_stay = step.op.name in ("zeros", "empty", "eye")  # other values may have come from the data
             return [constant_labels(tensor) if zeros_stay else _fixed(tensor) for tensor in outcomes]
-        if step.signals and step.op.name in RULES:
-            labels = RULES[step.op.name](step)
+        meaning = TABLE.get(step.op.name)
+        if step.signals and meaning is not None and meaning.scale is not None:
+            labels = meaning.scale(step)
             found = list(tensors_in(labels))
             if [entry.shape for entry in found] == [tensor.shape for tensor in outcomes]:
                 return labels
@@ -185,10 +138,12 @@ class _Tracer:
 
     def _layer_call(self, step: Step, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """A linear map: its input channels are read with one scale each, its output channels start new ones."""
-        kind, order = LAYER_CALLS[step.op.name]
+        kind, order = LAYER_CALLS.get(step.op.name, ("batchnorm", NORM_ORDER))
         given = step.op.named(*order)
         weight: Any = given.get("weight")
         bias: Any = given.get("bias")
+        if kind == "lookup":
+            return self._lookup(step, weight, sources)
         labels = self._labels_of(given["input"])
         axis = labels.ndim - 1 if kind == "dense" else 1
         if kind in ("conv", "transposed") and labels.ndim == step.result.ndim == weight.ndim - 1:
@@ -213,6 +168,38 @@ class _Tracer:
         shape[axis] = -1
         return step.spread(record.outputs.reshape(shape)), frozenset({record.name})
 
+    def _added_bias(self, step: Step) -> Tensor | None:
+        """A parameter added to what a layer gives, one number per unit, is a bias in other words."""
+        shifts = [tensor for tensor in step.op.tensors if self._weights.is_weight(tensor)]
+        signals = [tensor for tensor in step.op.tensors if id(tensor) in self._tracked]
+        if len(shifts) != 1 or len(signals) != 1 or step.op.kwargs.get("alpha", 1) != 1:
+            return None
+        source = self._weights.source(shifts[0])
+        whole = None if source is None or source.view is None else self._weights.named[source.view]
+        if source is None or whole is None or whole.ndim != 1 or whole.numel() != shifts[0].numel():
+            return None
+        labels = step.spread(self._labels_of(signals[0]))
+        place = torch.arange(whole.numel()).reshape(shifts[0].shape).expand(step.result.shape)
+        for record in self.layers.values():
+            if len(record.outputs) == whole.numel() and torch.equal(record.outputs[place], labels):
+                if source.view not in record.biases:
+                    record.biases.append(str(source.view))
+                return labels
+        return None
+
+    def _lookup(self, step: Step, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
+        """Rows of a table: what is looked up is fixed, its columns start scales of their own."""
+        name = self._names.get(id(weight))
+        if name is None or step.op.named("input", "weight", "padding_idx", "max_norm").get("max_norm"):
+            return _fixed(step.result), sources
+        record = self.layers.get(name)
+        rows = torch.full((weight.shape[0],), float(CONSTANT), dtype=torch.float64)
+        if record is None:
+            record = LayerRecord(self._layer_name(name), name, "lookup", 1, rows, self.book.fresh(weight.shape[1]))
+            self.layers[name] = record
+        record.use(self.book, rows, sources, None, 1, "lookup")
+        return step.spread(record.outputs), frozenset({record.name})
+
     def _constant_map(self, step: Step, kind: str, given: dict[str, Any], channels: Tensor, axis: int) -> Any:
         """A linear map whose weight is computed, not learned as it stands: what it mixes shares one scale."""
         weight: Any = given.get("weight")
@@ -235,8 +222,10 @@ class _Tracer:
         """Labels of a tensor as an operation receives it."""
         if id(tensor) in self._tracked:
             return self._tracked[id(tensor)].labels
-        if id(tensor) in self._names:
-            self.other_uses.setdefault(self._names[id(tensor)], self._place)
+        source = self._weights.source(tensor)
+        if source is not None and source.params:
+            for name in source.params:
+                self.other_uses.setdefault(name, self._place)
             return _fixed(tensor)
         if tensor.grad_fn is not None:
             self.book.wall_everything("an operation that cannot be followed (custom autograd function or script)")
@@ -257,11 +246,7 @@ class _Tracer:
             self.marks.append((len(self.marks), torch.bincount(labels.flatten().long())))
 
     def _layer_name(self, weight: str) -> str:
-        """As in the tables: the owning layer module's name, or the parameter's own."""
-        owner, _, attribute = weight.rpartition(".")
-        layer_types = nn.Linear | nn.modules.conv._ConvNd | nn.modules.batchnorm._BatchNorm
-        owns = attribute == "weight" and isinstance(self._modules.get(owner), layer_types)
-        return owner if owns and owner else weight
+        return layer_name(weight, self._modules)
 
 
 def _fixed(tensor: Tensor) -> Tensor:

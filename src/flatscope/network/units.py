@@ -11,6 +11,8 @@ from torch import Tensor
 
 from flatscope.errors import UnknownNameError
 
+INPUT_FIRST = ("transposed", "lookup")  # kinds whose weight has its inputs in front
+
 
 @dataclass(frozen=True)
 class GraphLayer:
@@ -20,7 +22,7 @@ class GraphLayer:
         name: the module's qualified name, or the parameter's where no layer module owns it.
         weight: name of the weight parameter.
         biases: names of the bias parameters (more than one only if a shared weight has several).
-        kind: "dense", "conv", "transposed", or "batchnorm" in a network that was not folded.
+        kind: "dense", "conv", "transposed", "lookup", or "batchnorm" in a network that was not folded.
         groups: groups of a convolution; 1 for a dense layer.
         uses: how often one forward pass uses it.
         sources: names of the layers whose outputs reach it directly; "" is the network's input.
@@ -45,6 +47,11 @@ class GraphLayer:
     input_units: Tensor
     walls: tuple[str, ...]
     hidden: bool
+
+    @property
+    def input_first(self) -> bool:
+        """Whether the weight has its inputs in front of its outputs."""
+        return self.kind in INPUT_FIRST
 
     @property
     def n_free(self) -> int:
@@ -134,8 +141,8 @@ class Graph:
 def entry_channels(kind: str, groups: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Output and input channel of every entry of a layer's weight, shaped to be broadcast over the weight.
 
-    A convolution's weight is (out, in / groups, taps), a transposed one's (in, out / groups, taps), a
-    BatchNorm's (channels,).
+    A convolution's weight is (out, in / groups, taps), a transposed one's (in, out / groups, taps), that of a lookup
+    (entries, out), a BatchNorm's (channels,).
     """
     rows = torch.arange(shape[0])
     if kind == "batchnorm":
@@ -144,4 +151,4 @@ def entry_channels(kind: str, groups: int, shape: torch.Size) -> tuple[Tensor, T
     group = rows // (shape[0] // groups)
     own = rows.reshape(-1, *[1] * (len(shape) - 1))
     other = (group[:, None] * shape[1] + columns[None, :]).reshape(*shape[:2], *[1] * (len(shape) - 2))
-    return (other, own) if kind == "transposed" else (own, other)
+    return (other, own) if kind in INPUT_FIRST else (own, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 
@@ -13,9 +12,9 @@ from flatscope.errors import InputError, NumericalWarning
 from flatscope.guards import precise_math
 from flatscope.inspection import replica
 from flatscope.network.tracing import trace
-from flatscope.params import Params, named_parameters
+from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
-from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.path_coordinates import PathCoordinates
 
 
@@ -55,7 +54,7 @@ class BasisPaths:
     def __init__(self, model: nn.Module, example: Inputs, rule: str = "max_product", cut: str = "") -> None:
         if not isinstance(model, nn.Module):
             raise InputError("a torch.nn.Module", type(model).__name__, where="BasisPaths")
-        self.model = fold_batchnorm(model, example) if has_batchnorm(model) else replica(model).eval()
+        self.model = fold_batchnorm(model, example)
         graph = trace(self.model, example)
         if not graph.layers:
             raise InputError("a network with layers", "none", where="BasisPaths", fix=graph.summary())
@@ -124,7 +123,7 @@ class BasisPaths:
             raise InputError(f"{self.count} finite values", shown, where="BasisPaths.to_model")
         with torch.no_grad():
             params = self.coordinates.params_of(values.to(next(iter(self.coordinates.params.values())).device))
-            twin = copy.deepcopy(self.model)
+            twin = copied(self.model)
             for name, value in twin.named_parameters():
                 value.copy_(params[name])
         return twin

@@ -8,7 +8,7 @@ becomes a layer of its own: a depthwise 1×1 convolution.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from flatscope.errors import InputError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
-from flatscope.network.operation import Operation, tensors_in
+from flatscope.network.operations import TABLE
+from flatscope.network.plain import acting_name, plain, plan_of, set_plan
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.sameness import refuse_if_different
-from flatscope.network.tracing import LAYER_CALLS, fitting, run, two_samples
 from flatscope.network.units import entry_channels
+from flatscope.network.weights import Plan
+from flatscope.params import copied
 from flatscope.samples import Inputs
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Convolution = nn.modules.conv._ConvNd
-_PASSED_THROUGH = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 class ChannelAffine(nn.Conv1d):
@@ -44,7 +47,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     front of an activation, or with a shift in front of zero padding) leaves a depthwise 1×1 convolution.
 
     Args:
-        model: any module whose BatchNorms are modules with running statistics.
+        model: any module whose BatchNorms have running statistics.
         example: a batch of inputs, to see what feeds what.
 
     Example:
@@ -56,21 +59,26 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
           (1): Identity()
         )
     """
-    folded = replica(model).eval()
-    _refuse_batch_statistics(folded)
-    if not has_batchnorm(folded):
-        return folded
-    inputs = two_samples(fitting(folded, example))
+    original = replica(model).eval()
+    _refuse_batch_statistics(original)
+    inputs = two_samples(fitting(original, example))
+    folded = plain(original, [inputs])
     with untouched_randomness(), torch.no_grad():
-        while has_batchnorm(folded):
-            folded = _fold_some(folded, _watch(folded, inputs))
-    refuse_if_different(replica(model).eval(), folded, example, "fold_batchnorm")
+        uses = _watch(folded, inputs)
+        while norms := _norms(folded, uses):
+            folded = _fold_some(folded, norms, uses)
+            uses = _watch(folded, inputs)
+    folded = _without_unreached(folded)
+    refuse_if_different(original, folded, example, "fold_batchnorm")
     return folded
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether any module is a BatchNorm."""
-    return any(isinstance(module, BatchNorm) for module in model.modules())
+    """Whether any module is a BatchNorm that was not folded."""
+    return any(
+        isinstance(module, BatchNorm) and not _is_done(model, f"{name}.running_mean".lstrip("."))
+        for name, module in model.named_modules()
+    )
 
 
 @dataclass
@@ -92,7 +100,8 @@ class _Uses:
         result = op.run()
         outcomes = list(tensors_in(result))
         self.kept.extend((op.tensors, outcomes))
-        if op.name in _PASSED_THROUGH and len(op.tensors) == len(outcomes) == 1:
+        meaning = TABLE.get(op.name)
+        if meaning is not None and meaning.identity and "dropout" in op.name and len(op.tensors) == len(outcomes) == 1:
             self.same[id(outcomes[0])] = self.identity(op.tensors[0])
             return result
         if outcomes or op.name == "setitem":
@@ -100,7 +109,7 @@ class _Uses:
                 self.read_by[self.identity(tensor)].append(op)
             for tensor in outcomes:
                 self.made_by[id(tensor)] = op
-        if op.name in LAYER_CALLS:
+        if op.name in LAYER_CALLS or op.name == "batch_norm":
             self.calls[op.module].append(op)
         return result
 
@@ -110,72 +119,146 @@ class _Uses:
         return calls[0] if len(calls) == 1 else None
 
 
+@dataclass(frozen=True)
+class _Norm:
+    """One BatchNorm as it is called.
+
+    Attributes:
+        call: the operation.
+        module: name of the module that makes it.
+        mean: name of the buffer with the running mean, by which a plan knows it.
+        scale: what it multiplies every channel with, float64.
+        shift: what it adds.
+        trainable: whether any of its own parameters is.
+    """
+
+    call: Operation
+    module: str
+    mean: str
+    scale: Tensor
+    shift: Tensor
+    trainable: bool
+
+    @property
+    def entering(self) -> Tensor:
+        """What is normalised."""
+        given: Tensor = self.call.named(*NORM_ORDER)["input"]
+        return given
+
+
+def _norms(model: nn.Module, uses: _Uses) -> list[_Norm]:
+    """The BatchNorms that the forward pass calls, those of modules and those called as functions."""
+    buffers = {id(value): name for name, value in model.named_buffers()}
+    found: list[_Norm] = []
+    for module, calls in uses.calls.items():
+        for call in (call for call in calls if call.name == "batch_norm"):
+            given = call.named(*NORM_ORDER)
+            mean = buffers.get(id(given.get("running_mean")))
+            if mean is None or given.get("training"):
+                raise InputError(
+                    "BatchNorm with running statistics that are buffers of the model",
+                    "batch_norm called with others",
+                    where=f"module {module}" if module else "model",
+                    fix="Keep the statistics in buffers, as torch.nn.BatchNorm2d does",
+                )
+            if mean in {norm.mean for norm in found}:
+                continue  # called twice: it cannot be folded, and becomes a layer of its own
+            found.append(_norm(call, module, mean))
+    return found
+
+
+def _norm(call: Operation, module: str, mean: str) -> _Norm:
+    """The affine map that a BatchNorm is in eval mode, in double precision."""
+    given = call.named(*NORM_ORDER)
+    own = [value for value in (given.get("weight"), given.get("bias")) if value is not None]
+    scale = (given["running_var"].double() + given.get("eps", 1e-5)).rsqrt()
+    scale = scale if given.get("weight") is None else scale * given["weight"].double()
+    shift = -given["running_mean"].double() * scale
+    shift = shift if given.get("bias") is None else shift + given["bias"].double()
+    return _Norm(call, module, mean, scale, shift, any(value.requires_grad for value in own))
+
+
 def _watch(model: nn.Module, inputs: Inputs) -> _Uses:
     uses = _Uses()
     for output in run(model, inputs, uses.follow):
         uses.read_by[uses.identity(output)].append(None)
-    modules = dict(model.named_modules())
-    for name, calls in uses.calls.items():
-        plain = getattr(type(modules.get(name)), "forward", None) in (BatchNorm.forward, nn.SyncBatchNorm.forward)
-        if not plain and any(call.name == "batch_norm" for call in calls):
-            raise InputError(
-                "BatchNorm as a module of its own (torch.nn.BatchNorm1d, 2d or 3d)",
-                f"batch_norm called inside {type(modules.get(name)).__name__}",
-                where=f"module {name}" if name else "model",
-                fix="Take BatchNorm and what follows it apart",
-            )
     return uses
 
 
-def _fold_some(model: nn.Module, uses: _Uses) -> nn.Module:
+def _fold_some(model: nn.Module, norms: list[_Norm], uses: _Uses) -> nn.Module:
     """One round: into the layers in front if any allows it, else into those behind, else as layers of their own."""
-    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, BatchNorm)]
     for fold in (_fold_backward, _fold_forward):
-        done = [norm for name, norm in norms if fold(model, name, norm, uses)]
+        done = [norm for norm in norms if fold(model, norm, uses)]
         if done:
             for norm in done:
-                model = _replaced(model, norm, nn.Identity())
+                model = _without(model, norm)
             return model
-    for name, norm in norms:
-        calls = uses.calls.get(name, [])
-        n_axes = calls[0].args[0].ndim if calls else 2 + _spatial_axes(norm)
-        model = _replaced(model, norm, _affine_layer(norm, n_axes))
+    for norm in norms:
+        model = _as_layer(model, norm)
     return model
 
 
-def _fold_backward(model: nn.Module, name: str, norm: BatchNorm, uses: _Uses) -> bool:
+def _plain_module(model: nn.Module, norm: _Norm) -> nn.Module | None:
+    """The module that is this BatchNorm and nothing else; None for one that does more, or a function."""
+    module = dict(model.named_modules()).get(norm.module)
+    plain_forward = getattr(type(module), "forward", None) in (BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return module if plain_forward and f"{norm.module}.running_mean".lstrip(".") == norm.mean else None
+
+
+def _without(model: nn.Module, norm: _Norm) -> nn.Module:
+    """The model with a BatchNorm that is folded away: an identity in its place, or a plan that skips the call."""
+    module = _plain_module(model, norm)
+    if module is not None:
+        return _replaced(model, module, nn.Identity())
+    plan = plan_of(model) or Plan()
+    set_plan(model, replace(plan, skipped=plan.skipped | {norm.mean}))
+    return model
+
+
+def _as_layer(model: nn.Module, norm: _Norm) -> nn.Module:
+    """The model with a BatchNorm written as a depthwise 1×1 convolution."""
+    layer = _affine_layer(norm)
+    module = _plain_module(model, norm)
+    if module is not None:
+        return _replaced(model, module, layer)
+    owner = norm.mean.rpartition(".")[0] or "batch_norm"
+    names = acting_name(f"{owner}.weight"), acting_name(f"{owner}.bias")
+    model.register_parameter(names[0], layer.weight)  # type: ignore[arg-type]
+    model.register_parameter(names[1], layer.bias)  # type: ignore[arg-type]
+    plan = plan_of(model) or Plan()
+    set_plan(model, replace(plan, affine={**plan.affine, norm.mean: names}))
+    return model
+
+
+def _fold_backward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     """Scale and shift of W x + b go into the layer whose output this BatchNorm alone reads."""
-    call = uses.only_call(name)
-    if call is None:
+    if uses.only_call(norm.module) is not norm.call:
         return False
-    entering = call.args[0]
-    origin = uses.identity(entering)
+    origin = uses.identity(norm.entering)
     maker = uses.made_by.get(origin)
     if maker is None or len(uses.read_by[origin]) != 1:
         return False
     layer = _own_layer(model, maker, uses)
-    if layer is None or entering.ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
+    if layer is None or norm.entering.ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
         return False
-    scale, shift = _scale_and_shift(norm)
     weight, bias = layer.weight.double(), _bias(layer)
     outputs, _ = _channels(layer)
-    _assign(layer, weight * scale[outputs.to(weight.device)], bias * scale + shift, norm)
+    _assign(layer, weight * norm.scale[outputs.to(weight.device)], bias * norm.scale + norm.shift, norm)
     return True
 
 
-def _fold_forward(model: nn.Module, name: str, norm: BatchNorm, uses: _Uses) -> bool:
+def _fold_forward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     """W (a x + s) + b: into the layers behind, if nothing else reads this BatchNorm and no zeros are padded."""
-    call = uses.only_call(name)
-    if call is None:
+    if uses.only_call(norm.module) is not norm.call:
         return False
-    result = next((made for made, op in uses.made_by.items() if op is call), None)
+    result = next((made for made, op in uses.made_by.items() if op is norm.call), None)
     readers = uses.read_by.get(result, []) if result is not None else []
     layers = [None if reader is None else _own_layer(model, reader, uses) for reader in readers]
-    scale, shift = _scale_and_shift(norm)
+    scale, shift = norm.scale, norm.shift
     for layer, reader in zip(layers, readers, strict=True):
-        if layer is None or reader is None or uses.identity(reader.args[0]) != result:
+        if layer is None or reader is None or uses.identity(reader.named("input")["input"]) != result:
             return False
-        if call.args[0].ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
+        if norm.entering.ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
             return False
         if isinstance(layer, Convolution) and bool((shift != 0).any()) and not _sees_no_padding(layer):
             return False
@@ -211,18 +294,6 @@ def _own_layer(model: nn.Module, op: Operation, uses: _Uses) -> nn.Linear | Conv
     return layer
 
 
-def _scale_and_shift(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """The affine map that a BatchNorm is in eval mode, in double precision."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    mean, variance = norm.running_mean.double(), norm.running_var.double()
-    scale = (variance + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.double()
-    shift = -mean * scale
-    return scale, shift if norm.bias is None else shift + norm.bias.double()
-
-
 def _channels(layer: nn.Linear | Convolution) -> tuple[Tensor, Tensor]:
     if isinstance(layer, nn.Linear):
         return entry_channels("dense", 1, layer.weight.shape)
@@ -236,35 +307,42 @@ def _bias(layer: nn.Linear | Convolution) -> Tensor:
     return torch.zeros(n_out, dtype=torch.float64, device=layer.weight.device)
 
 
-def _assign(
-    layer: nn.Linear | Convolution, weight: Tensor, bias: Tensor, norm: BatchNorm, new_bias: bool = True
-) -> None:
+def _assign(layer: nn.Linear | Convolution, weight: Tensor, bias: Tensor, norm: _Norm, new_bias: bool = True) -> None:
     """New values for a layer; trainable if the layer or the BatchNorm was."""
-    trainable = any(value.requires_grad for value in (*layer.parameters(), *norm.parameters()))
+    trainable = norm.trainable or any(value.requires_grad for value in layer.parameters())
     dtype = layer.weight.dtype
     layer.weight = nn.Parameter(weight.to(dtype), requires_grad=trainable)
     if layer.bias is not None or new_bias:
         layer.bias = nn.Parameter(bias.to(dtype), requires_grad=trainable)
 
 
-def _affine_layer(norm: BatchNorm, n_axes: int) -> nn.Module:
-    """Depthwise 1×1 convolution with the scale and shift of a BatchNorm whose input has `n_axes` axes."""
-    scale, shift = _scale_and_shift(norm)
+def _affine_layer(norm: _Norm) -> Convolution:
+    """Depthwise 1×1 convolution with the scale and shift of a BatchNorm."""
+    n, n_axes, like = len(norm.scale), norm.entering.ndim, norm.entering.dtype
     kinds: dict[int, type[Convolution]] = {2: ChannelAffine, 3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-    reference = norm.weight if norm.weight is not None else norm.running_mean
-    assert reference is not None
-    n = norm.num_features
     layer = kinds[n_axes](n, n, 1, groups=n, device="meta")  # type: ignore[call-arg, arg-type]
-    trainable = all(value.requires_grad for value in norm.parameters())
-    weight = scale.reshape(n, 1, *[1] * max(n_axes - 2, 1)).to(reference.dtype)
-    layer.weight = nn.Parameter(weight, requires_grad=trainable)
-    layer.bias = nn.Parameter(shift.to(reference.dtype), requires_grad=trainable)
+    weight = norm.scale.reshape(n, 1, *[1] * max(n_axes - 2, 1)).to(like)
+    layer.weight = nn.Parameter(weight, requires_grad=norm.trainable)
+    layer.bias = nn.Parameter(norm.shift.to(like), requires_grad=norm.trainable)
     return layer.eval()
 
 
-def _spatial_axes(norm: BatchNorm) -> int:
-    """Axes behind the channels for a BatchNorm that the example does not reach."""
-    return {"BatchNorm2d": 2, "BatchNorm3d": 3}.get(type(norm).__name__, 0)
+def _without_unreached(model: nn.Module) -> nn.Module:
+    """BatchNorms that the example does not reach have nothing to be folded into: they become layers of their own."""
+    for name, module in list(model.named_modules()):
+        mean = f"{name}.running_mean".lstrip(".")
+        if isinstance(module, BatchNorm) and mean in dict(model.named_buffers()) and not _is_done(model, mean):
+            n_axes = 2 + {"BatchNorm2d": 2, "BatchNorm3d": 3}.get(type(module).__name__, 0)
+            given = (module.running_mean, module.running_var, module.weight, module.bias, False, 0.0, module.eps)
+            like = torch.empty([0] * n_axes, dtype=module.running_mean.dtype)  # type: ignore[union-attr]
+            call = Operation("batch_norm", nn.functional.batch_norm, (like, *given), {}, name)
+            model = _as_layer(model, _norm(call, name, mean))
+    return model
+
+
+def _is_done(model: nn.Module, mean: str) -> bool:
+    plan = plan_of(model)
+    return plan is not None and (mean in plan.skipped or mean in plan.affine)
 
 
 def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

@@ -12,7 +12,6 @@ and a ReLU keeps its state where its input is farther than that from zero. This 
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -20,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
-from flatscope.network.operation import Operation, replay, tensors_in, with_tensors
-from flatscope.network.rules import RULES, move
-from flatscope.network.tracing import LAYER_CALLS
+from flatscope.network.operations import TABLE
+from flatscope.network.products import LAYER_CALLS
+from flatscope.network.program import Operation, replay, tensors_in, with_tensors
 from flatscope.network.units import GraphLayer
+from flatscope.params import copied
 from flatscope.samples import Inputs, moved
 from flatscope.symmetries.path_coordinates import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
 
 _POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
-_IDENTITIES = ("to", "float", "double", "contiguous", "clone", "alias", "detach", "requires_grad", "positive")
 _STATES = ("relu", "leaky_relu")
 
 
@@ -45,7 +44,7 @@ class ActivationCertificate:
         if coordinates.graph.unfollowed:
             name, what = next(iter(coordinates.graph.unfollowed.items()))
             raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
-        self._model = copy.deepcopy(model).double().eval()
+        self._model = copied(model).double().eval()
         self._coordinates = coordinates
         double = {name: value.double() for name, value in coordinates.params.items()}
         suffixes = coordinates.suffix.log[1:].exp()
@@ -173,13 +172,14 @@ class _Run:
 
     def _plain_bound(self, op: Operation, old: list[Tensor]) -> Any:
         """Operations that move entries or add them up with weights that do not depend on the signal."""
+        meaning = TABLE.get(op.name)
         pools = any(op.name.startswith(name) for name in _POOLS)
-        if RULES.get(op.name) is move or pools or op.name in ("sum", "mean", "amax"):
+        if (meaning is not None and meaning.moves) or pools or op.name in ("sum", "mean", "amax"):
             return op.function(*with_tensors(op.args, self._bound), **with_tensors(op.kwargs, self._bound))
         if op.name == "pad":
             given = op.named("input", "pad", "mode", "value")
             return nn.functional.pad(old[0], list(given["pad"]), given.get("mode", "constant"))
-        if op.name in _IDENTITIES or "dropout" in op.name:  # off, in eval mode
+        if meaning is not None and meaning.identity:
             return old[0]
         if op.name in ("add", "sub") and "alpha" not in op.kwargs:
             return sum(old[1:], start=old[0])

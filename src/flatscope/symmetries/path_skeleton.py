@@ -167,7 +167,7 @@ def _units(classes: Tensor, group: int, groups: int) -> list[tuple[int, list[int
 
 def _entry(layer: GraphLayer, shape: torch.Size, output: int, input_: int) -> int:
     """Flat index of the centre tap between two channels."""
-    rows, column = (input_, output) if layer.kind == "transposed" else (output, input_)
+    rows, column = (input_, output) if layer.input_first else (output, input_)
     index = [rows, column % shape[1], *(size // 2 for size in shape[2:])]
     flat = 0
     for place, size in zip(index, shape, strict=True):

@@ -6,7 +6,6 @@ times c, outgoing weights divided by c, for any c > 0. Units that share one scal
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 
@@ -19,9 +18,9 @@ from flatscope.inspection import replica
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
-from flatscope.params import Params, named_parameters
+from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
-from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+from flatscope.symmetries.folding import fold_batchnorm
 
 Factors = Mapping[str, float | Sequence[float] | Tensor]
 WAYS = ("unit", "layer", "permutation", "batchnorm")
@@ -226,7 +225,7 @@ def _places(units: Tensor, permutation: Mapping[int, int]) -> Tensor:
 
 def _reindexed(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tensor) -> Tensor:
     """The weight with its channels taken from elsewhere; in a grouped layer channels stay within their group."""
-    rows, columns = (inputs, outputs) if layer.kind == "transposed" else (outputs, inputs)
+    rows, columns = (inputs, outputs) if layer.input_first else (outputs, inputs)
     rows = rows.to(weight.device)
     if layer.kind == "batchnorm":
         return weight[rows]
@@ -279,12 +278,12 @@ def _layer_groups(graph: Graph) -> list[list[int]]:
 
 
 def _folded(model: nn.Module, example: Inputs) -> nn.Module:
-    return fold_batchnorm(model, example) if has_batchnorm(model) else replica(model).eval()
+    return fold_batchnorm(model, example)
 
 
 def _checked(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
     """A copy of `base` with these parameters, compared with it on the example."""
-    twin = copy.deepcopy(base)
+    twin = copied(base)
     with torch.no_grad():
         for name, value in twin.named_parameters():
             value.copy_(params[name])

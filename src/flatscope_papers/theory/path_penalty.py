@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from flatscope import InputError
-from flatscope.network.operation import replay
-from flatscope.problem import output_tensor
+from flatscope.network.program import replay
+from flatscope.samples import output_tensor
 from flatscope_papers.theory.squared_paths import SquaredPaths
 
 ATTACK_STEPS = 40

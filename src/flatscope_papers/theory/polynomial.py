@@ -17,9 +17,9 @@ import torch
 from numpy.polynomial import legendre
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from flatscope import InputError
+from flatscope.network.program import Operation, is_in_place, watched
 
 RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 KINKS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.Tanh, nn.Sigmoid)
@@ -248,27 +248,23 @@ class _Answering(nn.Module):
             result: Tensor = activation(values)
             return result
 
-        with _ReluCalls(answer):
+        with watched(_relu_calls(answer)):
             return self.model(*inputs)
 
 
-class _ReluCalls(TorchFunctionMode):
-    """Hands what is given to any form of ReLU to a function, whose answer takes its place."""
+def _relu_calls(answer: Callable[[Tensor], Tensor]) -> Callable[[Operation], Any]:
+    """A rule that hands what is given to any form of ReLU to a function, whose answer takes its place."""
 
-    def __init__(self, answer: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Catch the call."""
-        kwargs = kwargs or {}
-        if func not in RELUS:
-            return func(*args, **kwargs)
-        values = args[0] if args else kwargs["input"]
-        in_place = kwargs.get("inplace", False) or (len(args) > 1 and bool(args[1])) or func.__name__.endswith("_")
+    def follow(op: Operation) -> Any:
+        if op.function not in RELUS:
+            return op.run()
+        values = op.args[0] if op.args else op.kwargs["input"]
+        in_place = op.kwargs.get("inplace", False) or (len(op.args) > 1 and bool(op.args[1])) or is_in_place(op)
         if in_place:  # what was to be overwritten must be; of a copy, since the gradient needs the old values
-            return values.copy_(self.answer(values.clone()))
-        return self.answer(values)
+            return values.copy_(answer(values.clone()))
+        return answer(values)
+
+    return follow
 
 
 def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], list[str | None]]:
@@ -292,7 +288,7 @@ def _recorded(model: nn.Module, x: Tensor) -> tuple[list[tuple[float, float]], l
             hooks.append(part.register_forward_pre_hook(lambda *_, name=name: within.append(name)))
             hooks.append(part.register_forward_hook(leave))
     try:
-        with _ReluCalls(answer):
+        with watched(_relu_calls(answer)):
             _quietly(model, x)
     finally:
         for hook in hooks:

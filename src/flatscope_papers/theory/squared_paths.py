@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope import InputError
-from flatscope.network.operation import Operation, tensors_in, with_tensors
-from flatscope.network.rules import RULES, create, move
-from flatscope.network.tracing import LAYER_CALLS
+from flatscope.network.operations import TABLE
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, tensors_in, with_tensors
 
 _SAME = ("neg", "abs", "clone", "contiguous", "identity", "positive", "requires_grad", "to", "float", "double")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout")
@@ -55,10 +55,11 @@ class SquaredPaths:
             return op.run()
         if op.name in _DROPOUTS:
             return op.args[0] if op.args else op.kwargs["input"]  # nothing to the trained function
-        rule = _move if RULES.get(op.name) is move else _RULES.get(op.name)
+        meaning = TABLE.get(op.name)
+        rule = _move if meaning is not None and meaning.moves else _RULES.get(op.name)
         if rule is None:
             result = op.run()
-            if RULES.get(op.name) is not create and any(t.is_floating_point() for t in tensors_in(result)):
+            if not (meaning is not None and meaning.creates) and any(t.is_floating_point() for t in tensors_in(result)):
                 self.refuse(op)
             return result
         squares = rule(self, op)  # first: an operation in place would change the signal that gates
@@ -96,7 +97,7 @@ def _layer(paths: SquaredPaths, op: Operation) -> Tensor:
 
 
 def _batch_norm(paths: SquaredPaths, op: Operation) -> Tensor:
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.named(*NORM_ORDER)
     x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
     if given.get("training") or mean is None or variance is None:
         paths.refuse(op, "with the statistics of the batch; fold it or call eval()")

@@ -1,4 +1,4 @@
-"""Largest singular value of a linear map, of a convolution as the map that it is on its input."""
+"""Largest singular value of a linear map that is known by what it does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
-from torch.nn import functional
-
-from flatscope.context import Context
-from flatscope.network.layers import Layer
 
 LARGEST_DENSE = 512
 # Residual over eigenvalue: the relative error of the eigenvalue is at most that, and of the order of its square over
@@ -25,10 +21,6 @@ TOLERANCE = 1e-6
 # allows; from there few passes are left, with fewer vectors to keep between restarts.
 ROUGH_TOLERANCE = 1e-5
 ROUGH_BASIS, BASIS = 40, 10
-_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
-    "conv": (functional.conv1d, functional.conv2d, functional.conv3d),
-    "transposed": (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
-}
 
 
 def operator_norm(apply: Callable[[Tensor], Tensor], shape: tuple[int, ...], device: torch.device) -> float:
@@ -80,31 +72,3 @@ def _top_eigenpair(
 def matrix_norm(matrix: Tensor) -> float:
     """Largest singular value of a matrix, or the largest over a stack of them."""
     return float(torch.linalg.matrix_norm(matrix.double(), ord=2).max())
-
-
-def rows_of(ctx: Context, layer: Layer) -> Tensor:
-    """The weight as a matrix (outputs, incoming weights of each), float64; of a group only what it reads."""
-    weight = ctx.params[layer.weight].detach().double()
-    if layer.kind == "transposed":  # (in, out / groups, taps)
-        grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
-        weight = grouped.transpose(1, 2).flatten(0, 1)
-    return weight.flatten(1)
-
-
-def layer_norms(ctx: Context) -> dict[str, float]:
-    """Spectral norm of every layer as a linear map on an input of its true size, by layer name."""
-    return {layer.name: _layer_norm(ctx, layer) for layer in ctx.network}
-
-
-def _layer_norm(ctx: Context, layer: Layer) -> float:
-    weight = ctx.params[layer.weight].detach().double()
-    if layer.kind == "dense":
-        return matrix_norm(weight)
-    if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
-        return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]))
-    function, weights = _FUNCTIONS[layer.kind][weight.ndim - 3], {torch.float64: weight, torch.float32: weight.float()}
-
-    def apply(x: Tensor) -> Tensor:
-        return function(x, weights[x.dtype], None, **layer.settings)
-
-    return operator_norm(apply, layer.input_shape, weight.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatscope.network.operation import Operation
+from flatscope.network.program import Operation
 
 _ORDERS = {
     "max": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),

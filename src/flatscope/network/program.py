@@ -9,15 +9,18 @@ weights for path norms, say).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from flatscope.errors import FlatscopeError, InputError
 from flatscope.params import Params
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, cut, moved, output_tensor, parts_of, shape_text
 
 _REVERSED_OR_INPLACE = {
     "radd": "add",
@@ -30,6 +33,8 @@ _REVERSED_OR_INPLACE = {
     "truediv": "div",
     "itruediv": "div",
     "rtruediv": "rdiv",
+    "rmatmul": "matmul",
+    "imatmul": "matmul",
     "multiply": "mul",
     "divide": "div",
     "true_divide": "div",
@@ -40,6 +45,7 @@ _REVERSED_OR_INPLACE = {
     "negative": "neg",
     "absolute": "abs",
 }
+_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,10 @@ class Operation:
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
 
-def replay(model: nn.Module, inputs: Inputs, rule: Callable[[Operation], Any], params: Params | None = None) -> Any:
+Rule = Callable[[Operation], Any]
+
+
+def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None = None) -> Any:
     """Run `model` on `inputs` (at `params`, if given), with `rule` in the place of every torch operation.
 
     A rule that returns `operation.run()` changes nothing. What a rule itself calls is not watched.
@@ -96,7 +105,7 @@ def replay(model: nn.Module, inputs: Inputs, rule: Callable[[Operation], Any], p
     keywords = inputs if isinstance(inputs, dict) else {}
     positional = () if isinstance(inputs, dict) else parts_of(inputs)
     try:
-        with _Watch(rule, stack):
+        with watched(rule, stack):
             if params is None:
                 return model(*positional, **keywords)
             return functional_call(model, params, positional, keywords)
@@ -105,10 +114,22 @@ def replay(model: nn.Module, inputs: Inputs, rule: Callable[[Operation], Any], p
             handle.remove()
 
 
-class _Watch(TorchFunctionMode):
-    """Hands every torch function to the rule."""
+@contextmanager
+def watched(rule: Rule, stack: list[str] | None = None) -> Iterator[None]:
+    """Inside the block every torch function is handed to the rule, which gives its result.
 
-    def __init__(self, rule: Callable[[Operation], Any], stack: list[str]) -> None:
+    Args:
+        rule: what it calls itself is not watched.
+        stack: names of the modules whose forward is running, innermost last, where somebody keeps them.
+    """
+    with _Watch(rule, stack or [""]):
+        yield
+
+
+class _Watch(TorchFunctionMode):
+    """Hands every torch function to the rule. The only mode of its kind in the package."""
+
+    def __init__(self, rule: Rule, stack: list[str]) -> None:
         super().__init__()
         self._rule, self._stack = rule, stack
 
@@ -128,6 +149,12 @@ def _plain_name(function: Callable[..., Any]) -> str:
         name = function.__self__.__name__  # type: ignore[attr-defined]
     name = name.partition(".")[0].strip("_")  # torch.ops.aten.mul.Tensor is a mul
     return _REVERSED_OR_INPLACE.get(name, name)
+
+
+def is_in_place(op: Operation) -> bool:
+    """Whether the operation writes to its first argument. One that returns it as it is does not."""
+    name = getattr(op.function, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -153,3 +180,52 @@ def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return {key: with_tensors(part, change) for key, part in tree.items()}
     return tree
+
+
+def run(model: nn.Module, inputs: Inputs, rule: Any) -> list[Tensor]:
+    """Output tensors of a watched forward pass; a failing forward is the user's to see."""
+    try:
+        raw = replay(model, inputs, rule)
+    except FlatscopeError:
+        raise
+    except Exception as problem:
+        raise InputError(
+            "a model that runs on the example",
+            f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}",
+            where=f"example {shape_text(inputs)}",
+            fix="Pass inputs of the shape and type that the model is called with",
+        ) from problem
+    return output_tensors(raw)
+
+
+def output_tensors(raw: Any) -> list[Tensor]:
+    """The tensor that is the network's output, or all of them where there is no single one."""
+    try:
+        return [output_tensor(raw)]
+    except InputError:
+        found = list(tensors_in(raw))
+        if not found:
+            raise
+        return found
+
+
+def fitting(model: nn.Module, example: Inputs) -> Inputs:
+    """The example on the model's device and in its floating-point type."""
+    first = next((value for value in model.parameters() if value.is_floating_point()), None)
+    if first is None:
+        raise InputError("a model with parameters", "none", where="model", fix="There is nothing to rescale")
+    if isinstance(example, list):
+        example = tuple(example)
+    if not parts_of(example) or not all(isinstance(part, Tensor) for part in parts_of(example)):
+        raise InputError("a tensor, a tuple or a dictionary of tensors", type(example).__name__, where="example")
+    return moved(example, first.device, first.dtype)
+
+
+def two_samples(example: Inputs) -> Inputs:
+    """Two samples, so that no operation can mistake the batch axis for one of size 1."""
+    if all(part.ndim > 0 and len(part) == 1 for part in parts_of(example)):
+        if isinstance(example, dict):
+            return {name: torch.cat([value, value]) for name, value in example.items()}
+        doubled = tuple(torch.cat([value, value]) for value in parts_of(example))
+        return doubled if isinstance(example, tuple) else doubled[0]
+    return cut(example, 0, 2)

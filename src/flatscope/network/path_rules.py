@@ -16,30 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.measures.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
-from flatscope.network.operation import Operation, tensors_in, with_tensors
-from flatscope.network.rules import RULES, create, move
-from flatscope.network.tracing import LAYER_CALLS
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, with_tensors
+from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 
 POOLINGS = ("max", "sum")
-_LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")
-_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
-# Largest slope of activations that are not homogeneous: they bound a gradient, though they have no paths.
-SLOPES = {
-    "tanh": 1.0,
-    "sigmoid": 0.25,
-    "softplus": 1.0,
-    "softsign": 1.0,
-    "logsigmoid": 1.0,
-    "relu6": 1.0,
-    "hardtanh": 1.0,
-    "gelu": 1.13,  # 1.1289 at the square root of 2; a little more where it is approximated
-    "silu": 1.1,
-}
 
 
-class PathPass:
-    """A rule for `replay` that lets sums over paths travel through a network.
+class Paths:
+    """Sums over paths on their way through a network: what the rules below work on.
 
     Args:
         p: weights count with their p-th power.
@@ -64,32 +49,6 @@ class PathPass:
     def log_scale(self, tensor: Tensor) -> float:
         """Logarithm of the number by which the tensor is to be multiplied."""
         return self._known[id(tensor)][1]
-
-    def follow(self, op: Operation) -> Any:
-        """Stand in for one torch operation."""
-        if not any(self.knows(tensor) for tensor in op.tensors):
-            return op.run()  # about constants or the weights themselves
-        if op.name == "setitem":
-            return self._set_item(op)
-        if RULES.get(op.name) is create and not is_in_place(op):
-            return op.run()  # a constant of the same shape
-        rule = _move if RULES.get(op.name) is move else _RULES.get(op.name)
-        if rule is None and self.curves and op.name in SLOPES:
-            rule = _curve
-        if rule is None:
-            result = op.run()  # a question about its shape, perhaps
-            if any(True for _ in tensors_in(result)) or op.name in _LEAVES_TORCH:
-                self.refuse(op)
-            return result
-        if "out" in op.kwargs:
-            self.refuse(op)
-        result, log_scale = rule(self, op)
-        if is_in_place(op):
-            return self._written(op.args[0], result, log_scale)
-        for tensor in tensors_in(result):
-            if tensor.is_floating_point():
-                self.start(tensor, log_scale)
-        return result
 
     def refuse(self, op: Operation, why: str = "") -> NoReturn:
         """There is no such thing as a path through this operation."""
@@ -123,36 +82,12 @@ class PathPass:
     def _constant_scale(self, term: Any) -> float:
         return 0.0 if self.biases and bool((torch.as_tensor(term) != 0).any()) else -math.inf
 
-    def _set_item(self, op: Operation) -> None:
-        """Entries overwritten in place, in a tensor of paths or of zeros."""
-        target, index, value = op.args
-        if not self.knows(target):
-            if bool((target != 0).any()):
-                self.refuse(op, "in a constant")
-            self.start(target, self.log_scale(value) if self.knows(value) else 0.0)
-        shift = (self.log_scale(value) if self.knows(value) else 0.0) - self.log_scale(target)
-        paths = value if self.knows(value) else self.power(value) * float(self.biases)
-        target[index] = paths * math.exp(shift)
-
-    def _written(self, target: Tensor, result: Tensor, log_scale: float) -> Tensor:
-        """An operation in place: the target keeps its scale, since views of it may be in use."""
-        if not self.knows(target):
-            self.start(target, log_scale)
-        target.copy_(result * math.exp(log_scale - self.log_scale(target)))
-        return target
-
 
 # A rule gives the result of the operation and the logarithm of its scale.
-Rule = Callable[[PathPass, Operation], tuple[Any, float]]
+Rule = Callable[[Paths, Operation], tuple[Any, float]]
 
 
-def is_in_place(op: Operation) -> bool:
-    """Whether the operation writes to its first argument. One that returns it as it is does not."""
-    name = getattr(op.function, "__name__", "")
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-
-
-def _layer(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def layer(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A linear map with absolute weights; the result is normalised."""
     given = op.named(*LAYER_CALLS[op.name][1])
     x, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
@@ -170,9 +105,9 @@ def _normalised(value: Tensor, log_scale: float) -> tuple[Tensor, float]:
     return value / top, log_scale + math.log(top)
 
 
-def _batch_norm(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def batch_norm(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A BatchNorm that was not folded: an edge |a| from each channel to itself, and a bias."""
-    given = op.named(*LAYER_CALLS[op.name][1])
+    given = op.named(*NORM_ORDER)
     x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
     if given.get("training") or mean is None or variance is None:
         paths.refuse(op, "with the statistics of the batch")
@@ -185,19 +120,19 @@ def _batch_norm(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return _normalised(terms[0] * paths.power(scale.reshape(shape)) + terms[1], log_scale)
 
 
-def _same(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def same(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """An edge of weight 1 from every entry to itself."""
     x = paths.one_signal(op)
     return x, paths.log_scale(x)
 
 
-def _copied(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
-    """As `_same`, where the caller relies on a new tensor or on how it lies in memory."""
+def copied(paths: Paths, op: Operation) -> tuple[Tensor, float]:
+    """As `same`, where the caller relies on a new tensor or on how it lies in memory."""
     x = paths.one_signal(op)
     return x.clone() if op.name == "clone" else x.contiguous(), paths.log_scale(x)
 
 
-def _cast(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def cast(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Other number types and devices: paths are counted in float64 where they are."""
     if op.name in ("float", "type") and not isinstance(op.run(), Tensor):
         paths.refuse(op, "as a Python number")
@@ -207,7 +142,7 @@ def _cast(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return x, paths.log_scale(x)
 
 
-def _move(paths: PathPass, op: Operation) -> tuple[Any, float]:
+def move(paths: Paths, op: Operation) -> tuple[Any, float]:
     """Entries change places, are repeated or dropped; what is put together is brought to one scale."""
     signals = [tensor for tensor in op.tensors if tensor.is_floating_point()]
     scales = {paths.log_scale(tensor) if paths.knows(tensor) else None for tensor in signals}
@@ -222,7 +157,7 @@ def _move(paths: PathPass, op: Operation) -> tuple[Any, float]:
     return op.function(*with_tensors(op.args, at_scale), **with_tensors(op.kwargs, at_scale)), common
 
 
-def _pad(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def pad_paths(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     given = op.named("input", "pad", "mode", "value")
     x, filler = given["input"], float(given.get("value") or 0.0)
     mode = given.get("mode", "constant")
@@ -232,7 +167,7 @@ def _pad(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return functional.pad(terms[0], list(given["pad"]), "constant", float(terms[1])), log_scale
 
 
-def _add(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def add(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Sums and differences: paths add up."""
     given = op.named("input", "other")
     factor = paths.power(given.get("alpha", 1))
@@ -240,7 +175,7 @@ def _add(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return left + factor * right, log_scale
 
 
-def _scale(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def scale(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Times a constant, or divided by one."""
     given = op.named("input", "other")
     x = paths.one_signal(op)
@@ -252,14 +187,14 @@ def _scale(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return x * paths.power(factor), paths.log_scale(x)
 
 
-def _matrix_product(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def matrix_product(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """With a constant matrix."""
     x = paths.one_signal(op)
     left, right = (tensor if tensor is x else paths.power(tensor) for tensor in op.tensors[:2])
     return _normalised(left @ right, paths.log_scale(x))
 
 
-def _sum(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def sum_paths(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A mean of n has edges of weight 1/n, whose p-th power is not 1/n."""
     given = op.named("input", "dim", "keepdim")
     x, dim = given["input"], given.get("dim", given.get("axis"))
@@ -268,7 +203,7 @@ def _sum(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return total / (n**paths.p if op.name == "mean" else 1.0), paths.log_scale(x)
 
 
-def _maximum(paths: PathPass, op: Operation) -> tuple[Any, float]:
+def maximum(paths: Paths, op: Operation) -> tuple[Any, float]:
     """Of two tensors or along axes; a minimum is one of its arguments as well."""
     given = op.named("input", "dim", "keepdim")
     other = given.get("other", given.get("dim"))
@@ -283,7 +218,7 @@ def _maximum(paths: PathPass, op: Operation) -> tuple[Any, float]:
     return value, paths.log_scale(x)
 
 
-def _max_pool(paths: PathPass, op: Operation) -> tuple[Any, float]:
+def max_pool(paths: Paths, op: Operation) -> tuple[Any, float]:
     x = paths.one_signal(op)
     result = op.run()
     if paths.pooling == "max":
@@ -296,7 +231,7 @@ def _max_pool(paths: PathPass, op: Operation) -> tuple[Any, float]:
     return summed if isinstance(result, Tensor) else (summed, *result[1:]), paths.log_scale(x)
 
 
-def _average_pool(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def average_pool(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Edges of weight 1/n count with (1/n)^p: running the pool itself is right for p = 1 only."""
     x = paths.one_signal(op)
     if op.name.startswith("adaptive"):
@@ -314,7 +249,7 @@ def _average_pool(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
 _AVERAGE_ORDER = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
 
-def _interpolate(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def interpolate(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Nearest neighbours are copies; other modes mix with weights whose p-th power this does not know."""
     mode = op.named("input", "size", "scale_factor", "mode").get("mode", "nearest")
     if not mode.startswith("nearest") and (paths.p != 1 or mode == "bicubic"):
@@ -323,7 +258,7 @@ def _interpolate(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return op.run(), paths.log_scale(x)
 
 
-def _leaky(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def leaky(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """The steeper of the two slopes."""
     x = paths.one_signal(op)
     slope = torch.as_tensor(op.named("input", "negative_slope").get("negative_slope", 0.01))
@@ -333,53 +268,19 @@ def _leaky(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
     return x * paths.power(slope).clamp_min(1), paths.log_scale(x)
 
 
-def _one_sided(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def one_sided(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A ReLU written as a bound at zero; any other bound is not homogeneous."""
     named = op.named("input", "min", "max") if op.name != "threshold" else op.named("input", "threshold", "value")
     bounds = [value for name, value in named.items() if name not in ("input", "inplace") and value is not None]
     if any(isinstance(bound, Tensor) or bound != 0 for bound in bounds):
         paths.refuse(op, "at a bound other than zero")
-    return _same(paths, op)
+    return same(paths, op)
 
 
-def _curve(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
-    """An activation of bounded slope."""
-    x = paths.one_signal(op)
-    return x * SLOPES[op.name] ** paths.p, paths.log_scale(x)
-
-
-def _masked_fill(paths: PathPass, op: Operation) -> tuple[Tensor, float]:
+def masked_fill(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     given = op.named("input", "mask", "value")
     value = float(given["value"])
     if not math.isfinite(value):
         paths.refuse(op, "with an infinity")
     terms, log_scale = paths.aligned(given["input"], value)
     return terms[0].masked_fill(given["mask"], float(terms[1])), log_scale
-
-
-_SAME = """relu abs neg positive dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout
-    feature_alpha_dropout requires_grad alias detach data"""
-MAX_POOLS = [
-    f"{kind}max_pool{n}d{end}" for kind in ("", "adaptive_") for n in (1, 2, 3) for end in ("", "_with_indices")
-]
-AVERAGE_POOLS = [f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)]
-
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(LAYER_CALLS, _layer),
-    "batch_norm": _batch_norm,
-    **dict.fromkeys(_SAME.split(), _same),
-    **dict.fromkeys(("contiguous", "clone"), _copied),
-    **dict.fromkeys(("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"), _cast),
-    **dict.fromkeys(("add", "sub"), _add),
-    **dict.fromkeys(("mul", "div"), _scale),
-    **dict.fromkeys(("matmul", "mm", "bmm"), _matrix_product),
-    **dict.fromkeys(("sum", "mean"), _sum),
-    **dict.fromkeys(("max", "min", "amax", "amin", "maximum", "minimum", "fmax", "fmin"), _maximum),
-    **dict.fromkeys(MAX_POOLS, _max_pool),
-    **dict.fromkeys(AVERAGE_POOLS, _average_pool),
-    **dict.fromkeys(("interpolate", "upsample"), _interpolate),
-    **dict.fromkeys(("leaky_relu", "prelu"), _leaky),
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "threshold"), _one_sided),
-    "masked_fill": _masked_fill,
-    "pad": _pad,
-}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatscope.network.labels import CONSTANT, ZERO, Labels
-from flatscope.network.operation import Operation, with_tensors
+from flatscope.network.program import Operation, with_tensors
 
 
 @dataclass(frozen=True)
@@ -255,45 +255,3 @@ def constant_labels(value: Tensor) -> Tensor:
     if not value.is_floating_point():
         return torch.ones(value.shape, dtype=torch.float64)
     return (value.detach() != 0).double().cpu()
-
-
-_MOVING = """view reshape flatten unflatten ravel permute transpose t T mT movedim moveaxis swapaxes swapdims squeeze
-    unsqueeze expand expand_as repeat repeat_interleave tile broadcast_to broadcast_tensors cat stack hstack vstack
-    dstack chunk split split_with_sizes tensor_split unbind select narrow getitem flip fliplr flipud roll rot90
-    index_select gather take_along_dim pixel_shuffle pixel_unshuffle channel_shuffle detach data tril triu diagonal
-    diag_embed unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy"""
-_KEEPING = """relu leaky_relu rrelu abs neg positive dropout dropout1d dropout2d dropout3d alpha_dropout
-    feature_dropout feature_alpha_dropout to float double half bfloat16 type type_as cpu cuda contiguous clone
-    requires_grad alias"""
-_BENDING = """gelu silu sigmoid tanh elu selu celu softplus softsign mish hardswish hardsigmoid hardtanh relu6
-    tanhshrink softshrink hardshrink logsigmoid exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal sin cos
-    erf sign"""
-_POOLING = """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices
-    max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
-    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices lp_pool1d
-    lp_pool2d lp_pool3d max_unpool1d max_unpool2d max_unpool3d interpolate upsample"""
-_CREATING = """zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
-    new_tensor zero fill"""
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_MOVING.split(), move),
-    **dict.fromkeys(_KEEPING.split(), keep),
-    **dict.fromkeys(_BENDING.split(), bend),
-    **dict.fromkeys(_POOLING.split(), pool),
-    **dict.fromkeys(_CREATING.split(), create),
-    **dict.fromkeys(("add", "sub", "maximum", "minimum", "fmax", "fmin"), add),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min"), reduce),
-    **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
-    **dict.fromkeys(("matmul", "mm", "bmm"), matrix_product),
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), one_sided),
-    "where": where,
-    "mul": multiply,
-    "div": divide,
-    "pad": pad,
-    "masked_fill": masked_fill,
-    "setitem": set_item,
-    "prelu": prelu,
-    "threshold": threshold,
-    "scaled_dot_product_attention": attention,
-}

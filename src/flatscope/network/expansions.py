@@ -1,0 +1,375 @@
+"""Composite functions of torch written out in simpler ones.
+
+A matrix product hidden in `einsum`, in attention or in the gates of an LSTM becomes a `linear` or `matmul` that the
+reading of a network knows. Some functions are written out because torch differentiates them wrongly or not at all:
+batched gradients of `group_norm` are wrong in torch itself, and `hardsigmoid` has no second derivative.
+
+Every expansion gives the values of the function that it stands for; arguments that it does not know return
+`NotImplemented`, and the function is then left as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Expansion = Callable[..., Any]
+EXPANSIONS: dict[str, Expansion] = {}
+
+
+def expansion(*names: str) -> Callable[[Expansion], Expansion]:
+    """Enter a function under the names of what it expands."""
+
+    def enter(function: Expansion) -> Expansion:
+        EXPANSIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+# Products of matrices, in whatever words ----------------------------------------------------------------------------
+
+
+@expansion("mm", "bmm", "mv")
+def _product(input: Tensor, other: Tensor | None = None, **more: Any) -> Any:
+    other = next(iter(more.values())) if other is None and len(more) == 1 else other  # mat2, vec
+    return NotImplemented if other is None else torch.matmul(input, other)
+
+
+@expansion("addmm", "baddbmm", "addmv")
+def _add_product(input: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = torch.matmul(left, right)
+    product = product if alpha == 1 else product * alpha
+    return product + (input if beta == 1 else input * beta)
+
+
+@expansion("inner")
+def _inner(input: Tensor, other: Tensor) -> Any:
+    if min(input.ndim, other.ndim) == 0 or other.ndim > 2:
+        return NotImplemented
+    return torch.matmul(input, other if other.ndim == 1 else other.transpose(0, 1))
+
+
+@expansion("tensordot")
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: Tensor | None = None) -> Any:
+    if isinstance(dims, Tensor) or out is not None:
+        return NotImplemented
+    if isinstance(dims, int):
+        dims = (list(range(a.ndim - dims, a.ndim)), list(range(dims)))
+    left, right = ([int(d) % t.ndim for d in side] for side, t in zip(dims, (a, b), strict=True))
+    letters = [chr(97 + i) for i in range(a.ndim)], [chr(65 + i) for i in range(b.ndim)]
+    for one, other in zip(left, right, strict=True):
+        letters[1][other] = letters[0][one]
+    kept = [letters[0][i] for i in range(a.ndim) if i not in left]
+    kept += [letters[1][i] for i in range(b.ndim) if i not in right]
+    return _einsum("".join(letters[0]) + "," + "".join(letters[1]) + "->" + "".join(kept), a, b)
+
+
+@expansion("einsum")
+def _einsum(equation: str, *operands: Any) -> Any:
+    """Two operands without repeated or omitted indices: one permuted, reshaped matrix product."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    equation = equation.replace(" ", "") if isinstance(equation, str) else ""
+    if len(operands) != 2 or "->" not in equation or "." in equation:
+        return NotImplemented
+    sides, out = equation.split("->")
+    left, right = sides.split(",")
+    if any(len(set(side)) != len(side) for side in (left, right, out)):
+        return NotImplemented
+    a, b = operands
+    for letter in [x for x in left if x not in right + out]:  # summed in one operand alone
+        a, left = a.sum(left.index(letter)), left.replace(letter, "")
+    for letter in [x for x in right if x not in left + out]:
+        b, right = b.sum(right.index(letter)), right.replace(letter, "")
+    shared = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    own, other = [x for x in left if x not in right], [x for x in right if x not in left]
+    sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+    if any(a.shape[left.index(x)] != b.shape[right.index(x)] for x in shared + summed):
+        return NotImplemented  # an axis of size 1 that is spread
+    a = a.permute([left.index(x) for x in shared + own + summed])
+    b = b.permute([right.index(x) for x in shared + summed + other])
+    lead = [sizes[x] for x in shared]
+    n_own, n_sum, n_other = (math.prod(sizes[x] for x in group) for group in (own, summed, other))
+    a = a.reshape(*lead, n_own, n_sum) if len(own) != 1 or len(summed) != 1 else a
+    b = b.reshape(*lead, n_sum, n_other) if len(other) != 1 or len(summed) != 1 else b
+    product = torch.matmul(a, b)
+    product = product.reshape([sizes[x] for x in shared + own + other])
+    order = shared + own + other
+    return product.permute([order.index(x) for x in out])
+
+
+@expansion("bilinear")
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A dense layer on the products of the entries of the two inputs."""
+    products = (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)  # (..., in1 · in2)
+    return functional.linear(products, weight.reshape(weight.shape[0], -1), bias)
+
+
+@expansion("embedding_bag")
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    if input.ndim != 2 or offsets is not None or max_norm is not None or padding_idx is not None or mode == "max":
+        return NotImplemented
+    found = functional.embedding(input, weight)  # (n, length, width)
+    if per_sample_weights is not None:
+        found = found * per_sample_weights.unsqueeze(-1)
+    return found.sum(1) if mode == "sum" else found.mean(1)
+
+
+# Networks in time ---------------------------------------------------------------------------------------------------
+
+
+def _lstm_step(gates: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    i, f, g, o = gates.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru_step(x_gates: Tensor, h_gates: Tensor, h: Tensor) -> Tensor:
+    (xr, xz, xn), (hr, hz, hn) = x_gates.chunk(3, dim=-1), h_gates.chunk(3, dim=-1)
+    z, n = torch.sigmoid(xz + hz), torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
+    return n + z * (h - n)
+
+
+_BENDS = {"rnn_tanh": torch.tanh, "rnn_relu": torch.relu}
+
+
+def _step(
+    kind: str, x_gates: Tensor, state: tuple[Tensor, ...], recurrent: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """The next state; `recurrent` holds the weight, bias and projection that read the last one."""
+    weight, bias, projection = recurrent
+    h_gates = functional.linear(state[0], weight, bias)  # type: ignore[arg-type]
+    if kind == "lstm":
+        h, c = _lstm_step(x_gates + h_gates, state)
+        return (h if projection is None else functional.linear(h, projection)), c
+    if kind == "gru":
+        return (_gru_step(x_gates, h_gates, state[0]),)
+    return (_BENDS[kind](x_gates + h_gates),)
+
+
+def _run_in_time(kind: str, args: tuple[Any, ...]) -> Any:
+    """`lstm`, `gru`, `rnn_tanh`, `rnn_relu` on one tensor: all layers, both directions."""
+    if len(args) != 9 or not isinstance(args[3], bool):
+        return NotImplemented  # packed sequences
+    x, start, flat, biases, n_layers, dropout, training, both, batch_first = args
+    if training and dropout:
+        return NotImplemented
+    states = start if kind == "lstm" else (start,)
+    x = x.transpose(0, 1) if batch_first else x  # (time, n, features)
+    ways = 2 if both else 1
+    per_cell, rest = divmod(len(flat), n_layers * ways)
+    projected = kind == "lstm" and per_cell == (5 if biases else 3)
+    if rest or per_cell != (4 if biases else 2) + projected:
+        return NotImplemented
+    last: list[tuple[Tensor, ...]] = []
+    for layer in range(n_layers):
+        found = []
+        for way in range(ways):
+            cell = layer * ways + way
+            own = list(flat[cell * per_cell : (cell + 1) * per_cell])
+            w_in, w_rec, *more = own
+            b_in, b_rec = (more[0], more[1]) if biases else (None, None)
+            projection = own[-1] if projected else None
+            gates = functional.linear(x, w_in, b_in)  # (time, n, gates)
+            state: tuple[Tensor, ...] = tuple(s[cell] for s in states)
+            outputs = []
+            for moment in gates.flip(0).unbind(0) if way else gates.unbind(0):
+                state = _step(kind, moment, state, (w_rec, b_rec, projection))
+                outputs.append(state[0])
+            found.append(torch.stack(outputs[::-1] if way else outputs))
+            last.append(state)
+        x = found[0] if ways == 1 else torch.cat(found, dim=-1)
+    ends = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+    return (x.transpose(0, 1) if batch_first else x, *ends)
+
+
+@expansion("lstm")
+def _lstm(*args: Any) -> Any:
+    return _run_in_time("lstm", args)
+
+
+@expansion("gru")
+def _gru(*args: Any) -> Any:
+    return _run_in_time("gru", args)
+
+
+@expansion("rnn_tanh")
+def _rnn_tanh(*args: Any) -> Any:
+    return _run_in_time("rnn_tanh", args)
+
+
+@expansion("rnn_relu")
+def _rnn_relu(*args: Any) -> Any:
+    return _run_in_time("rnn_relu", args)
+
+
+def _cell(kind: str, x: Tensor, state: Any, w_in: Tensor, w_rec: Tensor, b_in: Any = None, b_rec: Any = None) -> Any:
+    states = tuple(state) if kind == "lstm" else (state,)
+    found = _step(kind, functional.linear(x, w_in, b_in), states, (w_rec, b_rec, None))
+    return found if kind == "lstm" else found[0]
+
+
+@expansion("lstm_cell")
+def _lstm_cell(*args: Any) -> Any:
+    return _cell("lstm", *args)
+
+
+@expansion("gru_cell")
+def _gru_cell(*args: Any) -> Any:
+    return _cell("gru", *args)
+
+
+@expansion("rnn_tanh_cell")
+def _rnn_tanh_cell(*args: Any) -> Any:
+    return _cell("rnn_tanh", *args)
+
+
+@expansion("rnn_relu_cell")
+def _rnn_relu_cell(*args: Any) -> Any:
+    return _cell("rnn_relu", *args)
+
+
+# Attention ----------------------------------------------------------------------------------------------------------
+
+
+@expansion("multi_head_attention_forward")
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Any:
+    """Inputs (length, n, width), as `nn.MultiheadAttention` hands them over."""
+    unusual = bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None
+    if unusual or query.ndim != 3 or (training and dropout_p > 0) or (is_causal and attn_mask is None):
+        return NotImplemented
+    if use_separate_proj_weight:
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        shifts = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = (
+            functional.linear(x, w, b)  # type: ignore[arg-type]
+            for x, w, b in zip((query, key, value), weights, shifts, strict=True)
+        )
+    elif query is key and key is value:
+        q, k, v = functional.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)  # type: ignore[arg-type]
+    else:  # each reads its third of the packed projection; what the others read of it is dropped
+        thirds = [functional.linear(x, in_proj_weight, in_proj_bias) for x in (query, key, value)]  # type: ignore[arg-type]
+        q, k, v = (found.chunk(3, dim=-1)[place] for place, found in enumerate(thirds))
+    length, n = query.shape[:2]
+    heads = [x.reshape(x.shape[0], n, num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v)]  # (n, heads, length, d)
+    mask = _attention_mask(attn_mask, key_padding_mask, n, num_heads, q)
+    scores = torch.matmul(heads[0] / math.sqrt(heads[0].shape[-1]), heads[1].transpose(-2, -1))
+    shares = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    joined = torch.matmul(shares, heads[2]).permute(2, 0, 1, 3).reshape(length, n, -1)
+    output = functional.linear(joined, out_proj_weight, out_proj_bias)
+    if not need_weights:
+        return output, None
+    return output, shares.mean(1) if average_attn_weights else shares
+
+
+def _attention_mask(mask: Tensor | None, padding: Tensor | None, n: int, heads: int, like: Tensor) -> Tensor | None:
+    """What is added to the scores, to be broadcast over (n, heads, length, length)."""
+
+    def added(given: Tensor) -> Tensor:
+        if given.dtype != torch.bool:
+            return given.to(like.dtype)
+        return torch.zeros(given.shape, dtype=like.dtype, device=given.device).masked_fill(given, -math.inf)
+
+    found = None
+    if mask is not None:
+        found = added(mask)
+        found = found.reshape(n, heads, *found.shape[1:]) if found.ndim == 3 else found
+    if padding is not None:
+        keys = added(padding)[:, None, None, :]
+        found = keys if found is None else found + keys
+    return found
+
+
+# Functions whose derivatives torch gets wrong or lacks --------------------------------------------------------------
+
+
+def _normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centred = x - x.mean(dims, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
+
+
+def _scaled_and_shifted(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = (-1, *[1] * (x.ndim - 2))
+    x = x if weight is None else x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+@expansion("group_norm")
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    n = input.shape[0]
+    normal = _normalised(input.reshape(n, num_groups, -1), (2,), eps).reshape(input.shape)
+    return _scaled_and_shifted(normal, weight, bias)
+
+
+@expansion("instance_norm")
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Any:
+    if not use_input_stats:
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _scaled_and_shifted(_normalised(input, tuple(range(2, input.ndim)), eps), weight, bias)
+
+
+@expansion("hardsigmoid")
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return torch.clamp(input / 6 + 0.5, 0, 1)
+
+
+@expansion("hardswish")
+def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    return input * torch.clamp(input / 6 + 0.5, 0, 1)

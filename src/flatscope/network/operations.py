@@ -1,0 +1,217 @@
+"""The one table of operations: what each of them does to scales, to derivatives, to paths and to distances.
+
+An operation that is not listed is a wall, and curved: whatever enters it is fixed as far as scales go, and nothing is
+known of its derivatives, its paths or how far it stretches. That is always safe, only less than could be said. A new
+operation is one entry; `tests/test_operations.py` holds every entry to what the operation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatscope.network import path_rules, scales, stretch_rules
+from flatscope.network.products import LAYER_CALLS
+
+# What an operation is as a function of its tensors.
+PIECES = "piecewise linear in all of them together"
+PRODUCT = "linear in each of them"
+RATIO = "linear in the first, which the second divides"
+CURVED = "neither"
+LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What is known of one operation.
+
+    Attributes:
+        scale: what it does to scales and units; None: a wall.
+        linear: what it is as a function of its tensors.
+        paths: what it does to sums over paths; None: there are none through it.
+        stretch: how far it can stretch; None: unknown, unless `slope` says it.
+        slope: largest slope of a function that is the same for every entry, where that alone bounds it.
+        homogeneous: whether f(c x) = c f(x) for every c > 0, whatever its other arguments; None where they decide.
+        creates: whether it takes no more than shape and type from its tensors.
+        identity: whether it changes nothing but type, place or memory (dropout is off).
+        moves: whether entries only change places, are repeated or dropped.
+        takes_vectors: whether a parameter may enter it as a shift, a scale or a constant.
+        multiplies: whether it multiplies entry by entry.
+        writes_safely: whether bounds survive when it writes in place.
+    """
+
+    scale: Callable[[scales.Step], Any] | None = None
+    linear: str = CURVED
+    paths: path_rules.Rule | None = None
+    stretch: stretch_rules.Rule | None = None
+    slope: float | None = None
+    homogeneous: bool | None = False
+    creates: bool = False
+    identity: bool = False
+    moves: bool = False
+    takes_vectors: bool = False
+    multiplies: bool = False
+    writes_safely: bool = False
+
+
+# Families ------------------------------------------------------------------------------------------------------------
+
+MOVE = Meaning(
+    scales.move, PIECES, path_rules.move, stretch_rules.move, homogeneous=True, moves=True, takes_vectors=True
+)
+KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, 1.0, homogeneous=True, writes_safely=True)
+SAME = replace(KEEP, identity=True)
+CAST = replace(SAME, paths=path_rules.cast, writes_safely=False)
+BEND = Meaning(scales.bend)
+CREATE = Meaning(scales.create, PIECES, creates=True)
+LAYER = Meaning(None, PRODUCT, path_rules.layer, stretch_rules.layer, homogeneous=None)
+POOL = Meaning(scales.pool, PIECES, homogeneous=True)
+MAX_POOL = replace(POOL, paths=path_rules.max_pool, stretch=stretch_rules.max_pool)
+AVERAGE_POOL = replace(POOL, paths=path_rules.average_pool, stretch=stretch_rules.linear_pool)
+ADD = Meaning(
+    scales.add, PIECES, path_rules.add, stretch_rules.add, homogeneous=True, takes_vectors=True, writes_safely=True
+)
+EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, homogeneous=True, takes_vectors=True)
+REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_entries, homogeneous=True)
+BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise, 1.0, homogeneous=None)
+COMPARE = Meaning(scales.compare, PIECES, homogeneous=None)
+MATRIX = Meaning(
+    scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product, homogeneous=None
+)
+NORMALISE = Meaning(takes_vectors=True)  # a wall with a scale and a shift of its own
+
+
+def _each(names: str, meaning: Meaning) -> dict[str, Meaning]:
+    return dict.fromkeys(names.split(), meaning)
+
+
+def _bends(**slopes: float) -> dict[str, Meaning]:
+    """Smooth activations by their largest slope."""
+    return {name: replace(BEND, slope=slope) for name, slope in slopes.items()}
+
+
+_DIMENSIONS = ("1d", "2d", "3d")
+
+TABLE: dict[str, Meaning] = {
+    **_each(
+        """view reshape flatten unflatten ravel permute transpose t T mT H mH movedim moveaxis swapaxes swapdims squeeze
+        unsqueeze expand expand_as repeat repeat_interleave tile broadcast_to broadcast_tensors cat stack hstack vstack
+        dstack chunk split split_with_sizes tensor_split unbind select narrow getitem flip fliplr flipud roll rot90
+        index_select gather take_along_dim pixel_shuffle pixel_unshuffle channel_shuffle tril triu diagonal diag_embed
+        unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy""",
+        MOVE,
+    ),
+    **_each("detach data", replace(MOVE, paths=path_rules.same, identity=True)),
+    **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),
+    **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, homogeneous=None, moves=False)),
+    **_each(
+        "masked_fill",
+        replace(
+            MOVE,
+            scale=scales.masked_fill,
+            paths=path_rules.masked_fill,
+            stretch=stretch_rules.entrywise,
+            homogeneous=None,
+            moves=False,
+        ),
+    ),
+    **_each("relu rrelu abs neg", KEEP),
+    **_each("positive requires_grad alias", replace(SAME, writes_safely=False)),
+    **_each(
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout",
+        SAME,
+    ),
+    **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
+    **_each("to float double half bfloat16 type type_as cpu cuda", CAST),
+    **_each("leaky_relu", replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky, slope=None)),
+    **_each(
+        "prelu",
+        replace(
+            KEEP,
+            scale=scales.prelu,
+            linear=PRODUCT,
+            paths=path_rules.leaky,
+            stretch=stretch_rules.leaky,
+            slope=None,
+            takes_vectors=True,
+            writes_safely=False,
+        ),
+    ),
+    **_each("clamp clamp_min clamp_max clip", replace(BOUND, writes_safely=True)),
+    **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None, slope=None)),
+    **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0)),
+    **_each("softshrink hardshrink", replace(BEND, linear=PIECES)),
+    **_bends(
+        tanh=1.0,
+        sigmoid=0.25,
+        softplus=1.0,
+        softsign=1.0,
+        logsigmoid=1.0,
+        gelu=1.13,  # 1.1289 at the square root of 2; a little more where it is approximated
+        silu=1.1,
+        sin=1.0,
+        cos=1.0,
+        tanhshrink=1.0,
+    ),
+    **_each("elu selu celu mish exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal erf", BEND),
+    **_each("sign", replace(BEND, linear=PIECES)),
+    **_each("add sub", ADD),
+    **_each("maximum minimum fmax fmin", EXTREME),
+    **_each("where", replace(EXTREME, scale=scales.where, paths=None, stretch=None)),
+    **_each(
+        "mul",
+        Meaning(
+            scales.multiply,
+            PRODUCT,
+            path_rules.scale,
+            stretch_rules.scale,
+            homogeneous=None,
+            takes_vectors=True,
+            multiplies=True,
+            writes_safely=True,
+        ),
+    ),
+    **_each(
+        "div",
+        Meaning(
+            scales.divide,
+            RATIO,
+            path_rules.scale,
+            stretch_rules.scale,
+            homogeneous=None,
+            takes_vectors=True,
+            multiplies=True,
+            writes_safely=True,
+        ),
+    ),
+    **_each("sum mean", REDUCE),
+    **_each("amax amin max min", replace(REDUCE, paths=path_rules.maximum, stretch=stretch_rules.maximum)),
+    **_each("gt lt ge le eq ne", COMPARE),
+    **_each(
+        """zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
+        new_tensor""",
+        CREATE,
+    ),
+    **_each("zero fill", replace(CREATE, linear=PIECES)),
+    **{
+        f"{kind}max_pool{n}{end}": MAX_POOL
+        for kind in ("", "adaptive_")
+        for n in _DIMENSIONS
+        for end in ("", "_with_indices")
+    },
+    **{f"{kind}avg_pool{n}": AVERAGE_POOL for kind in ("", "adaptive_") for n in _DIMENSIONS},
+    **_each("interpolate upsample", replace(POOL, paths=path_rules.interpolate, stretch=stretch_rules.linear_pool)),
+    **_each("lp_pool1d lp_pool2d lp_pool3d", replace(POOL, linear=CURVED)),
+    **_each("max_unpool1d max_unpool2d max_unpool3d", POOL),
+    **_each("matmul", MATRIX),
+    **dict.fromkeys(LAYER_CALLS, LAYER),
+    **_each("embedding", replace(LAYER, paths=None, stretch=None)),
+    **_each(
+        "batch_norm",
+        Meaning(None, PRODUCT, path_rules.batch_norm, stretch_rules.batch_norm, homogeneous=None, takes_vectors=True),
+    ),
+    **_each("layer_norm group_norm instance_norm rms_norm local_response_norm", NORMALISE),
+    **_each("scaled_dot_product_attention", Meaning(scales.attention)),
+    **_each("softmax log_softmax", Meaning()),
+}

@@ -1,0 +1,266 @@
+"""The same network written plainly: known operations, and every weight that acts a parameter of its own.
+
+A weight may be a parameter as it is, a view of one (`x @ w`, a slice of a packed projection), or computed from several
+(weight_norm, spectral_norm, a mask, a low-rank update). In the plain network each of them is a parameter that a
+`linear`, a convolution or a lookup reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.guards import precise_math, untouched_randomness
+from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.layers import ACTING
+from flatscope.network.operations import TABLE
+from flatscope.network.products import LAYER_CALLS, Product
+from flatscope.network.program import Operation, replay, tensors_in, watched
+from flatscope.network.weights import Key, Plan, Writer
+from flatscope.params import copied, trainable_names
+from flatscope.samples import Inputs
+
+_PLAN, _OWN_FORWARD, _UNCOVERED = "_flatscope_plan", "_flatscope_forward", "_flatscope_uncovered"
+# Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
+_MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
+
+
+@dataclass(frozen=True)
+class Use:
+    """One meeting of a tensor made of parameters with a signal.
+
+    Attributes:
+        params: what the tensor is made of.
+        key: of the weight or bias, where it is one; None for any other meeting.
+        value: the weight or bias as the canonical call takes it.
+        place: the operation and the module.
+        harmless: whether it is a shift, a scale or a constant, entry by entry.
+    """
+
+    params: frozenset[str]
+    key: Key | None
+    value: Tensor
+    place: str
+    harmless: bool = True
+
+
+class Survey(Writer):
+    """A Writer that notes how parameters meet signals, for the plan."""
+
+    def __init__(self, model: nn.Module, uses: list[Use]) -> None:
+        super().__init__(model, Plan())
+        self.uses, self.changed = uses, False
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation, and note what it does with parameters."""
+        weights = [tensor for tensor in op.tensors if self.weights.is_weight(tensor)]
+        n_uses = len(self.uses)
+        result = super().follow(op)
+        written_out = op.name in EXPANSIONS and len(self.uses) > n_uses
+        self.changed |= op.name in EXPANSIONS
+        mixed = weights and any(self.weights.source(tensor) is None for tensor in op.tensors)
+        if mixed and not written_out and len(self.uses) == n_uses:
+            self._note_meeting(op, weights, result)
+        return result
+
+    def product(self, op: Operation, product: Product) -> Tensor:
+        """Run it, and note weight and bias."""
+        result = super().product(op, product)
+        self.changed |= op.name not in LAYER_CALLS
+        for value, origin in ((product.weight, product.origin), (product.bias, product.bias)):
+            if value is None or origin is None or not self.weights.is_weight(origin):
+                continue
+            source = self.weights.source(origin)
+            assert source is not None
+            lost = value.requires_grad and not result.requires_grad
+            self.uses.append(Use(source.params, self.weights.key(value, origin), value, op.place, not lost))
+        return result
+
+    def _note_meeting(self, op: Operation, weights: list[Tensor], result: Any) -> None:
+        meaning = TABLE.get(op.name)
+        sizes = [tensor.numel() for tensor in op.tensors if self.weights.source(tensor) is None]
+        spread = isinstance(result, Tensor) and result.numel() > max(sizes)
+        for weight in weights:
+            source = self.weights.source(weight)
+            assert source is not None
+            wide = sum(size > 1 for size in weight.shape) > 1
+            harmless = meaning is not None and meaning.takes_vectors and not (meaning.multiplies and spread and wide)
+            self.uses.append(Use(source.params, None, weight, op.place, harmless))
+
+
+def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool]:
+    """How parameters meet signals in one forward pass, and whether anything had to be written in other words."""
+    uses: list[Use] = []
+    found = Survey(model, uses)
+    with torch.enable_grad():
+        outputs = [tensor for tensor in tensors_in(replay(model, example, found.follow)) if tensor.requires_grad]
+        free = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        slopes = [output.sum() for output in outputs]
+        reached = torch.autograd.grad(slopes, list(free.values()), allow_unused=True) if slopes else [None] * len(free)
+    # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
+    alive = {name for name, slope in zip(free, reached, strict=True) if slope is not None}
+    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
+    return uses, found.changed
+
+
+def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) -> nn.Module:
+    """The same function in plain words: a new module in which nothing else has changed.
+
+    Args:
+        model: in eval mode; not touched.
+        examples: batches to look at; more than the first are looked at only while a parameter has not been met.
+        acting: whether weights that are views or computed become parameters of their own.
+    """
+    twin = copied(model)
+    frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
+    trainable = set(trainable_names(twin))
+    for name, value in twin.named_parameters():
+        value.requires_grad_(name in trainable)
+    uses: list[Use] = []
+    changed = False
+    with untouched_randomness(), precise_math():
+        for example in examples:
+            found, other_words = survey(twin, example)
+            uses, changed = uses + found, changed | other_words
+            if trainable <= {name for use in uses for name in use.params}:
+                break
+    made = _acting_weights(twin, uses) if acting else {}
+    mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
+    if changed or made:
+        _write_plainly(twin, uses, made)
+    if frozen:
+        twin.requires_grad_(False)
+    return twin
+
+
+def write_out(model: nn.Module, example: Inputs) -> None:
+    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place."""
+    with untouched_randomness(), precise_math():
+        changed = survey(model, example)[1]
+    if changed:
+        set_plan(model, Plan())
+
+
+def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:
+    """Note on a network that is plain already what takes part in no layer."""
+    object.__setattr__(model, _UNCOVERED, found)
+
+
+def uncovered(model: nn.Module) -> dict[str, str]:
+    """Trainable matrices of a plain network that take part in no layer, with the operation that reads them."""
+    found: dict[str, str] = getattr(model, _UNCOVERED, {})
+    return found
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """What a plain network answers in other words; None where nothing."""
+    return getattr(model, _PLAN, None)
+
+
+def set_plan(model: nn.Module, plan: Plan) -> None:
+    """Let a module's forward run by a plan, in place of the one it has."""
+    if plan_of(model) is None:
+        own = model.__dict__.get("forward")
+        object.__setattr__(model, _OWN_FORWARD, own)
+        object.__setattr__(model, "forward", MethodType(_planned_forward, model))
+    object.__setattr__(model, _PLAN, plan)
+
+
+def _planned_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    own = getattr(self, _OWN_FORWARD)
+    plan = plan_of(self)
+    assert plan is not None
+    with watched(Writer(self, plan).follow):
+        return type(self).forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+
+def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]]) -> None:
+    """Give the module its new parameters; what they are made of is a constant unless something else reads it."""
+    for name, (_, value) in made.items():
+        parameter = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+        twin.register_parameter(acting_name(name), parameter)
+    keys = {key for key, _ in made.values()}
+    absorbed = {name for use in uses if use.key in keys for name in use.params}
+    kept = {name for use in uses if use.key not in keys for name in use.params}
+    for name, value in twin.named_parameters():
+        if name in absorbed - kept:
+            value.requires_grad_(False)
+    set_plan(twin, Plan({key: acting_name(name) for name, (key, _) in made.items()}))
+
+
+def acting_name(name: str) -> str:
+    """Name of the new parameter for a weight or bias: at the root, since a container may run all of its modules."""
+    return f"{ACTING}{name.replace('.', '/')}"
+
+
+def _acting_weights(model: nn.Module, uses: list[Use]) -> dict[str, tuple[Key, Tensor]]:
+    """{name: (key, value)} of the weights and biases that are not parameters as they stand."""
+    found: dict[str, tuple[Key, Tensor]] = {}
+    known: set[Key] = set()
+    for use in uses:
+        if use.key is None or use.key[0] == "whole" or use.key in known or not use.harmless:
+            continue
+        known.add(use.key)
+        if _stands_alone(model, use, uses):
+            name = _name(use, found)
+            found[name] = use.key, use.value
+    return found
+
+
+def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
+    """Whether a weight may be a parameter of its own: all that it is made of says the same wherever it is used."""
+    assert use.key is not None
+    same = [other for other in uses if other.key == use.key]
+    if any(not torch.equal(other.value, use.value) for other in same):
+        return False  # computed in several ways
+    if use.key[0] == "made":
+        return True
+    others = {other.key for other in uses if use.params & other.params} - {use.key}
+    if any(key is None or key[0] != "view" for key in others):
+        return False  # also read as a whole, or in another role
+    whole = dict(model.named_parameters())[use.key[1]]
+    marks = torch.zeros(whole.numel(), dtype=torch.int64)
+    for key in (use.key, *others):
+        assert key is not None
+        marks.as_strided(key[3], key[4], key[2]).add_(1)
+    return int(marks.max()) <= 1
+
+
+def _name(use: Use, taken: dict[str, Any]) -> str:
+    """That of the parameter of which it is a view, of the weight that it makes, or of all that it is made of."""
+    assert use.key is not None
+    if use.key[0] == "view":
+        _, name, offset, shape, _ = use.key
+        candidate = name if offset == 0 and name not in taken else f"{name}[{offset // max(1, shape[-1])}:]"
+    else:
+        parts = [_MADE.match(name) for name in sorted(use.params)]
+        attributes = {f"{m['owner']}{m['new'] or m['old']}" for m in parts if m is not None}
+        full = None not in parts and len(attributes) == 1
+        candidate = attributes.pop() if full else "+".join(sorted(use.params))
+    name, number = candidate, 2
+    while name in taken:
+        name, number = f"{candidate}#{number}", number + 1
+    return name
+
+
+def _uncovered(
+    model: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], trainable: set[str]
+) -> dict[str, str]:
+    """Matrices that some operation reads in a way that is not a layer, a shift or a scale."""
+    acting = {key for key, _ in made.values()}
+    found: dict[str, str] = {}
+    for name, value in model.named_parameters():
+        if name not in trainable or sum(size > 1 for size in value.shape) < 2:
+            continue
+        own = [use for use in uses if name in use.params]
+        for use in own:
+            several = use.key is not None and use.key[0] == "made" and use.key not in acting
+            if not use.harmless or several:
+                found.setdefault(name, use.place if not several else f"{use.place}, computed in several ways")
+    return found

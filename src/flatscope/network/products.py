@@ -1,0 +1,138 @@
+"""Every way to multiply with a weight, as one of four calls: `linear`, a convolution, its transpose, or a lookup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flatscope.network.program import Operation
+
+DENSE_ORDER = ("input", "weight", "bias")
+CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED_ORDER = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+LOOKUP_ORDER = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+NORM_ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+# The calls of a layer: its kind, and its arguments in order.
+LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "linear": ("dense", DENSE_ORDER),
+    **{f"conv{n}d": ("conv", CONV_ORDER) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": ("transposed", TRANSPOSED_ORDER) for n in (1, 2, 3)},
+    "embedding": ("lookup", LOOKUP_ORDER),
+}
+PRODUCTS = frozenset((*LAYER_CALLS, "matmul", "getitem", "index_select"))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a signal with a weight.
+
+    Attributes:
+        signal: what is multiplied.
+        origin: the weight as the network has it.
+        weight: as the canonical call takes it: (out, in), (out, in / groups, taps) or (in, out / groups, taps).
+        bias: what the call adds, if anything.
+        run: the product with another weight and bias of these shapes.
+    """
+
+    signal: Tensor
+    origin: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    run: Callable[[Tensor, Tensor | None], Tensor]
+
+
+Question = Callable[[Any], bool]
+
+
+def as_product(op: Operation, is_weight: Question, is_signal: Question) -> Product | None:
+    """The operation as a product of a signal with a weight; None where it is none.
+
+    Args:
+        op: any operation.
+        is_weight: whether a tensor is made of parameters, and of constants at most besides.
+        is_signal: whether a tensor depends on the input.
+    """
+    if op.name == "matmul":
+        left, right = (op.named("input", "other").get(name) for name in ("input", "other"))
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor) or "out" in op.kwargs:
+            return None
+        if is_weight(right) and is_signal(left):
+            return replace(_from_the_right(left, right), origin=right)
+        if is_weight(left) and is_signal(right):
+            return replace(_from_the_left(left, right), origin=left)
+        return None
+    if op.name in ("getitem", "index_select"):
+        return _lookup(op, is_weight, is_signal)
+    if op.name not in LAYER_CALLS:
+        return None
+    given = op.named(*LAYER_CALLS[op.name][1])
+    signal, weight, bias = given.pop("input"), given.pop("weight"), given.pop("bias", None)
+    if not is_weight(weight) or not (is_signal(signal) or op.name == "embedding"):
+        return None
+    if op.name == "embedding":
+        return Product(signal, weight, weight, None, lambda w, b: functional.embedding(signal, w, **given))
+    return Product(signal, weight, weight, bias, lambda w, b: op.function(signal, w, b, **given))
+
+
+def _lookup(op: Operation, is_weight: Question, is_signal: Question) -> Product | None:
+    """`table[index]` with a tensor of whole numbers that is a signal."""
+    table, index = op.args[0], op.args[-1]
+    rows = op.name == "getitem" or (len(op.args) == 3 and op.args[1] == 0)
+    whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and is_signal(index)
+    if not rows or not whole or not is_weight(table) or table.ndim != 2:
+        return None
+    return Product(index, table, table, None, lambda w, b: functional.embedding(index, w))
+
+
+def _from_the_right(signal: Tensor, weight: Tensor) -> Product:
+    """`signal @ weight`."""
+    while weight.ndim > 2 and weight.shape[0] == 1 and signal.ndim >= weight.ndim:
+        weight = weight[0]
+    if weight.ndim > 2:
+        return _grouped(signal, weight)
+    if weight.ndim == 1:
+        return Product(signal, weight, weight[None], None, lambda w, b: functional.linear(signal, w).squeeze(-1))
+    return Product(signal, weight, weight.transpose(0, 1), None, lambda w, b: functional.linear(signal, w))
+
+
+def _from_the_left(weight: Tensor, signal: Tensor) -> Product:
+    """`weight @ signal`: the transpose of the product from the right."""
+    if signal.ndim == 1 and weight.ndim == 2:
+        return Product(signal, weight, weight, None, lambda w, b: functional.linear(signal, w))
+    flipped = signal if signal.ndim == 1 else signal.transpose(-2, -1)
+    if weight.ndim == 1:
+        return _from_the_right(flipped, weight)
+    turned = _from_the_right(flipped, weight.transpose(-2, -1))
+    if signal.ndim == 1:
+        return turned
+    return Product(turned.signal, weight, turned.weight, None, lambda w, b: turned.run(w, b).transpose(-2, -1))
+
+
+def _grouped(signal: Tensor, weight: Tensor) -> Product:
+    """A stack of matrices, one for each group of features: a grouped convolution of width 1.
+
+    signal (*batch, *groups, rows, in), weight (*groups, in, out).
+    """
+    groups, (n_in, n_out) = weight.shape[:-2], weight.shape[-2:]
+    n_groups, vector = math.prod(groups), signal.ndim == 1
+    signal = signal[None] if vector else signal
+    lead = len(groups)
+    while signal.ndim < lead + 2:
+        signal = signal[None]
+    batch, rows = signal.shape[: signal.ndim - lead - 2], signal.shape[-2]
+    spread = signal.expand(*batch, *groups, rows, n_in)
+    packed = weight.transpose(-2, -1).reshape(n_groups * n_out, n_in, 1)
+
+    def run(w: Tensor, b: Tensor | None) -> Tensor:
+        columns = spread.transpose(-2, -1).reshape(math.prod(batch), n_groups * n_in, rows)
+        found = functional.conv1d(columns, w, groups=n_groups).reshape(*batch, *groups, n_out, rows)
+        found = found.transpose(-2, -1)
+        return found.squeeze(-2) if vector else found
+
+    return Product(spread, weight, packed, None, run)

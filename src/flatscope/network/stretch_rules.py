@@ -1,0 +1,166 @@
+"""How far each torch operation can stretch: the rules by which ℓ2 Lipschitz constants travel through a network."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from flatscope.errors import NotApplicable
+from flatscope.network.operator_norms import matrix_norm, operator_norm
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.program import Operation, tensors_in, with_tensors
+from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
+
+
+class Stretches(ABC):
+    """Constants, as logarithms, on their way through a network: what the rules below work on."""
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        # The tensor is kept, so that its id is not reused.
+        self._known = {id(part): (part, 0.0) for part in inputs if part.is_floating_point()}
+
+    def knows(self, value: Any) -> bool:
+        """Whether this is a tensor that depends on the input."""
+        return isinstance(value, Tensor) and id(value) in self._known
+
+    def log_constant(self, tensor: Tensor) -> float:
+        """Logarithm of the constant of the map from the input to this tensor."""
+        return self._known[id(tensor)][1]
+
+    def refuse(self, op: Operation) -> NoReturn:
+        """Nothing is known about how far this operation can stretch its input."""
+        raise NotApplicable("no Lipschitz constant is known for this operation", where=op.place)
+
+    @abstractmethod
+    def layer_norm(self, op: Operation, weight: Tensor) -> float:
+        """Spectral norm of a layer."""
+
+
+# A rule gives the logarithm of the constant of the result.
+Rule = Callable[[Stretches, Operation, list[Tensor], Any], float]
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _one(known: Stretches, op: Operation, signals: list[Tensor]) -> float:
+    if len(signals) != 1:
+        known.refuse(op)
+    return known.log_constant(signals[0])
+
+
+def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    given = op.named(*LAYER_CALLS[op.name][1])
+    if not known.knows(given["input"]):
+        known.refuse(op)
+    return _one(known, op, signals) + _log(known.layer_norm(op, given["weight"]))
+
+
+def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    given = op.named(*NORM_ORDER)
+    if given.get("training") or given.get("running_var") is None:
+        known.refuse(op)
+    scale = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
+    scale = scale if given.get("weight") is None else scale * given["weight"]
+    return _one(known, op, signals) + _log(float(scale.abs().max()))
+
+
+def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """Every entry of the result comes from one of the input and moves at most as far."""
+    return _one(known, op, signals)
+
+
+def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
+    slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)))
+    return _one(known, op, signals) + _log(max(1.0, float(slope.abs().max())))
+
+
+def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """Entries change places; one that is copied m times counts with √m, tensors side by side as squares."""
+    leaves = {id(tensor): torch.zeros_like(tensor).requires_grad_() for tensor in signals}
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return leaves.get(id(tensor), tensor)
+
+    with torch.enable_grad():
+        moved = op.function(*with_tensors(op.args, leaf), **with_tensors(op.kwargs, leaf))
+        total = torch.stack([tensor.sum() for tensor in tensors_in(moved) if tensor.is_floating_point()]).sum()
+        copies = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    distinct = {id(tensor): tensor for tensor in signals}.values()
+    logs = [2 * known.log_constant(t) + _log(float(n.max())) for t, n in zip(distinct, copies, strict=True)]
+    return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
+
+
+def add(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The triangle inequality; what is broadcast is copied."""
+    factor = abs(float(op.kwargs.get("alpha", 1)))
+    logs = [
+        known.log_constant(t) + _log(result.numel() / t.numel()) / 2 + (_log(factor) if place else 0.0)
+        for place, t in enumerate(signals)
+    ]
+    if len(signals) == 1 and factor != 1:
+        logs[0] += max(_log(factor), 0.0)
+    return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0))
+
+
+def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    given = op.named("input", "other")
+    signal = given["input"] if known.knows(given["input"]) else given["other"]
+    factor = torch.as_tensor(given["other"] if signal is given["input"] else given["input"]).double().abs()
+    if op.name == "div":
+        if signal is not given["input"] or given.get("rounding_mode"):
+            known.refuse(op)
+        factor = 1 / factor
+    copied = _log(result.numel() / signal.numel()) / 2
+    return _one(known, op, signals) + copied + _log(float(factor.max()))
+
+
+def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    constant = next((tensor for tensor in op.tensors[:2] if not known.knows(tensor)), None)
+    if constant is None or constant.ndim != 2:
+        known.refuse(op)
+    return _one(known, op, signals) + _log(matrix_norm(constant))
+
+
+def sum_entries(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    n = signals[0].numel() / max(result.numel(), 1)
+    return _one(known, op, signals) + (-0.5 if op.name == "mean" else 0.5) * _log(n)
+
+
+def maximum(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """Along axes a maximum moves no further than what it is taken of; of two tensors, no further than both."""
+    shape = result.shape if isinstance(result, Tensor) else result[0].shape
+    copied = [max(0.0, _log(shape.numel() / t.numel()) / 2) for t in signals]
+    logs = [2 * (known.log_constant(t) + c) for t, c in zip(signals, copied, strict=True)]
+    return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
+
+
+def max_pool(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """An entry moves the maximum of every window it is in: √(windows that share an entry), and that is attained."""
+    x = torch.ones_like(signals[0])
+    pooled = result if isinstance(result, Tensor) else result[0]
+    with torch.enable_grad():
+        x.requires_grad_()
+        if op.name.startswith("adaptive"):
+            matrices = adaptive_matrices(x, pooled, spatial_axes(op))
+            windows = along_axes(x, [(matrix > 0).to(x) for matrix in matrices])
+        else:
+            windows = window_sums(x, pooled.shape, **pool_arguments(op))
+        shared = torch.autograd.grad(windows.sum(), x)[0]
+    return _one(known, op, signals) + _log(float(shared.max())) / 2
+
+
+def linear_pool(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """A linear map, the same for every channel."""
+    name, rest = ("self", "input") if "self" in op.kwargs else ("input", "")
+    given = {key: value for key, value in op.kwargs.items() if key not in (name, rest)}
+    axes = tuple(signals[0].shape[2:])
+    norm = operator_norm(lambda v: op.function(v, *op.args[1:], **given), (1, *axes), signals[0].device)
+    return _one(known, op, signals) + _log(norm)

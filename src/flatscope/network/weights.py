@@ -1,0 +1,186 @@
+"""A network's operations in plain words: composite functions written out, and a parameter for every weight that acts.
+
+Nothing is compiled: the module's own forward runs, and the operations that need it are answered in other words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.operations import TABLE
+from flatscope.network.products import PRODUCTS, Product, as_product
+from flatscope.network.program import Operation, tensors_in, watched
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor made of parameters and constants alone comes from.
+
+    Attributes:
+        params: names of the parameters; none for a constant.
+        view: the parameter of which it is a view, if it is one.
+    """
+
+    params: frozenset[str]
+    view: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the plain network answers in other words.
+
+    Attributes:
+        acting: name of the new parameter for each weight or bias that is a view or computed.
+        expands: whether composite functions are written out.
+        skipped: running means of the BatchNorms that were folded away.
+        affine: running means of those that became layers, with the names of weight and bias.
+        biases: names of biases that folding gave to weights without one.
+    """
+
+    acting: dict[Key, str] = field(default_factory=dict)
+    expands: bool = True
+    skipped: frozenset[str] = frozenset()
+    affine: dict[str, tuple[str, str]] = field(default_factory=dict)
+    biases: dict[str, str] = field(default_factory=dict)
+
+
+class Weights:
+    """The tensors of one forward pass that are made of parameters and constants alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named: dict[str, Tensor] = dict(model.named_parameters())
+        self._known: dict[int, tuple[Tensor, Source]] = {}  # the tensor is kept, so that its id is not reused
+        for name, value in self.named.items():
+            self._known[id(value)] = value, Source(frozenset({name}), name)
+        for value in model.buffers():
+            self._known.setdefault(id(value), (value, Source(frozenset())))
+
+    def source(self, value: Any) -> Source | None:
+        """Where a tensor comes from; None for a signal."""
+        found = self._known.get(id(value))
+        return None if found is None else found[1]
+
+    def is_weight(self, value: Any) -> bool:
+        """Whether a tensor is made of parameters, and of constants at most besides."""
+        found = self.source(value)
+        return found is not None and bool(found.params)
+
+    def is_signal(self, value: Any) -> bool:
+        """Whether a tensor depends on the input."""
+        return isinstance(value, Tensor) and id(value) not in self._known
+
+    def note(self, op: Operation, result: Any) -> None:
+        """Remember the results of operations that no signal enters."""
+        meaning = TABLE.get(op.name)
+        sources = [Source(frozenset())] if meaning is not None and meaning.creates else []
+        if not sources:
+            for tensor in op.tensors:
+                known = self._known.get(id(tensor))
+                if known is None:
+                    return
+                sources.append(known[1])
+        params = frozenset().union(*(source.params for source in sources))
+        first = sources[0].view if len({source.view for source in sources}) == 1 and sources else None
+        for tensor in tensors_in(result):
+            if id(tensor) not in self._known:
+                view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
+                self._known[id(tensor)] = tensor, Source(params, view)
+
+    def name_of(self, value: Tensor) -> str | None:
+        """Name of the parameter that a tensor is, whole and in its own order; None for anything else."""
+        source = self.source(value)
+        return source.view if source is not None and source.view and value is self.named[source.view] else None
+
+    def key(self, value: Tensor, origin: Tensor) -> Key:
+        """What tells one weight from another, in this and in every later forward pass.
+
+        Args:
+            value: the weight as a canonical call takes it.
+            origin: as the network has it.
+        """
+        source = self.source(origin)
+        assert source is not None
+        if source.view is not None and _shares_memory(value, self.named[source.view]):
+            whole = self.named[source.view]
+            if value.shape == whole.shape and value.stride() == whole.stride():
+                return "whole", source.view
+            offset = value.storage_offset() - whole.storage_offset()
+            return "view", source.view, offset, tuple(value.shape), tuple(value.stride())
+        return "made", tuple(sorted(source.params)), tuple(value.shape)
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # inside vmap tensors have no memory of their own
+        return False
+
+
+class Writer:
+    """A rule that runs a network's operations in plain words, by a plan.
+
+    Args:
+        model: whose forward is about to run, with the weights that it will use.
+        plan: what to answer in other words.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.weights, self.plan = Weights(model), plan
+        buffers = dict(model.named_buffers())
+        self._skipped = {id(buffers[name]) for name in plan.skipped if name in buffers}
+        self._affine = {id(buffers[name]): pair for name, pair in plan.affine.items() if name in buffers}
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation."""
+        if op.name in EXPANSIONS and self.plan.expands:
+            with watched(self.follow, [op.module]):
+                written_out = EXPANSIONS[op.name](*op.args, **op.kwargs)
+            if written_out is not NotImplemented:
+                return written_out
+        if op.name == "batch_norm" and (self._skipped or self._affine):
+            answered = self._batch_norm(op)
+            if answered is not None:
+                return answered
+        if op.name in PRODUCTS:
+            product = as_product(op, self.weights.is_weight, self.weights.is_signal)
+            if product is not None:
+                return self.product(op, product)
+        result = op.run()
+        self.weights.note(op, result)
+        return result
+
+    def product(self, op: Operation, product: Product) -> Tensor:
+        """Multiply with the parameter that stands for the weight."""
+        weight, bias = self.stand_in(product.weight, product.origin), product.bias
+        if bias is not None:
+            bias = self.stand_in(bias, bias)
+        elif self.plan.biases:
+            bias = self.weights.named.get(self.plan.biases.get(self.weights.name_of(weight) or "", ""))
+        return product.run(weight, bias)
+
+    def stand_in(self, value: Tensor, origin: Tensor) -> Tensor:
+        """The parameter that a weight or bias is, or the new one that was made for it, or the tensor itself."""
+        if not self.weights.is_weight(origin):
+            return value
+        key = self.weights.key(value, origin)
+        name = key[1] if key[0] == "whole" else self.plan.acting.get(key)
+        return value if name is None else self.weights.named[name]
+
+    def _batch_norm(self, op: Operation) -> Tensor | None:
+        given = op.named("input", "running_mean")
+        x, place = given["input"], id(given.get("running_mean"))
+        if place in self._skipped:
+            return x
+        if place not in self._affine:
+            return None
+        weight, bias = (self.weights.named[name] for name in self._affine[place])
+        axes = max(x.ndim - 2, 1)
+        convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[axes - 1]
+        found = convolve(x if x.ndim > 2 else x.unsqueeze(-1), weight, bias, groups=weight.shape[0])
+        return found if x.ndim > 2 else found.squeeze(-1)
