@@ -11,6 +11,7 @@ from flatscope.errors import InputError
 from flatscope.network import trace
 from flatscope.network.sameness import relative_difference
 from flatscope.symmetries import fold_batchnorm
+from flatscope.symmetries.folding import has_batchnorm
 
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -240,8 +241,39 @@ def test_what_cannot_be_folded_is_refused():
     statistics = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
     with pytest.raises(InputError, match="running statistics"):
         fold_batchnorm(statistics, torch.ones(2, 3))
-    with pytest.raises(InputError, match="_NormAndActivation"):
-        fold_batchnorm(nn.Sequential(nn.Conv2d(3, 4, 3), _NormAndActivation(4)), torch.ones(2, 3, 5, 5))
+
+
+def test_a_norm_with_a_built_in_activation_is_folded_and_the_activation_stays():
+    """As in `timm`; the module stays, and its call of batch_norm is skipped."""
+    model = prepared(nn.Sequential(nn.Conv2d(3, 4, 3), _NormAndActivation(4), nn.Conv2d(4, 2, 1)))
+    clean = fold_batchnorm(model, inputs(2, 3, 5, 5))
+    assert not has_batchnorm(clean)
+    assert relative_difference(model.eval(), clean, inputs(7, 3, 5, 5)) < 1e-12
+    graph = trace(clean, inputs(2, 3, 5, 5))
+    assert [layer.name for layer in graph] == ["0", "2"]
+    assert graph.n_classes == 4
+    behind = prepared(nn.Sequential(nn.ReLU(), _NormAndActivation(3), nn.Conv2d(3, 2, 3, padding=1)))
+    assert [layer.name for layer in trace(fold_batchnorm(behind, inputs(2, 3, 5, 5)), inputs(2, 3, 5, 5))] == ["1", "2"]
+
+
+def test_batch_norm_called_as_a_function_is_folded():
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+            self.register_buffer("mean", torch.rand(4, dtype=torch.float64))
+            self.register_buffer("variance", torch.rand(4, dtype=torch.float64) + 0.5)
+            self.scale = nn.Parameter(torch.rand(4, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            x = nn.functional.batch_norm(x, self.mean, self.variance, self.scale)
+            return self.out(torch.relu(x))
+
+    model = prepared(Functional())
+    clean = folded(model, inputs(2, 3, 5, 5))
+    assert [layer.name for layer in trace(clean, inputs(2, 3, 5, 5))][0] == "conv"
+    assert trace(clean, inputs(2, 3, 5, 5)).n_classes > 0
 
 
 @pytest.mark.parametrize("pre_activation", [False, True])

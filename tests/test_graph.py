@@ -385,7 +385,7 @@ def test_inputs_may_be_tuples_or_dictionaries():
         a=nn.Linear(3, 4),
         b=nn.Linear(4, 2),
     )
-    assert trace(tokens, {"ids": torch.zeros(2, 6, dtype=torch.int64)}).n_classes == 4
+    assert trace(tokens, {"ids": torch.zeros(2, 6, dtype=torch.int64)}).n_classes == 3 + 4
 
 
 def test_constant_weights_mix_what_they_read():

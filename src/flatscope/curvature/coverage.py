@@ -16,35 +16,55 @@ from flatscope.params import Params
 from flatscope.samples import Inputs, cut, parts_of
 
 
-def find_curved(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose block the sweep cannot give: by the program, then by probe."""
+def find_unswept(ctx: Context) -> dict[str, str]:
+    """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
     inputs = ctx.problem.example()
-    leaves, _, calls = recorded_forward(ctx, inputs)
-    following = Linearity(leaves)
-    with torch.enable_grad(), watched(following.follow):
-        reached = following.reached(ctx.problem.forward(inputs, {**ctx.params, **leaves}))
-    curved = following.curved
-    uses = Counter(name for call in calls for name in (call.weight, call.bias) if name)
+    _, _, calls = recorded_forward(ctx, inputs)
+    reached = ctx.sweep(_linearity)[1]
     mixed = _mixing_samples(ctx, inputs, calls)
-    some = _passed_by_some(ctx)
+    found: dict[str, str] = {}
     for call in calls:
         for name in (call.weight, call.bias):
             if name is None:
                 continue
-            if uses[name] > 1:
-                curved.setdefault(name, f"{name} is used {uses[name]} times")
             if call.edge is None and name in reached:
-                curved.setdefault(name, "used inside an operation that cannot be followed")
-            if call.opaque or call.kind == "lookup":
-                curved.setdefault(name, "a lookup" if call.kind == "lookup" else "used through a view of it")
+                found.setdefault(name, "used inside an operation that cannot be followed")
+            if call.kind == "lookup":
+                found.setdefault(name, "a lookup")
+            if call.opaque:
+                found.setdefault(name, "used through a view of it")
             if call.weight in mixed:
-                curved.setdefault(name, "its input does not have the samples as its first axis")
-    for name in reached:  # what the outputs do not depend on has no curvature
-        if name not in uses:
-            curved.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
+                found.setdefault(name, "its input does not have the samples as its first axis")
+    seen = {name for call in calls for name in (call.weight, call.bias)}
+    for name in reached - seen:  # what the outputs do not depend on has no curvature
+        found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
+    found |= dict.fromkeys(_passed_by_some(ctx), "not every sample passes it")
+    return {name: found[name] for name in ctx.problem.trainable if name in found}
+
+
+def find_curved(ctx: Context) -> dict[str, str]:
+    """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give exactly.
+
+    By the program, then by what the sweep can form at all, then by a numerical probe.
+    """
+    _, _, calls = recorded_forward(ctx, ctx.problem.example())
+    curved = dict(ctx.sweep(_linearity)[0])
+    uses = Counter(name for call in calls for name in (call.weight, call.bias) if name)
+    for name, times in uses.items():
+        if times > 1:
+            curved.setdefault(name, f"{name} is used {times} times")
+    curved = {**ctx.sweep(find_unswept), **curved}
     curved |= disagreeing_parameters(ctx, curved)
-    curved |= {name: "not every sample passes it" for name in some}
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
+
+
+def _linearity(ctx: Context) -> tuple[dict[str, str], set[str]]:
+    """Parameters in which the outputs are not piecewise linear, with reasons, and those that they depend on at all."""
+    leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
+    following = Linearity(leaves)
+    with torch.enable_grad(), watched(following.follow):
+        outputs = ctx.problem.forward(ctx.problem.example(), {**ctx.params, **leaves})
+    return following.curved, following.reached(outputs)
 
 
 def recorded_forward(ctx: Context, inputs: Inputs) -> tuple[Params, Tensor, list[Call]]:

@@ -18,6 +18,7 @@ from flatscope.samples import Batch, Inputs, joined_inputs, moved, rows_of_input
 
 PROBED_SAMPLES = 4
 CANDIDATES = 64
+STEP = 1e-3
 TOLERANCE = 1e-5
 ROUNDING = 1e-13
 
@@ -44,15 +45,19 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, st
 def telling_samples(ctx: Context) -> Batch:
     """A few samples on which a misreading would show: drawn at random, and of those the ones with most curvature.
 
-    Samples of which the network is sure, or which are blank, have no second derivative to compare.
+    Samples of which the network is sure, or which are blank, have no second derivative to compare: how much of it
+    there is shows in how far the outputs move along a random direction, seen through the factors of the loss.
     """
     n, generator = ctx.problem.n_train, ctx.generator("samples of the probe")
     chosen = torch.randperm(n, generator=generator)[:CANDIDATES].sort().values
     inputs, targets = _picked(ctx, chosen)
+    step = {name: STEP * _gaussian(ctx.params[name], generator).to(ctx.params[name]) for name in ctx.problem.trainable}
     with torch.no_grad():
         outputs = ctx.forward(inputs)
+        moved_outputs = ctx.forward(inputs, {**ctx.params, **{name: ctx.params[name] + v for name, v in step.items()}})
     columns = output_columns(ctx.problem.loss, outputs, targets).values  # (k, n, ...)
-    size = columns.transpose(0, 1).flatten(1).square().sum(1).cpu()
+    along = (columns * (moved_outputs - outputs)).flatten(2).sum(2)  # (k, n)
+    size = along.square().sum(0).nan_to_num().cpu()
     drawn = torch.randperm(len(chosen), generator=generator)[: PROBED_SAMPLES // 2].tolist()
     top = [i for i in size.argsort(descending=True).tolist() if i not in drawn][: PROBED_SAMPLES - len(drawn)]
     kept = torch.tensor(sorted(drawn + top), device=targets.device)

@@ -237,7 +237,7 @@ def _name(use: Use, taken: dict[str, Any]) -> str:
     assert use.key is not None
     if use.key[0] == "view":
         _, name, offset, shape, _ = use.key
-        candidate = name if offset == 0 and name not in taken else f"{name}[{offset // max(1, shape[-1])}:]"
+        candidate: str = name if offset == 0 and name not in taken else f"{name}[{offset // max(1, shape[-1])}:]"
     else:
         parts = [_MADE.match(name) for name in sorted(use.params)]
         attributes = {f"{m['owner']}{m['new'] or m['old']}" for m in parts if m is not None}

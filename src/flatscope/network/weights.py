@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product
-from flatscope.network.program import Operation, tensors_in, watched
+from flatscope.network.program import Operation, is_in_place, tensors_in, watched
 
 Key = tuple[Any, ...]
 
@@ -77,6 +77,8 @@ class Weights:
 
     def note(self, op: Operation, result: Any) -> None:
         """Remember the results of operations that no signal enters."""
+        if op.name == "setitem" or is_in_place(op):
+            self._forget_written(op)
         meaning = TABLE.get(op.name)
         sources = [Source(frozenset())] if meaning is not None and meaning.creates else []
         if not sources:
@@ -91,6 +93,15 @@ class Weights:
             if id(tensor) not in self._known:
                 view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
                 self._known[id(tensor)] = tensor, Source(params, view)
+
+    def _forget_written(self, op: Operation) -> None:
+        """A constant into which a signal is written is a signal, and so are all views of it."""
+        target = op.tensors[0]
+        if all(id(tensor) in self._known for tensor in op.tensors):
+            return
+        for key, (tensor, source) in list(self._known.items()):
+            if not source.params and (tensor is target or _shares_memory(tensor, target)):
+                del self._known[key]
 
     def name_of(self, value: Tensor) -> str | None:
         """Name of the parameter that a tensor is, whole and in its own order; None for anything else."""
@@ -176,11 +187,12 @@ class Writer:
         given = op.named("input", "running_mean")
         x, place = given["input"], id(given.get("running_mean"))
         if place in self._skipped:
+            assert isinstance(x, Tensor)
             return x
         if place not in self._affine:
             return None
         weight, bias = (self.weights.named[name] for name in self._affine[place])
         axes = max(x.ndim - 2, 1)
         convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[axes - 1]
-        found = convolve(x if x.ndim > 2 else x.unsqueeze(-1), weight, bias, groups=weight.shape[0])
+        found: Tensor = convolve(x if x.ndim > 2 else x.unsqueeze(-1), weight, bias, groups=weight.shape[0])
         return found if x.ndim > 2 else found.squeeze(-1)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.guards import precise_math
-from flatscope.inspection import replica
 from flatscope.network.tracing import trace
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs

@@ -24,7 +24,6 @@ from flatscope.network.program import Operation, fitting, run, tensors_in, two_s
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.units import entry_channels
 from flatscope.network.weights import Plan
-from flatscope.params import copied
 from flatscope.samples import Inputs
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
