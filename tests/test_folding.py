@@ -272,7 +272,7 @@ def test_batch_norm_called_as_a_function_is_folded():
 
     model = prepared(Functional())
     clean = folded(model, inputs(2, 3, 5, 5))
-    assert [layer.name for layer in trace(clean, inputs(2, 3, 5, 5))][0] == "conv"
+    assert next(layer.name for layer in trace(clean, inputs(2, 3, 5, 5))) == "conv"
     assert trace(clean, inputs(2, 3, 5, 5)).n_classes > 0
 
 

@@ -106,7 +106,7 @@ def joined_inputs(batches: list[Inputs]) -> Inputs:
     """Several batches of inputs as one; of texts padded to other lengths the first alone."""
     first = batches[0]
     if isinstance(first, dict):
-        return {name: torch.cat([batch[name] for batch in batches]) for name in first}  # type: ignore[index]
+        return {name: torch.cat([batch[name] for batch in batches]) for name in first}  # type: ignore[index, call-overload]
     if isinstance(first, tuple):
         return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
     return torch.cat(batches)  # type: ignore[arg-type]

@@ -158,6 +158,7 @@ def move(paths: Paths, op: Operation) -> tuple[Any, float]:
 
 
 def pad_paths(paths: Paths, op: Operation) -> tuple[Tensor, float]:
+    """Zeros are no paths; any other filler is a bias."""
     given = op.named("input", "pad", "mode", "value")
     x, filler = given["input"], float(given.get("value") or 0.0)
     mode = given.get("mode", "constant")
@@ -219,6 +220,7 @@ def maximum(paths: Paths, op: Operation) -> tuple[Any, float]:
 
 
 def max_pool(paths: Paths, op: Operation) -> tuple[Any, float]:
+    """The largest sum of a window, or the sum of them all."""
     x = paths.one_signal(op)
     result = op.run()
     if paths.pooling == "max":
@@ -278,6 +280,7 @@ def one_sided(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 
 def masked_fill(paths: Paths, op: Operation) -> tuple[Tensor, float]:
+    """What is filled in counts as a bias."""
     given = op.named("input", "mask", "value")
     value = float(given["value"])
     if not math.isfinite(value):

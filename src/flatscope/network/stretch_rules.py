@@ -56,6 +56,7 @@ def _one(known: Stretches, op: Operation, signals: list[Tensor]) -> float:
 
 
 def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The spectral norm of the layer."""
     given = op.named(*LAYER_CALLS[op.name][1])
     if not known.knows(given["input"]):
         known.refuse(op)
@@ -63,6 +64,7 @@ def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
 
 
 def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The largest factor of a channel."""
     given = op.named(*NORM_ORDER)
     if given.get("training") or given.get("running_var") is None:
         known.refuse(op)
@@ -77,6 +79,7 @@ def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: An
 
 
 def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The steeper of the two slopes."""
     given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
     slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)))
     return _one(known, op, signals) + _log(max(1.0, float(slope.abs().max())))
@@ -111,6 +114,7 @@ def add(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> 
 
 
 def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The largest factor."""
     given = op.named("input", "other")
     signal = given["input"] if known.knows(given["input"]) else given["other"]
     factor = torch.as_tensor(given["other"] if signal is given["input"] else given["input"]).double().abs()
@@ -123,6 +127,7 @@ def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
 
 
 def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """The spectral norm of the constant factor."""
     constant = next((tensor for tensor in op.tensors[:2] if not known.knows(tensor)), None)
     if constant is None or constant.ndim != 2:
         known.refuse(op)
@@ -130,6 +135,7 @@ def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], resul
 
 
 def sum_entries(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
+    """√n for a sum of n entries, 1/√n for their mean."""
     n = signals[0].numel() / max(result.numel(), 1)
     return _one(known, op, signals) + (-0.5 if op.name == "mean" else 0.5) * _log(n)
 
