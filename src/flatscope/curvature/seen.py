@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.coverage import recorded_forward
+from flatscope.curvature.coverage import find_unswept, recorded_forward
 from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vector_gradients
 from flatscope.curvature.patches import weight_gradients
 from flatscope.network.layers import Call
@@ -25,7 +25,7 @@ def uses_of(calls: list[Call]) -> Uses:
     """The calls whose flow was seen, those of one weight together."""
     found: dict[tuple[str, str | None, str], list[Call]] = {}
     for call in calls:
-        if call.edge is not None and not call.opaque:
+        if call.edge is not None and not call.opaque and call.kind != "lookup":
             found.setdefault((call.weight, call.bias, call.kind), []).append(call)
     return list(found.values())
 
@@ -50,7 +50,8 @@ def find_unseen(ctx: Context) -> dict[str, str]:
             unseen[name] = "used by layers of several kinds"
         elif float((found[name].reshape(gradient.shape) - gradient).norm()) > tolerance * float(gradient.norm()):
             unseen[name] = "also used where no layer was recorded"
-    return unseen
+    # Sums over all samples do not show whether gradients were formed sample by sample.
+    return unseen | {name: why for name, why in ctx.sweep(find_unswept).items() if name not in unseen}
 
 
 def recorded_gradients(
