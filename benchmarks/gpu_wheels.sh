@@ -10,7 +10,7 @@ PACKAGES=(
     transformers tokenizers huggingface-hub safetensors
     curvlinops-for-pytorch pyhessian backpack-for-pytorch loss-landscapes
     linear_operator jaxtyping wadler_lindig opt-einsum einops einconv unfoldNd
-    tqdm packaging pyyaml regex httpx2 httpcore2 h11 anyio sniffio certifi idna click typing-extensions filelock truststore
+    latex2mathml tqdm packaging pyyaml regex httpx2 httpcore2 h11 anyio sniffio certifi idna click typing-extensions filelock truststore
 )
 
 wheels_fetch() {

@@ -37,7 +37,7 @@ LEVELS = (
     {"measuring", "catalogue"},
     {"measures"},
     {"bounds"},
-    {"auditing", "landscapes", "interpolation"},
+    {"auditing", "landscapes", "interpolation", "spectra"},
     {"training", "comparing", "live"},
     {"sweeps"},
     {"reports"},

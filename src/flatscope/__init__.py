@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from flatscope.problem import Problem
     from flatscope.reports.page import report
     from flatscope.reports.population_frame import PopulationFrame
+    from flatscope.spectra import (
+        Eigenpairs,
+        SpectralDensity,
+        eigenpairs,
+        gauss_newton,
+        hessian,
+        spectral_density,
+    )
     from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
     from flatscope.symmetries.audit import Audit
     from flatscope.table import Table
@@ -30,6 +38,7 @@ __all__ = [
     "BasisPaths",
     "Comparison",
     "Context",
+    "Eigenpairs",
     "FlatscopeError",
     "InputError",
     "NumericalWarning",
@@ -37,18 +46,23 @@ __all__ = [
     "PopulationFrame",
     "Problem",
     "Simplex",
+    "SpectralDensity",
     "Surface",
     "Table",
     "__version__",
     "audit",
     "bounds",
     "compare",
+    "eigenpairs",
     "fold_batchnorm",
+    "gauss_newton",
+    "hessian",
     "interpolate",
     "landscape",
     "measure",
     "report",
     "rescale",
+    "spectral_density",
     "stats",
     "study",
     "train_population",
@@ -62,6 +76,7 @@ _HOMES = {
     "BasisPaths": "symmetries",
     "Comparison": "comparing",
     "Context": "context",
+    "Eigenpairs": "spectra",
     "FlatscopeError": "errors",
     "InputError": "errors",
     "NumericalWarning": "errors",
@@ -69,16 +84,21 @@ _HOMES = {
     "PopulationFrame": "reports.population",
     "Problem": "problem",
     "Simplex": "interpolation",
+    "SpectralDensity": "spectra",
     "Surface": "landscapes",
     "Table": "table",
     "audit": "auditing",
     "compare": "comparing",
+    "eigenpairs": "spectra",
     "fold_batchnorm": "symmetries",
+    "gauss_newton": "spectra",
+    "hessian": "spectra",
     "interpolate": "interpolation",
     "landscape": "landscapes",
     "measure": "measuring",
     "report": "reports.page",
     "rescale": "symmetries",
+    "spectral_density": "spectra",
     "train_population": "training.population",
 }
 # Packages that are public themselves; `bounds` can be called.

@@ -32,6 +32,10 @@ COMMANDS = {
         "flatscope.cli.landscape:landscape",
         "Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture.",
     ),
+    "spectrum": (
+        "flatscope.cli.spectrum:spectrum",
+        "Find the largest eigenvalues of a network's Hessian and how all of them are spread.",
+    ),
     "train": (
         "flatscope.cli.train:train",
         "Train a model with SGD, or many at once; run the same command again to resume.",

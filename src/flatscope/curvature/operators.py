@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 256 * 2**20
 KEPT_BYTES = 2**30
 GPU_SHARE = 8  # batches, and graphs that are kept, take this fraction of a GPU's free memory
-T = TypeVar("T")
 
 
-class CurvatureOperator(ABC, Generic[T]):
+class CurvatureOperator(ABC):
     """A symmetric p × p matrix known by its products, over some of the network's parameter tensors.
 
     Rows and columns are the entries of the tensors `names`, one after the other. What the first product of a batch
@@ -63,7 +62,7 @@ class CurvatureOperator(ABC, Generic[T]):
                 raise UnknownNameError.among(name, ctx.params, "parameter")
         self.size = count(ctx.params[name] for name in self.names)
         self._batch_size = batch_size(ctx)
-        self._kept: list[T] = []
+        self._kept: list[Any] = []
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,11 +161,11 @@ class CurvatureOperator(ABC, Generic[T]):
         return [(start, min(start + width, n_columns)) for start in range(0, n_columns, width)]
 
     @abstractmethod
-    def _graph(self, batch: Batch) -> T:
+    def _graph(self, batch: Batch) -> Any:
         """All of a batch's product that does not depend on the vector."""
 
     @abstractmethod
-    def _batch_product(self, graph: T, columns: Tensor) -> Tensor:
+    def _batch_product(self, graph: Any, columns: Tensor) -> Tensor:
         """Sum over one batch's samples of the products; (p, k)."""
 
     def _leaves(self) -> Params:
@@ -193,7 +192,7 @@ class GradientGraph(NamedTuple):
     gradients: dict[int, Tensor]
 
 
-class Hessian(CurvatureOperator[GradientGraph]):
+class Hessian(CurvatureOperator):
     """Hessian of the mean training loss, by exact double backward."""
 
     def _graph(self, batch: Batch) -> GradientGraph:
@@ -227,7 +226,7 @@ class OutputGraph(NamedTuple):
     slope: Tensor
 
 
-class GaussNewton(CurvatureOperator[OutputGraph | None]):
+class GaussNewton(CurvatureOperator):
     """Generalized Gauss-Newton matrix: mean over samples of Jᵀ (∇² loss) J, J the outputs' Jacobian."""
 
     def _graph(self, batch: Batch) -> OutputGraph | None:

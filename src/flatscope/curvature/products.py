@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,7 +140,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     )
 
 
-def curvature_operator(ctx: Context, names: Sequence[str]) -> CurvatureOperator[Any]:
+def curvature_operator(ctx: Context, names: Sequence[str]) -> CurvatureOperator:
     """The matrix that the context asks for, over some parameters."""
     return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
 

@@ -39,10 +39,14 @@ class Eigenpair:
 
 @dataclass(frozen=True)
 class Ritz:
-    """What one random start tells about a spectrum: nodes, and weights that sum to one."""
+    """What one random start tells about a spectrum: nodes, and weights that sum to one.
+
+    Within the residual of a node there is an eigenvalue.
+    """
 
     nodes: Tensor
     weights: Tensor
+    residuals: Tensor
 
 
 def never() -> bool:
@@ -222,7 +226,7 @@ def lanczos_quadrature(
         space = Krylov(operator, random_start(operator, generator, COARSE), min(steps, size), generator)
         while not (space.full or space.closed):
             space.step()
-        values, vectors = torch.linalg.eigh(space.projected)
-        found.append(Ritz(values, vectors[0].square()))
+        values, residuals, vectors = space.ritz()
+        found.append(Ritz(values, vectors[0].square(), residuals))
     release(operator)
     return found

@@ -234,6 +234,8 @@ def _figures(items: object) -> Iterator[tuple[str, Figure]]:
         yield _stem(f"units-{measure}-{layer}", stems), figure
     for stem, figure in landscape_figures(kinds["surfaces"]):
         yield _stem(stem, stems), figure
+    for name, spectrum in kinds["spectra"].items():
+        yield _stem(f"spectrum-{name}", stems), spectrum.figure()
     for name, simplex in kinds["simplexes"].items():
         yield _stem(f"interpolation-{name.removeprefix('interpolation')}", stems), simplex.figure()
     for name, population in kinds["populations"].items():

@@ -32,8 +32,10 @@ from flatscope.reports.sections import (
     studies_part,
 )
 from flatscope.reports.simplexes import simplexes_part
+from flatscope.reports.spectrum_charts import spectra_part
 from flatscope.reports.surfaces import SPACE_WORDS, surfaces_part
 from flatscope.results import Result
+from flatscope.spectra import Eigenpairs, SpectralDensity
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
@@ -75,7 +77,12 @@ def _figure_title(figure: Any) -> str:
 
 
 def _network_name(item: Any) -> str:
-    return str(item.meta.get("name", "network")) if isinstance(item, (Table, Surface)) else "network"
+    named = (Table, Surface, SpectralDensity, Eigenpairs)
+    return str(item.meta.get("name", "network")) if isinstance(item, named) else "network"
+
+
+def _matrix(item: SpectralDensity | Eigenpairs) -> str:
+    return item.layer and f"layer {item.layer}"
 
 
 def _space(surface: Surface) -> str:
@@ -108,6 +115,13 @@ KINDS: dict[str, Kind] = {
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name, audits_part),
     "surfaces": Kind(
         "a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, surfaces_part, _space
+    ),
+    "spectra": Kind(
+        "a SpectralDensity or Eigenpairs",
+        lambda item: isinstance(item, (SpectralDensity, Eigenpairs)),
+        _network_name,
+        spectra_part,
+        _matrix,
     ),
     "simplexes": Kind(
         "a Simplex of interpolated networks",
@@ -189,15 +203,24 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     return result
 
 
-RESULTS: tuple[type[Result], ...] = (Audit, Comparison, Surface, Simplex, PopulationFrame, Table)
+RESULTS: tuple[type[Result], ...] = (
+    Audit,
+    Comparison,
+    Surface,
+    Simplex,
+    SpectralDensity,
+    Eigenpairs,
+    PopulationFrame,
+    Table,
+)
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces and interpolations (.npz, "
-    ".parquet, .json), populations and training histories (.parquet, .csv), and folders of a training run with "
-    "history.csv or of a study with verdicts.json"
+    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces, interpolations and "
+    "spectra (.npz, .parquet, .json), populations and training histories (.parquet, .csv), and folders of a training "
+    "run with history.csv or of a study with verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
-ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|weights|psi|history)$")
+ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|spectrum|weights|psi|history)$")
 
 
 def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> list[tuple[str, Any]]:
@@ -277,13 +300,14 @@ def _json(path: Path) -> Any:
     raise _unknown(path, "JSON of another kind")
 
 
-def _npz(path: Path) -> Surface | Simplex:
-    """A surface, or mixtures of networks, told apart by the arrays that they keep."""
+def _npz(path: Path) -> Result:
+    """What is drawn (a surface, mixtures of networks, a spectrum), told apart by the arrays that each keeps."""
     try:
-        mixtures = "weights" in from_npz_bytes(path.read_bytes())
+        arrays = from_npz_bytes(path.read_bytes())
     except (OSError, ValueError) as problem:
         raise InputError("an .npz file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
-    return Simplex.load(path) if mixtures else Surface.load(path)
+    known: dict[str, type[Result]] = {"weights": Simplex, "node": SpectralDensity, "converged": Eigenpairs}
+    return next((kind for array, kind in known.items() if array in arrays), Surface).load(path)
 
 
 def _csv(path: Path) -> pd.DataFrame:

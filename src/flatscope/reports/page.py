@@ -43,10 +43,10 @@ def report(
     """Write one HTML page that opens anywhere without a network, whole or not at all.
 
     Args:
-        items: a Table, an Audit, a Comparison, a Surface, a Simplex, a population (a PopulationFrame, or a pandas frame
-            with a column `generalization_gap`), a frame of training history, the result of a study, a Matplotlib
-            figure; or a list or dictionary of them, nested at will. Names come from dictionaries and (name, thing)
-            pairs; things with the same name belong to the same network:
+        items: a Table, an Audit, a Comparison, a Surface, a SpectralDensity, Eigenpairs, a Simplex, a population (a
+            PopulationFrame, or a pandas frame with a column `generalization_gap`), a frame of training history, the
+            result of a study, a Matplotlib figure; or a list or dictionary of them, nested at will. Names come from
+            dictionaries and (name, thing) pairs; things with the same name belong to the same network:
             `{"small batch": [table, history], "large batch": [...]}`.
         path: where to write the page; folders are made.
         title: heading of the page.

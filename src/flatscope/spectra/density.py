@@ -1,0 +1,214 @@
+"""SpectralDensity: how the eigenvalues are spread, as an estimate with its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor
+
+from flatscope.errors import InputError
+from flatscope.files import Arrays
+from flatscope.formatting import number
+from flatscope.results import DrawnResult, checked_columns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GRID = 801
+BLUR = 1 / 200  # default width of a bump, as a share of the spectrum's range
+CONVERGED = 1e-3
+OUTSIDE = 0.05
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SpectralDensity(DrawnResult):
+    """Density of the eigenvalues of a Hessian or a Gauss-Newton matrix, from random starts of a Lanczos process.
+
+    Attributes:
+        draw: number of the random start that each node belongs to, (m,).
+        nodes: places on the axis of eigenvalues, (m,), float64.
+        weights: share of the eigenvalues near each node by its own start, (m,); those of a start sum to one.
+        residuals: within this distance of a node there is an eigenvalue, (m,).
+        size: number of eigenvalues, p.
+        layer: the layer whose block it is; empty for all trainable parameters.
+        curvature: "hessian" or "gauss_newton".
+        meta: provenance: seed, steps, versions, passes, seconds.
+    """
+
+    draw: Tensor
+    nodes: Tensor
+    weights: Tensor
+    residuals: Tensor
+    size: int
+    layer: str
+    curvature: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    WORD = "density"
+    COLUMNS = {"draw": "int64", "node": "float64", "weight": "float64", "residual": "float64"}  # noqa: RUF012
+
+    @property
+    def draws(self) -> int:
+        """Number of random starts."""
+        return int(self.draw.max()) + 1
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest node."""
+        return float(self.nodes.min()), float(self.nodes.max())
+
+    @property
+    def width(self) -> float:
+        """Default width of the bump that each node is blurred to: a 200th of the range."""
+        low, high = self.range
+        return (high - low) * BLUR or max(abs(high), 1.0) * BLUR
+
+    @cached_property
+    def outliers(self) -> Tensor:
+        """Eigenvalues that stand out and were met by the process (to 0.1 % of the largest in size), falling."""
+        first = self.draw == 0
+        nodes, residuals = self.nodes[first], self.residuals[first]
+        largest = float(nodes.abs().max())
+        return nodes[(residuals <= CONVERGED * largest) & (nodes.abs() >= OUTSIDE * largest)].sort(descending=True)[0]
+
+    @property
+    def trace(self) -> tuple[float, float]:
+        """Trace of the matrix and its standard error, from the same products; NaN for the error of one draw."""
+        each = self.size * self._per_draw(self.nodes[:, None])[:, 0]  # (draws,)
+        return float(each.mean()), float(each.std() / math.sqrt(len(each))) if len(each) > 1 else math.nan
+
+    def share_below(self, value: float) -> tuple[float, float]:
+        """Share of eigenvalues below a value, and its standard error over draws: `share_below(0)` of negative ones.
+
+        Ritz values blur what lies between them: near a value inside of a dense cloud this is an approximation.
+        """
+        each = self._per_draw((self.nodes < value).double()[:, None])[:, 0]
+        return float(each.mean()), float(each.std() / math.sqrt(len(each))) if len(each) > 1 else math.nan
+
+    def grid(self, points: int = GRID) -> Tensor:
+        """Places from just below the smallest to just above the largest node."""
+        low, high = self.range
+        return torch.linspace(low - 5 * self.width, high + 5 * self.width, points, dtype=torch.float64)
+
+    def smoothed(self, grid: Tensor | None = None, width: float | None = None) -> Tensor:
+        """The density on a grid, each node blurred to a Gaussian of that width; it integrates to one.
+
+        Args:
+            grid: places (g,); by default those of `grid()`.
+            width: standard deviation of the Gaussians; by default a 200th of the range.
+        """
+        return self._smooth_draws(grid, width).mean(0)
+
+    def band(
+        self, grid: Tensor | None = None, width: float | None = None, *, confidence: float = 0.95
+    ) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of a confidence interval of the blurred density at each place, over the draws.
+
+        Student's interval of the mean over draws, cut at zero: how much random starts leave open, place by place.
+
+        Args:
+            grid: places (g,).
+            width: of the Gaussians.
+            confidence: between 0 and 1.
+        """
+        if not 0 < confidence < 1:
+            raise InputError("a confidence between 0 and 1", str(confidence), where="band")
+        each = self._smooth_draws(grid, width)  # (draws, g)
+        if len(each) < 2:
+            raise InputError("at least two draws", "one", where="band", fix="Take more with spectral_density(draws=…)")
+        half = float(stats.t.ppf((1 + confidence) / 2, len(each) - 1)) * each.std(0) / math.sqrt(len(each))
+        return (each.mean(0) - half).clamp_min(0), each.mean(0) + half
+
+    def plot(self, ax: Axes, *, grid: Tensor | None = None, width: float | None = None) -> None:
+        """Draw the density on a logarithmic scale with its 95 % band; outliers as triangles on the axis.
+
+        Args:
+            ax: where to draw.
+            grid: places (g,).
+            width: of the Gaussians.
+        """
+        places = self.grid() if grid is None else grid
+        density = self.smoothed(places, width)
+        floor = self.floor(density)
+        ax.plot(places.numpy(), density.clamp_min(floor).numpy(), color="#0072B2", linewidth=1.3)
+        if self.draws > 1:
+            low, high = (end.clamp_min(floor).numpy() for end in self.band(places, width))
+            ax.fill_between(places.numpy(), low, high, color="#0072B2", alpha=0.2, linewidth=0)
+        marks = self.outliers.numpy()
+        ax.plot(marks, np.full(len(marks), floor), "v", color="#D55E00", markersize=5, clip_on=False, linestyle="")
+        ax.set_yscale("log")
+        ax.set_ylim(floor, None)
+        ax.set_xlabel("eigenvalue")
+        ax.set_ylabel("density")
+        ax.spines[["top", "right"]].set_visible(False)
+
+    def figure(self) -> Figure:
+        """The density with its band and outliers."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+        self.plot(figure.add_subplot())
+        return figure
+
+    def floor(self, density: Tensor) -> float:
+        """The lowest density worth drawing: a third of one eigenvalue's bump, at most a millionth of the peak."""
+        one = 1 / (self.size * self.width * math.sqrt(2 * math.pi))
+        return min(one / 3, 1e-6 * float(density.max()))
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """What there is to say about the spectrum in numbers."""
+        trace, error = self.trace
+        negative, its_error = self.share_below(0.0)
+        low, high = self.range
+        kind = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}[self.curvature]
+        standing_out = ", ".join(number(float(value)) for value in self.outliers[:10])
+        return ["spectral density", ""], [
+            ["matrix", f"{kind}, {self.size:,} eigenvalues" + (f", layer {self.layer}" if self.layer else "")],
+            ["from", f"{self.draws} random starts, {len(self.nodes) / self.draws:.0f} products each"],
+            ["smallest and largest", f"{number(low)} … {number(high)}"],
+            ["outliers", standing_out + (" …" if len(self.outliers) > 10 else "")],
+            ["trace", f"{number(trace)} ± {number(error, 2)}"],
+            ["negative", f"{100 * negative:.3g} % ± {100 * its_error:.2g} %"],
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per node: draw, node, weight, residual."""
+        columns = (self.draw, self.nodes, self.weights, self.residuals)
+        return pd.DataFrame({name: c.numpy() for name, c in zip(self.COLUMNS, columns, strict=True)})
+
+    def _head(self) -> dict[str, Any]:
+        return {"size": self.size, "layer": self.layer, "curvature": self.curvature, "meta": self.meta}
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        frame = checked_columns(frame, cls.COLUMNS, cls.WORD)
+        draw, nodes, weights, residuals = (torch.tensor(frame[name].to_numpy()) for name in cls.COLUMNS)
+        return cls(draw, nodes, weights, residuals, head["size"], head["layer"], head["curvature"], head["meta"])
+
+    def _arrays(self) -> dict[str, Any]:
+        return {str(name): column.to_numpy() for name, column in self.to_frame().items()}
+
+    @classmethod
+    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
+        return cls._from_rows(pd.DataFrame({name: arrays[name] for name in cls.COLUMNS}), head)
+
+    def _per_draw(self, values: Tensor) -> Tensor:
+        """Weighted sums of (m, g) over each start's own nodes: (draws, g)."""
+        sums = values.new_zeros(self.draws, values.shape[1])
+        return sums.index_add(0, self.draw, self.weights[:, None] * values)
+
+    def _smooth_draws(self, grid: Tensor | None, width: float | None) -> Tensor:
+        places = self.grid() if grid is None else grid.double()
+        blur = self.width if width is None else width
+        if not blur > 0:
+            raise InputError("a width above 0", str(width), where="smoothed")
+        scaled = (places[None, :] - self.nodes[:, None]) / blur  # (m, g)
+        return self._per_draw(torch.exp(-0.5 * scaled.square()) / (blur * math.sqrt(2 * math.pi)))

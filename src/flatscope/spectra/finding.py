@@ -1,0 +1,214 @@
+"""`hessian`, `gauss_newton`, `eigenpairs`, `spectral_density`: from a problem to its curvature."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from flatscope.context import Context
+from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
+from flatscope.curvature.spectrum import extreme_eigenpairs, lanczos_quadrature
+from flatscope.effort import make_effort
+from flatscope.errors import InputError, UnknownNameError
+from flatscope.problem import Problem
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.pairs import Eigenpairs
+from flatscope.version import __version__
+
+
+def hessian(problem: Problem, layer: str | None = None) -> Hessian:
+    """The Hessian of the mean training loss as a linear operator.
+
+    Products are exact and streamed over the data, in float64 at the outside; on several ranks of `torch.distributed`
+    each takes its share of the samples and all get the same product.
+
+    Args:
+        problem: model, data, loss.
+        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+
+    Returns:
+        An operator with `op @ v` for a vector (p,) or columns (p, k), `op.shape`, `op.to_scipy()`, `op.names`,
+        `op.layout`, `op.flatten(params)` and `op.unflatten(vector)`.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> model = torch.nn.Linear(2, 1, bias=False).double()
+        >>> problem = fs.Problem(model, train=(torch.tensor([[1.0, 0], [0, 3]]), torch.zeros(2)), loss="mse")
+        >>> fs.hessian(problem) @ torch.tensor([1.0, 1.0])  # H = 2 · mean of x xᵀ
+        tensor([1., 9.], dtype=torch.float64)
+    """
+    return Hessian(*_place(Context(problem), layer))
+
+
+def gauss_newton(problem: Problem, layer: str | None = None) -> GaussNewton:
+    """The generalized Gauss-Newton matrix of the mean training loss as a linear operator.
+
+    Mean over samples of Jᵀ (∇² loss) J, with J the Jacobian of the outputs: never negative for a convex loss, and
+    equal to the Hessian within one layer of a piecewise-linear network.
+
+    Args:
+        problem: model, data, loss.
+        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+
+    Returns:
+        An operator as that of `hessian`.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(2, 3), train=(torch.eye(2), torch.tensor([0, 1])))
+        >>> fs.gauss_newton(problem).shape
+        (9, 9)
+    """
+    return GaussNewton(*_place(Context(problem), layer))
+
+
+def eigenpairs(
+    problem: Problem,
+    top: int = 10,
+    layer: str | None = None,
+    curvature: str = "hessian",
+    tolerance: float = 1e-3,
+    *,
+    bottom: int = 0,
+    seed: int = 0,
+    most_products: int = 1000,
+    memory: int | str | None = None,
+) -> Eigenpairs:
+    """Eigenvalues and eigenvectors from the ends of the spectrum, all out of one Krylov space.
+
+    A value is found when its residual ‖Hv − λv‖ is at most `tolerance` times its absolute value, or times a hundredth
+    of the largest absolute value where it is smaller than that: an eigenvalue lies within the residual.
+
+    Args:
+        problem: model, data, loss.
+        top: how many of the largest.
+        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        curvature: "hessian" or "gauss_newton".
+        tolerance: relative accuracy.
+        bottom: how many of the smallest.
+        seed: of the random start.
+        most_products: give up there; what is not found then says so.
+        memory: what a pass may use: bytes, or "8GiB"; None for a share of what is free.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> model = torch.nn.Linear(2, 1, bias=False).double()
+        >>> problem = fs.Problem(model, train=(torch.tensor([[1.0, 0], [0, 3]]), torch.zeros(2)), loss="mse")
+        >>> fs.eigenpairs(problem, top=2).values
+        tensor([9., 1.], dtype=torch.float64)
+    """
+    begun = time.perf_counter()
+    ctx, operator = _operator(problem, layer, curvature, seed, memory)
+    found = extreme_eigenpairs(
+        operator,
+        ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
+        top=top,
+        bottom=bottom,
+        tolerance=tolerance,
+        most_products=most_products,
+    )
+    return Eigenpairs(
+        torch.tensor([pair.value for pair in found], dtype=torch.float64),
+        torch.tensor([pair.residual for pair in found], dtype=torch.float64),
+        torch.tensor([pair.converged for pair in found]),
+        tuple(operator.unflatten(pair.vector.to(problem.dtype)) for pair in found),
+        found[0].products,
+        layer or "",
+        curvature,
+        _meta(ctx, begun, tolerance=tolerance),
+    )
+
+
+def spectral_density(
+    problem: Problem,
+    draws: int = 10,
+    layer: str | None = None,
+    curvature: str = "hessian",
+    *,
+    steps: int = 64,
+    seed: int = 0,
+    memory: int | str | None = None,
+) -> SpectralDensity:
+    """How the eigenvalues are spread: stochastic Lanczos quadrature (Ghorbani, Krishnan and Xiao, 2019).
+
+    Every draw is a random start and costs `steps` curvature products. Their spread gives the density a confidence band
+    and the trace a standard error; eigenvalues that stand alone are found exactly (`outliers`).
+
+    Args:
+        problem: model, data, loss.
+        draws: number of random starts.
+        layer: a layer's name, for the block of its weight alone; all trainable parameters by default.
+        curvature: "hessian" or "gauss_newton".
+        steps: products a start; more resolve more of the spectrum.
+        seed: of the random starts.
+        memory: what a pass may use: bytes, or "8GiB"; None for a share of what is free.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> model = torch.nn.Linear(2, 1, bias=False).double()
+        >>> problem = fs.Problem(model, train=(torch.tensor([[1.0, 0], [0, 3]]), torch.zeros(2)), loss="mse")
+        >>> density = fs.spectral_density(problem, draws=3)
+        >>> density.outliers
+        tensor([9., 1.], dtype=torch.float64)
+    """
+    for name, value in (("draws", draws), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError("a whole number of at least 1", repr(value), where=f"spectral_density, {name}")
+    begun = time.perf_counter()
+    ctx, operator = _operator(problem, layer, curvature, seed, memory)
+    generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
+    found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
+    return SpectralDensity(
+        torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(found)]),
+        torch.cat([each.nodes for each in found]),
+        torch.cat([each.weights for each in found]),
+        torch.cat([each.residuals for each in found]),
+        operator.size,
+        layer or "",
+        curvature,
+        _meta(ctx, begun, steps=steps),
+    )
+
+
+KINDS: dict[str, Callable[..., CurvatureOperator]] = {"hessian": Hessian, "gauss_newton": GaussNewton}
+
+
+def _operator(
+    problem: Problem, layer: str | None, curvature: str, seed: int, memory: int | str | None
+) -> tuple[Context, CurvatureOperator]:
+    effort = make_effort(curvature=curvature, memory=memory)
+    ctx = Context(problem, seed=seed, effort=effort)
+    return ctx, KINDS[curvature](*_place(ctx, layer))
+
+
+def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
+    """The context, and the parameter tensors of a layer; None for all trainable ones."""
+    if layer is None:
+        return ctx, None
+    weights = {found.name: found.weight for found in ctx.network}
+    if layer not in weights:
+        raise UnknownNameError.among(layer, weights, "layer")
+    return ctx, [weights[layer]]
+
+
+def _meta(ctx: Context, begun: float, **more: Any) -> dict[str, Any]:
+    problem = ctx.problem
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": str(problem.device),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "seed": ctx.seed,
+        "loss": problem.loss.name,
+        "n_train": problem.n_train,
+        **more,
+        "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
+        "seconds": round(time.perf_counter() - begun, 4),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
