@@ -17,10 +17,10 @@ from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
 from flatscope_papers.petzka2019.correlations import CLAIMS_1
+from flatscope_papers.petzka2019.last_layers import last_layers
 from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, stages
 from flatscope_papers.petzka2019.mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
-from flatscope_papers.petzka2019.tail_curvature import tail_curvature
 from flatscope_papers.petzka2019.theory import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
@@ -42,14 +42,24 @@ def test_smoke(name: str, store: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", ["fc2", "fc3"])
-def test_closed_forms_equal_the_sweep(layers: str) -> None:
+def test_last_layers_on_their_features_equal_those_of_the_whole_network(layers: str) -> None:
     x, y = load("flatscope_papers.smoke_data:digits_as_cifar10", train_size=60, test_size=0).train
     model = build("lenet5", seed=3).double().eval()
-    found = tail_curvature(model, x.double())
+    found = last_layers(model, x.double(), y)
     names = ["layer_trace", "layer_max_eigenvalue", "kappa", "kappa_trace"]
     table = fs.measure(fs.Problem(model, train=(x.double(), y)), names)
     for name in names:
         assert found[f"{name}/{layers}"] == pytest.approx(table.layer(name)[layers], rel=1e-9)
+
+
+def test_a_network_that_diverged_has_no_curvature() -> None:
+    x, y = load("flatscope_papers.smoke_data:digits_as_cifar10", train_size=60, test_size=0).train
+    model = build("lenet5", seed=3).eval()
+    with torch.no_grad():
+        model.get_submodule("fc1").weight.fill_(math.inf)
+    found = last_layers(model, x, y)
+    assert math.isnan(found["kappa_trace/fc3"])
+    assert math.isfinite(found["norm/fc3"])
 
 
 def test_the_paper_scale_is_the_papers_grid() -> None:

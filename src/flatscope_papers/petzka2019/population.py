@@ -25,7 +25,7 @@ from flatscope.symmetries.scaling import random_layer_pair
 from flatscope.training.data import Data, load
 from flatscope.training.loop import evaluate
 from flatscope.training.population import PopulationView
-from flatscope_papers.petzka2019.tail_curvature import tail_curvature
+from flatscope_papers.petzka2019.last_layers import last_layers
 
 Report = Callable[[float, str], None]
 SEEN_FILE = "followed.json"  # beside the checkpoint: what was seen until then
@@ -116,13 +116,13 @@ class _Follower:
             return False
         model = view.model(trial).to(self._x.device)
         assert isinstance(model, nn.Sequential)
-        before = tail_curvature(model, self._x)
+        before = last_layers(model, self._x, self._y)
         after = dict.fromkeys(before, math.nan)
         if all(math.isfinite(value) for value in before.values()):  # else it is about to diverge
             with contextlib.suppress(FlatscopeError):  # outputs so large that rounding changes them
                 twin = random_layer_pair(model, self._x[:2], **self._factor)
                 assert isinstance(twin, nn.Sequential)
-                after = tail_curvature(twin, self._x)
+                after = last_layers(twin, self._x, self._y)
         test_loss, test_error = evaluate(model, *self._held_out)
         seen = {
             "epoch": epoch,
