@@ -50,7 +50,7 @@ PAPERS_LEVELS = (
     {"correlation_intervals", "reasons", "result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},
-    {"catalogue"},
+    {"catalogue", "former_names"},
     {"running", "reproduction"},
     {"pages"},
     {"commands"},

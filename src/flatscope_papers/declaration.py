@@ -6,6 +6,7 @@ sweep store, so studies that need the same networks share them and nothing is tr
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,17 +15,49 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from flatscope import InputError
 from flatscope.errors import UnknownNameError
 from flatscope.registry import PAPERS
 from flatscope.sweeps.store import Store, Stored
+from flatscope.sweeps.work import train_and_measure
 from flatscope_papers.claims import Claim, Estimate
 
 SCALES = ("smoke", "small", "paper")
-TRAIN_AND_MEASURE = "flatscope.sweeps.work:train_and_measure"
 
 Config = Mapping[str, Any]
+Report = Callable[[float, str], None]
+Work = Callable[[list[dict[str, Any]], Store, Report], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is stored of a trial: numbers, and perhaps tables and trained weights."""
+
+    metrics: Mapping[str, Any]
+    frames: Mapping[str, pd.DataFrame] | None = None
+    weights: Mapping[str, Tensor] | None = None
+
+
+def each_trial(note: str) -> Callable[[Callable[[Config, Store], Measured]], Work]:
+    """Make a function of one configuration (and the store, to read other trials) the work of a whole unit.
+
+    Args:
+        note: what it does, in a word, for the progress bar.
+    """
+
+    def decorate(measured: Callable[[Config, Store], Measured]) -> Work:
+        @functools.wraps(measured)
+        def work(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+            for number, config in enumerate(configs):
+                found = measured(config, store)
+                store.write(config, found.metrics, frames=found.frames, weights=found.weights)
+                report((number + 1) / len(configs), note)
+
+        return work
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -33,13 +66,18 @@ class Stage:
 
     Attributes:
         units: configurations; those in one unit are handled together (one population).
-        work: "module:function" that handles a unit and writes to the store.
+        work: handles a unit and writes to the store; a function of a module, so that other processes find it.
         gpus: share of a GPU that a unit asks for, where there is one.
     """
 
     units: Sequence[Sequence[Config]]
-    work: str = TRAIN_AND_MEASURE
+    work: Work = train_and_measure
     gpus: float = 1.0
+
+    @property
+    def work_name(self) -> str:
+        """Where other processes find the work: "module:function"."""
+        return f"{self.work.__module__}:{self.work.__qualname__}"
 
     @property
     def configs(self) -> list[Config]:

@@ -29,6 +29,8 @@ def with_former_names(config: Mapping[str, Any]) -> dict[str, Any]:
 def _former(value: Any) -> Any:
     if isinstance(value, Mapping):
         return with_former_names(value)
+    if isinstance(value, list | tuple):
+        return [_former(entry) for entry in value]
     if not isinstance(value, str):
         return value
     module, colon, function = value.partition(":")

@@ -25,6 +25,7 @@ from flatscope.version import __version__
 from flatscope_papers.catalogue import find_study
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale
+from flatscope_papers.former_names import take_over
 from flatscope_papers.result import StudyResult
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
@@ -63,10 +64,11 @@ def study(
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     missing = 0
     for stage in stages:
+        take_over(stage.configs, kept)
         missing += sum(config not in kept for config in stage.configs)
         engines.run(
             stage.units,
-            stage.work,
+            stage.work_name,
             kept,
             engine=engine,
             workers=workers,

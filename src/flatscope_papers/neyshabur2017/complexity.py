@@ -24,13 +24,8 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.curves import bars, lines
-from flatscope_papers.declaration import Runs, Stage
+from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 
-Config = Mapping[str, Any]
-Report = Callable[[float, str], None]
-
-NORMS_WORK = "flatscope_papers.neyshabur2017.complexity:norms"
-PERTURBATIONS_WORK = "flatscope_papers.neyshabur2017.complexity:perturbations"
 NORMS = {
     "l2_norm": "ℓ2 norm",
     "l1_path_norm": "ℓ1-path norm",
@@ -62,62 +57,58 @@ CONVENTIONS = (
 
 def norm_stage(units: Sequence[Sequence[Config]], epsilons: Sequence[float] = (EPSILON,), **shared: Any) -> Stage:
     """Norms over the margin of the networks that `units` train."""
-    return Stage(_asked(units, norms={"epsilons": epsilons}, **shared), NORMS_WORK, 0.25)
+    return Stage(_asked(units, norms={"epsilons": epsilons}, **shared), norms, 0.25)
 
 
 def perturbation_stage(
     units: Sequence[Sequence[Config]], settings: Mapping[str, Any], gpus: float = 0.5, **shared: Any
 ) -> Stage:
     """Sharpness and the PAC-Bayes pair of the networks that `units` train."""
-    return Stage(_asked(units, perturbations=settings, **shared), PERTURBATIONS_WORK, gpus)
+    return Stage(_asked(units, perturbations=settings, **shared), perturbations, gpus)
 
 
 def _asked(units: Sequence[Sequence[Config]], **settings: Any) -> list[list[dict[str, Any]]]:
     return [[{"network": config, **settings} for config in unit] for unit in units]
 
 
-def norms(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("norms")
+def norms(config: Config, store: Store) -> Measured:
     """The four norms over the margin, and the two printed capacities with widths, for several ε of the margin."""
-    for number, config in enumerate(configs):
-        problem = measured_problem(store, config)
-        ctx = Context(problem)
-        names = [*(f"{name}_over_margin" for name in NORMS), "l2_path_norm_capacity", "spectral_norm_capacity"]
-        rows = []
-        for epsilon in config["norms"]["epsilons"]:
-            table = measure(problem, names, options={name: {"epsilon": epsilon} for name in names}, context=ctx)
-            found = {name.removesuffix("_over_margin"): table[name] for name in names}
-            rows.append({"epsilon": epsilon, **found})
-        frame = pd.DataFrame(rows)
-        chosen = next(row for row in rows if row["epsilon"] == EPSILON)
-        usual = {name: value for name, value in chosen.items() if name != "epsilon"}
-        metrics = {**usual, "error": ctx.scores().error, "loss": ctx.scores().loss}
-        store.write(config, metrics, frames={"epsilons": frame})
-        report((number + 1) / len(configs), "norms")
+    problem = measured_problem(store, config)
+    ctx = Context(problem)
+    names = [*(f"{name}_over_margin" for name in NORMS), "l2_path_norm_capacity", "spectral_norm_capacity"]
+    rows = []
+    for epsilon in config["norms"]["epsilons"]:
+        table = measure(problem, names, options={name: {"epsilon": epsilon} for name in names}, context=ctx)
+        found = {name.removesuffix("_over_margin"): table[name] for name in names}
+        rows.append({"epsilon": epsilon, **found})
+    frame = pd.DataFrame(rows)
+    chosen = next(row for row in rows if row["epsilon"] == EPSILON)
+    usual = {name: value for name, value in chosen.items() if name != "epsilon"}
+    metrics = {**usual, "error": ctx.scores().error, "loss": ctx.scores().loss}
+    return Measured(metrics, frames={"epsilons": frame})
 
 
-def perturbations(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("sharpness")
+def perturbations(config: Config, store: Store) -> Measured:
     """Sharpness, the curve of divergence against expected sharpness, and the divergence at the paper's level."""
-    for number, config in enumerate(configs):
-        settings = config["perturbations"]
-        problem = measured_problem(store, config)
-        ctx = Context(problem)
-        options = {SHARPNESS: {"steps": settings["steps"]}}
-        sharp = measure(problem, SHARPNESS, options=options, context=ctx)[SHARPNESS]
-        grid, draws = tuple(settings["alphas"]), settings["draws"]
-        curve = bi_criteria(ctx, grid, draws=draws, appendix=True)
-        try:
-            at_level = kl_at_sharpness(ctx, LEVEL, alpha=grid, draws=draws, appendix=True, refinements=1).kl
-        except NotApplicable:
-            at_level = math.nan
-        metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {
-            f"kl_at/{level:g}": _at(curve, level) for level in LEVELS
-        }
-        points = [
-            {"alpha": point.alpha, "kl": point.kl, "expected_sharpness": point.sharpness, "stderr": point.stderr}
-            for point in curve
-        ]
-        store.write(config, metrics, frames={"curve": pd.DataFrame(points)})
-        report((number + 1) / len(configs), "sharpness")
+    settings = config["perturbations"]
+    problem = measured_problem(store, config)
+    ctx = Context(problem)
+    options = {SHARPNESS: {"steps": settings["steps"]}}
+    sharp = measure(problem, SHARPNESS, options=options, context=ctx)[SHARPNESS]
+    grid, draws = tuple(settings["alphas"]), settings["draws"]
+    curve = bi_criteria(ctx, grid, draws=draws, appendix=True)
+    try:
+        at_level = kl_at_sharpness(ctx, LEVEL, alpha=grid, draws=draws, appendix=True, refinements=1).kl
+    except NotApplicable:
+        at_level = math.nan
+    metrics = {SHARPNESS: sharp, "kl_at_level": at_level} | {f"kl_at/{level:g}": _at(curve, level) for level in LEVELS}
+    points = [
+        {"alpha": point.alpha, "kl": point.kl, "expected_sharpness": point.sharpness, "stderr": point.stderr}
+        for point in curve
+    ]
+    return Measured(metrics, frames={"curve": pd.DataFrame(points)})
 
 
 def _at(curve: list[NoiseLevel], level: float) -> float:

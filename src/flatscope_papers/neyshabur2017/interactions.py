@@ -6,7 +6,7 @@ A network has ten hidden layers, ReLU and no biases, as the theorem has it; pixe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,8 @@ from flatscope.measures.interactions import (
 )
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
-from flatscope_papers.declaration import Runs, Stage
+from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 
-Report = Callable[[float, str], None]
-
-WORK = "flatscope_papers.neyshabur2017.interactions:conditions"
 WEIGHTS = {"initial": "random initialization", "learned": "learned weights"}
 HIDDEN_LAYERS = 10
 FLOOR = 0.1  # smallest δ of C2 in units of a layer's rms: at 0 the single smallest pre-activation decides
@@ -91,7 +88,7 @@ def stages(scale: str) -> list[Stage]:
     size = SIZES[scale]
     networks = [_network(size, seed) for seed in range(size["seeds"])]
     asked = [[{"network": net, "weights": which, "samples": size["samples"]} for which in WEIGHTS] for net in networks]
-    return [Stage([networks]), Stage(asked, WORK)]
+    return [Stage([networks]), Stage(asked, conditions)]
 
 
 def _network(size: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -105,29 +102,28 @@ def _network(size: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
-def conditions(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("conditions")
+def conditions(config: Config, store: Store) -> Measured:
     """The three conditions of a stored network, at its starting or its learned weights, and their distributions."""
-    for number, config in enumerate(configs):
-        problem = stored_problem(store, config["network"], device=config.get("device"))
-        ctx = Context(problem)
-        if config["weights"] == "initial":
-            ctx = ctx.at(problem.initial or {})
-        samples = config["samples"]
-        products = _products(ctx, samples["products"])
-        chain = ctx.sweep(relu_chain, samples=samples["signals"])
-        metrics = {**_largest(products), **_switching(chain)}
-        for reading in ("condition", "figure"):
-            metrics[f"c3_{reading}"] = condition_c3(ctx, reading=reading, samples=samples["signals"])[""].value
-        outputs = chain.signals[-1].cpu().numpy()
-        metrics["output_rms"] = float(np.sqrt((outputs**2).mean()))
-        frames = {
-            "products": products,
-            "switching": _curves(chain),
-            "rows": _row_norms(chain),
-            "outputs": pd.DataFrame({"output": outputs.ravel()}),
-        }
-        store.write(config, metrics, frames=frames)
-        report((number + 1) / len(configs), "conditions")
+    problem = stored_problem(store, config["network"], device=config.get("device"))
+    ctx = Context(problem)
+    if config["weights"] == "initial":
+        ctx = ctx.at(problem.initial or {})
+    samples = config["samples"]
+    products = _products(ctx, samples["products"])
+    chain = ctx.sweep(relu_chain, samples=samples["signals"])
+    metrics = {**_largest(products), **_switching(chain)}
+    for reading in ("condition", "figure"):
+        metrics[f"c3_{reading}"] = condition_c3(ctx, reading=reading, samples=samples["signals"])[""].value
+    outputs = chain.signals[-1].cpu().numpy()
+    metrics["output_rms"] = float(np.sqrt((outputs**2).mean()))
+    frames = {
+        "products": products,
+        "switching": _curves(chain),
+        "rows": _row_norms(chain),
+        "outputs": pd.DataFrame({"output": outputs.ravel()}),
+    }
+    return Measured(metrics, frames=frames)
 
 
 def _products(ctx: Context, samples: int) -> pd.DataFrame:

@@ -19,8 +19,8 @@ import pandas as pd
 
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Runs, Stage
+from flatscope_papers.petzka2019.population import train_and_follow
 
-WORK = "flatscope_papers.petzka2019.population:train_and_follow"
 RULE = "loss 0.1"
 INITS: Mapping[str, dict[str, Any]] = {
     "xavier_normal": {},
@@ -71,7 +71,7 @@ def stages(scale: str) -> list[Stage]:
     for variant, batch in itertools.product(size["epochs"], size["batches"]):
         setups = itertools.product(size["inits"], range(size["seeds"]))
         units.append([_config(size, variant, init, batch, number) for init, number in setups])
-    return [Stage(units, WORK)]
+    return [Stage(units, train_and_follow)]
 
 
 def _config(size: Mapping[str, Any], variant: str, init: str, batch: int, number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,8 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.petzka2019.table1:written_otherwise"
 OF_HESSIAN = {"layer_max_eigenvalue": "λ_max", "layer_trace": "Tr"}
 OF_LAYERS = {
     "kappa": "κ",
@@ -67,26 +65,24 @@ def stages(scale: str) -> list[Stage]:
     looks = [
         [{"network": config, "ways": WAYS, "number": size["ways"], "seed": seed}] for seed, config in enumerate(trained)
     ]
-    return [Stage([trained], gpus=0.25), Stage(looks, WORK, gpus=0.25)]
+    return [Stage([trained], gpus=0.25), Stage(looks, written_otherwise, gpus=0.25)]
 
 
-def written_otherwise(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("measuring")
+def written_otherwise(config: Config, store: Store) -> Measured:
     """Largest relative change of every measure over ways of writing a network, in float64."""
-    for number, config in enumerate(configs):
-        stored = stored_problem(store, config["network"], device=config.get("device"))
-        x, y = next(iter(stored.batches(size=stored.n_train)))
-        assert isinstance(x, Tensor)
-        problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
-        x = x.double()
-        before, rows = _values(problem), []
-        for way, drawn in config["ways"].items():
-            for draw in range(config["number"]):
-                seed = config["seed"] * config["number"] + draw
-                after = _values(problem.with_model(rescale(problem.model, x, seed=seed, **drawn)))
-                rows += [{"way": way, "draw": draw, **moved} for moved in changes(before, after)]
-            report((number + 0.5) / len(configs), "measuring")
-        store.write(config, {"weights_alone": weights_alone(problem.model, x)}, frames={"changes": pd.DataFrame(rows)})
-        report((number + 1) / len(configs), "measuring")
+    stored = stored_problem(store, config["network"], device=config.get("device"))
+    x, y = next(iter(stored.batches(size=stored.n_train)))
+    assert isinstance(x, Tensor)
+    problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
+    x = x.double()
+    before, rows = _values(problem), []
+    for way, drawn in config["ways"].items():
+        for draw in range(config["number"]):
+            seed = config["seed"] * config["number"] + draw
+            after = _values(problem.with_model(rescale(problem.model, x, seed=seed, **drawn)))
+            rows += [{"way": way, "draw": draw, **moved} for moved in changes(before, after)]
+    return Measured({"weights_alone": weights_alone(problem.model, x)}, frames={"changes": pd.DataFrame(rows)})
 
 
 def _values(problem: Problem) -> pd.DataFrame:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,40 +17,34 @@ from flatscope.training.data import load
 from flatscope.training.labels import corrupt_labels
 from flatscope_papers import intervals
 from flatscope_papers.claims import Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
-Report = Callable[[float, str], None]
-RIDGE_WORK = "flatscope_papers.petzka2019.theory:ridge"
-ROBUSTNESS_WORK = "flatscope_papers.petzka2019.theory:feature_robustness"
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 
-def ridge(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("ridge")
+def ridge(config: Config, store: Store) -> Measured:
     """κ of a linear regression at random weights, beside ‖w‖² and the top eigenvalue of the second moments."""
-    for number, config in enumerate(configs):
-        generator = torch.Generator().manual_seed(config["seed"])
-        x = torch.randn(config["samples"], config["features"], generator=generator, dtype=torch.float64)
-        x *= torch.linspace(0.5, 2.0, config["features"], dtype=torch.float64)
-        y = torch.randn(config["samples"], 1, generator=generator, dtype=torch.float64)
-        model = nn.Linear(config["features"], 1, bias=False, dtype=torch.float64)
-        with torch.no_grad():
-            model.weight.copy_(torch.randn(1, config["features"], generator=generator, dtype=torch.float64))
-        kappa = measure(Problem(model, train=(x, y), loss="mse"), "kappa").layer("kappa")
-        top = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
-        metrics = {
-            "kappa": next(iter(kappa.values())),
-            "squared_norm": float(model.weight.detach().square().sum()),
-            "top_moment": top,
-        }
-        store.write(config, metrics)
-        report((number + 1) / len(configs), "ridge")
+    generator = torch.Generator().manual_seed(config["seed"])
+    x = torch.randn(config["samples"], config["features"], generator=generator, dtype=torch.float64)
+    x *= torch.linspace(0.5, 2.0, config["features"], dtype=torch.float64)
+    y = torch.randn(config["samples"], 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(config["features"], 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(1, config["features"], generator=generator, dtype=torch.float64))
+    kappa = measure(Problem(model, train=(x, y), loss="mse"), "kappa").layer("kappa")
+    top = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
+    metrics = {
+        "kappa": next(iter(kappa.values())),
+        "squared_norm": float(model.weight.detach().square().sum()),
+        "top_moment": top,
+    }
+    return Measured(metrics)
 
 
 def _ridge_stages(scale: str) -> list[Stage]:
     runs = {"smoke": 5, "small": 40, "paper": 40}[scale]
-    return [
-        Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in range(runs)]], RIDGE_WORK, 0)
-    ]
+    return [Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in range(runs)]], ridge, 0)]
 
 
 @study(
@@ -107,26 +99,25 @@ def ridge_found(table: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-def feature_robustness(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("feature robustness")
+def feature_robustness(config: Config, store: Store) -> Measured:
     """Worst-case and random feature robustness of a softmax regression at its exact minimum, for falling δ."""
-    for number, config in enumerate(configs):
-        model, x, y = minimum(config["samples"], config["features"], config["seed"])
-        problem = Problem(model, train=(x, y))
-        ctx = Context(problem)
-        kappa = next(iter(measure(problem, "kappa", context=ctx).layer("kappa").values()))
-        rows = []
-        for delta in DELTAS:
-            row = {"delta": delta, "bound": delta**2 / 2 * kappa}
-            for kind in ("worst", "random"):
-                options = {"feature_robustness": {"delta": delta, "kind": kind}}
-                found = measure(problem, "feature_robustness", options=options, context=ctx)
-                row[kind] = next(iter(found.layer("feature_robustness").values()))
-            rows.append(row)
-        gradient = math.sqrt(sum(float(part.square().sum()) for part in ctx.gradient().values()))
-        metrics = {"kappa": kappa, "gradient_norm": gradient, **remarks(config["seed"])}
-        metrics |= injected(model, x, y, **config["noise"], seed=config["seed"])
-        store.write(config, metrics, frames={"deltas": pd.DataFrame(rows)})
-        report((number + 1) / len(configs), "feature robustness")
+    model, x, y = minimum(config["samples"], config["features"], config["seed"])
+    problem = Problem(model, train=(x, y))
+    ctx = Context(problem)
+    kappa = next(iter(measure(problem, "kappa", context=ctx).layer("kappa").values()))
+    rows = []
+    for delta in DELTAS:
+        row = {"delta": delta, "bound": delta**2 / 2 * kappa}
+        for kind in ("worst", "random"):
+            options = {"feature_robustness": {"delta": delta, "kind": kind}}
+            found = measure(problem, "feature_robustness", options=options, context=ctx)
+            row[kind] = next(iter(found.layer("feature_robustness").values()))
+        rows.append(row)
+    gradient = math.sqrt(sum(float(part.square().sum()) for part in ctx.gradient().values()))
+    metrics = {"kappa": kappa, "gradient_norm": gradient, **remarks(config["seed"])}
+    metrics |= injected(model, x, y, **config["noise"], seed=config["seed"])
+    return Measured(metrics, frames={"deltas": pd.DataFrame(rows)})
 
 
 def injected(model: nn.Linear, x: Tensor, y: Tensor, delta: float, draws: int, seed: int) -> dict[str, float]:
@@ -231,7 +222,7 @@ def _robustness_stages(scale: str) -> list[Stage]:
         "features": 8,
         "noise": {"delta": 0.1, "draws": 50 if scale == "smoke" else 1_000},
     }
-    return [Stage([[{**config, "seed": seed}] for seed in range(seeds)], ROBUSTNESS_WORK, 0)]
+    return [Stage([[{**config, "seed": seed}] for seed in range(seeds)], feature_robustness, 0)]
 
 
 @study(

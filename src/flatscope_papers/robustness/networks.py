@@ -6,7 +6,7 @@ Long measures have a stage of their own, with smaller searches than they make by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,10 +16,8 @@ from flatscope import Problem, Table, measure, rescale
 from flatscope.registry import declarations
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
-from flatscope_papers.declaration import Runs, Stage
+from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.robustness.networks:measure_twice"
 SETTINGS = ("batch_size", "lr", "width", "depth", "init_scale", "label_noise")
 # One row per measure: of those that give several, one value of the option. Eigenvalues need not be finer than ranks.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -100,7 +98,7 @@ def stages(scale: str) -> list[Stage]:
     looks = [
         Stage(
             [[{"network": one, "rescaling": one["model"]["seed"], **asked} for one in unit] for unit in units.values()],
-            WORK,
+            measure_twice,
             gpus=0.25,
         )
         for asked in ({"measure_options": OPTIONS}, long)
@@ -113,21 +111,20 @@ def long_measures() -> list[str]:
     return [entry.name for entry in declarations().values() if entry.cost == "long"]
 
 
-def measure_twice(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("measuring")
+def measure_twice(config: Config, store: Store) -> Measured:
     """Measures asked for, or all that are not long, of the network and of a copy with rescaled units, in float64."""
-    for number, config in enumerate(configs):
-        metrics: dict[str, float] = {}
-        if not store.read(config["network"]).metrics["diverged"]:
-            stored = stored_problem(store, config["network"], device=config.get("device"))
-            x, y = next(iter(stored.batches(size=stored.n_train)))
-            problem = Problem(stored.model, train=(x, y), initial=stored.initial, dtype=torch.float64)
-            twin = rescale(problem.model, problem.example(), by="unit", seed=config["rescaling"])
-            rescaled = Problem(twin, train=(x, y), initial=stored.initial, dtype=torch.float64)
-            for when, one in (("before", problem), ("after", rescaled)):
-                table = measure(one, config.get("measures"), options=config["measure_options"])
-                metrics |= {f"{when}.{name}": value for name, value in one_each(table)}
-        store.write(config, metrics)
-        report((number + 1) / len(configs), "measuring")
+    metrics: dict[str, float] = {}
+    if not store.read(config["network"]).metrics["diverged"]:
+        stored = stored_problem(store, config["network"], device=config.get("device"))
+        x, y = next(iter(stored.batches(size=stored.n_train)))
+        problem = Problem(stored.model, train=(x, y), initial=stored.initial, dtype=torch.float64)
+        twin = rescale(problem.model, problem.example(), by="unit", seed=config["rescaling"])
+        rescaled = Problem(twin, train=(x, y), initial=stored.initial, dtype=torch.float64)
+        for when, one in (("before", problem), ("after", rescaled)):
+            table = measure(one, config.get("measures"), options=config["measure_options"])
+            metrics |= {f"{when}.{name}": value for name, value in one_each(table)}
+    return Measured(metrics)
 
 
 def one_each(table: Table) -> Iterator[tuple[str, float]]:

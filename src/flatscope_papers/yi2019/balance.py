@@ -7,7 +7,7 @@ training leaves them, and networks whose smallest weight is held at a floor, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,9 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.yi2019.digit_networks import FLOOR_WORK, RULE, in_double, network, samples_of
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.yi2019.balance:balance_of"
 FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")
 THEOREMS = ("psi_theorem_5_1", "psi_theorem_5_1_corrected")
 EPSILON = 0.02  # common to all networks, whose skeleton weights begin at 1
@@ -71,55 +69,54 @@ def stages(scale: str) -> list[Stage]:
     ]
     return [
         Stage([*family, *shapes], gpus=0.25),
-        Stage(lifted, FLOOR_WORK, gpus=0.25),
-        Stage(looks, WORK, gpus=0.25),
+        Stage(lifted, train_above_a_floor, gpus=0.25),
+        Stage(looks, balance_of, gpus=0.25),
     ]
 
 
-def balance_of(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("path values")
+def balance_of(config: Config, store: Store) -> Measured:
     """Balance of the path values, ψ, PSI-ε flatness, and Theorem 5.1 beside the rise that is found, in float64.
 
     Where a configuration says `ordered`, the other two PSI measures as well.
     """
-    for number, config in enumerate(configs):
-        stored = stored_problem(store, config["network"], device=config.get("device"))
-        problem = in_double(stored)
-        paths = BasisPaths(problem.model, problem.example(), RULE)
-        log, _ = paths.log_values()
-        spread, depth = PathSpread(float(log.max()), float(log.min())), len(list(problem.model.parameters()))
-        radius = config["relative"] * spread.inf
-        loss = float(evaluate(problem.model, *samples_of(problem))[0])
-        ball = {"rule": RULE, "relative": False}
-        near = measure(
-            problem, "psi_epsilon", options={"psi_epsilon": {**ball, "epsilon": radius, "steps": config["steps"]}}
-        )
-        options: dict[str, dict[str, Any]] = {
-            "psi_epsilon": {**ball, "epsilon": config["epsilon"], "steps": config["steps"]},
-            "psi_activation_radius": {"rule": RULE},
-        }
-        if config["ordered"]:
-            options |= {"psi_expected": {**ball, "epsilon": config["epsilon"]}, "psi_trace": {"rule": RULE}}
-        found = measure(problem, list(options), options=options)
-        table = bounds(
-            problem, THEOREMS, options={name: {"rule": RULE, "epsilon": config["relative"]} for name in THEOREMS}
-        )
-        metrics = {
-            "loss": loss,
-            "test_error": store.read(config["network"]).metrics["test_error"],
-            "balance": math.exp(spread.log_sup - spread.log_inf),
-            "largest": math.exp(spread.log_sup),
-            "log10_psi": math.log10(psi_of(spread, config["epsilon"], depth)),
-            "values": paths.count,
-            "pole": float(paths.coordinates.nearest_pole),
-            **{name: found[name] if name in options else math.nan for name in FLATNESSES},
-            "radius": radius,
-            "rise": near["psi_epsilon"] * (1 + loss),
-            "printed": table[THEOREMS[0]],
-            "corrected": table[THEOREMS[1]],
-            "states_certified": bool(found["psi_activation_radius"] >= radius),
-        }
-        store.write(config, metrics)
-        report((number + 1) / len(configs), "path values")
+    stored = stored_problem(store, config["network"], device=config.get("device"))
+    problem = in_double(stored)
+    paths = BasisPaths(problem.model, problem.example(), RULE)
+    log, _ = paths.log_values()
+    spread, depth = PathSpread(float(log.max()), float(log.min())), len(list(problem.model.parameters()))
+    radius = config["relative"] * spread.inf
+    loss = float(evaluate(problem.model, *samples_of(problem))[0])
+    ball = {"rule": RULE, "relative": False}
+    near = measure(
+        problem, "psi_epsilon", options={"psi_epsilon": {**ball, "epsilon": radius, "steps": config["steps"]}}
+    )
+    options: dict[str, dict[str, Any]] = {
+        "psi_epsilon": {**ball, "epsilon": config["epsilon"], "steps": config["steps"]},
+        "psi_activation_radius": {"rule": RULE},
+    }
+    if config["ordered"]:
+        options |= {"psi_expected": {**ball, "epsilon": config["epsilon"]}, "psi_trace": {"rule": RULE}}
+    found = measure(problem, list(options), options=options)
+    table = bounds(
+        problem, THEOREMS, options={name: {"rule": RULE, "epsilon": config["relative"]} for name in THEOREMS}
+    )
+    metrics = {
+        "loss": loss,
+        "test_error": store.read(config["network"]).metrics["test_error"],
+        "balance": math.exp(spread.log_sup - spread.log_inf),
+        "largest": math.exp(spread.log_sup),
+        "log10_psi": math.log10(psi_of(spread, config["epsilon"], depth)),
+        "values": paths.count,
+        "pole": float(paths.coordinates.nearest_pole),
+        **{name: found[name] if name in options else math.nan for name in FLATNESSES},
+        "radius": radius,
+        "rise": near["psi_epsilon"] * (1 + loss),
+        "printed": table[THEOREMS[0]],
+        "corrected": table[THEOREMS[1]],
+        "states_certified": bool(found["psi_activation_radius"] >= radius),
+    }
+    return Measured(metrics)
 
 
 CLAIMS = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +25,8 @@ from flatscope.symmetries.path_matrix import (
 )
 from flatscope_papers import intervals
 from flatscope_papers.claims import Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.yi2019.basis_paths:count_paths"
 READING = (
     "networks of equal width without biases, whose skeleton is the diagonal of every weight matrix",
     "L counts weight matrices, as in section 2.2",
@@ -45,7 +41,7 @@ def stages(scale: str) -> list[Stage]:
         {"study": "basis paths", "width": width, "layers": number, "seed": 0}
         for width, number in itertools.product(widths, layers)
     ]
-    return [Stage([configs], WORK, 0)]
+    return [Stage([configs], count_paths, 0)]
 
 
 def random_network(widths: list[int], seed: int) -> nn.Sequential:
@@ -62,37 +58,36 @@ def random_network(widths: list[int], seed: int) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-def count_paths(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("paths")
+def count_paths(config: Config, store: Store) -> Measured:
     """Counts, ranks and identities of the path values of one network per configuration."""
-    for number, config in enumerate(configs):
-        width, layers = config["width"], config["layers"]
-        model = random_network([width] * (layers + 1), config["seed"])
-        generator = torch.Generator().manual_seed(config["seed"] + 1)
-        x = torch.randn(20, width, generator=generator, dtype=torch.float64)
-        paths = BasisPaths(model, x, "diagonal")
-        params, everything = named_parameters(model), all_paths(paths.coordinates.graph, paths.coordinates.params)
-        on, off = (with_at_most_one(everything, width, skeleton) for skeleton in (True, False))
-        basis = set(basis_paths(paths.coordinates))
-        others = [path for path in everything if path not in basis]
-        exponents = lemma_exponents(paths.coordinates, everything).double()
-        degrees = lemma_exponents(paths.coordinates, others).clamp_min(0).sum(1)
-        log, sign = paths.log_values()
-        moved = sign * log.exp() * (1 + 0.1 * torch.rand(paths.count, generator=generator, dtype=torch.float64))
-        metrics = {
-            "paths": len(everything),
-            "basis": sum(value.numel() for value in params.values()) - width * (layers - 1),
-            "rank": _rank(everything, params),
-            "printed": len(on),
-            "corrected": len(off),
-            "corrected_rank": _rank(off, params),
-            "degree": int(degrees.max()),
-            "lemma_error": _apart(lemma_values(exponents, log, sign), path_values(everything, params)),
-            "sum_error": _apart(path_sum(paths.coordinates, x, everything), model(x).detach()),
-            "inverse_error": _apart(paths.values_of(paths.params_of(moved)), moved),
-            "figure_1_error": figure_1_error(config["seed"] + number),
-        }
-        store.write(config, metrics)
-        report((number + 1) / len(configs), "paths")
+    width, layers = config["width"], config["layers"]
+    model = random_network([width] * (layers + 1), config["seed"])
+    generator = torch.Generator().manual_seed(config["seed"] + 1)
+    x = torch.randn(20, width, generator=generator, dtype=torch.float64)
+    paths = BasisPaths(model, x, "diagonal")
+    params, everything = named_parameters(model), all_paths(paths.coordinates.graph, paths.coordinates.params)
+    on, off = (with_at_most_one(everything, width, skeleton) for skeleton in (True, False))
+    basis = set(basis_paths(paths.coordinates))
+    others = [path for path in everything if path not in basis]
+    exponents = lemma_exponents(paths.coordinates, everything).double()
+    degrees = lemma_exponents(paths.coordinates, others).clamp_min(0).sum(1)
+    log, sign = paths.log_values()
+    moved = sign * log.exp() * (1 + 0.1 * torch.rand(paths.count, generator=generator, dtype=torch.float64))
+    metrics = {
+        "paths": len(everything),
+        "basis": sum(value.numel() for value in params.values()) - width * (layers - 1),
+        "rank": _rank(everything, params),
+        "printed": len(on),
+        "corrected": len(off),
+        "corrected_rank": _rank(off, params),
+        "degree": int(degrees.max()),
+        "lemma_error": _apart(lemma_values(exponents, log, sign), path_values(everything, params)),
+        "sum_error": _apart(path_sum(paths.coordinates, x, everything), model(x).detach()),
+        "inverse_error": _apart(paths.values_of(paths.params_of(moved)), moved),
+        "figure_1_error": figure_1_error(config["seed"]),
+    }
+    return Measured(metrics)
 
 
 def with_at_most_one(paths: list[Path], width: int, skeleton: bool) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,9 @@ from flatscope.sweeps.work import builder_of, trial_of
 from flatscope.training.data import load
 from flatscope.training.loop import evaluate
 from flatscope.training.trials import build_model, read_trials
+from flatscope_papers.declaration import Config, Measured, each_trial
 
-Report = Callable[[float, str], None]
 RULE = "cyclic"
-FLOOR_WORK = "flatscope_papers.yi2019.digit_networks:train_above_a_floor"
 
 
 def network(samples: int, hidden: tuple[int, ...], start: float, seed: int, epochs: int) -> dict[str, Any]:
@@ -31,24 +30,23 @@ def network(samples: int, hidden: tuple[int, ...], start: float, seed: int, epoc
     }
 
 
-def train_above_a_floor(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("training")
+def train_above_a_floor(config: Config, store: Store) -> Measured:
     """Train networks whose weights keep their sign and stay at or above `floor` in absolute value.
 
     The smallest path value of an ordinary network is that of the weight which happens to be nearest to zero, so that
     the ratio of the largest to the smallest is little more than luck. A floor sets it.
     """
-    for number, config in enumerate(configs):
-        data = load(**config["data"])
-        assert data.test is not None
-        builder = builder_of(config["model"]["name"])
-        (trial,) = read_trials([trial_of(config, "0")], builder)
-        model = build_model(builder, trial, data.train[0], data.n_classes)
-        epochs = descend(model, *data.train, config["train"], config["floor"])
-        parts = {"train": evaluate(model, *data.train), "test": evaluate(model, *data.test)}
-        metrics: dict[str, Any] = {f"{part}_loss": loss for part, (loss, _) in parts.items()}
-        metrics |= {f"{part}_error": error for part, (_, error) in parts.items()} | {"epochs": epochs}
-        store.write(config, metrics, weights=dict(model.state_dict()))
-        report((number + 1) / len(configs), "training")
+    data = load(**config["data"])
+    assert data.test is not None
+    builder = builder_of(config["model"]["name"])
+    (trial,) = read_trials([trial_of(config, "0")], builder)
+    model = build_model(builder, trial, data.train[0], data.n_classes)
+    epochs = descend(model, *data.train, config["train"], config["floor"])
+    parts = {"train": evaluate(model, *data.train), "test": evaluate(model, *data.test)}
+    metrics: dict[str, Any] = {f"{part}_loss": loss for part, (loss, _) in parts.items()}
+    metrics |= {f"{part}_error": error for part, (_, error) in parts.items()} | {"epochs": epochs}
+    return Measured(metrics, weights=dict(model.state_dict()))
 
 
 def descend(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any], floor: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,8 @@ from flatscope.symmetries.scaling import shrink_layer
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.yi2019.invariance:written_otherwise"
 OF_WEIGHTS = {"epsilon_flatness": "ε", "hessian_trace": "trace", "expected_flatness": "expected"}
 OF_PATHS = {"psi_epsilon": "PSI-ε", "psi_trace": "PSI-trace", "psi_expected": "PSI-expected"}
 EPSILON = 0.1
@@ -59,36 +56,35 @@ def stages(scale: str) -> list[Stage]:
         for seed in range(size["seeds"])
     ]
     looks = [[{"network": config, "rescalings": size["rescalings"]}] for config in trained]
-    return [Stage([trained], gpus=0.25), Stage(looks, WORK, gpus=0.25)]
+    return [Stage([trained], gpus=0.25), Stage(looks, written_otherwise, gpus=0.25)]
 
 
-def written_otherwise(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("measuring")
+def written_otherwise(config: Config, store: Store) -> Measured:
     """The six measures of one function in many ways of writing it, in float64; the trace as one layer shrinks."""
-    for number, config in enumerate(configs):
-        stored = stored_problem(store, config["network"], device=config.get("device"))
-        x, y = next(iter(stored.batches(size=stored.n_train)))
-        problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
-        assert isinstance(x, Tensor)
-        model, x = problem.model, x.double()
-        twins: list[tuple[str, nn.Module]] = [("as trained", model)]
-        twins += [(f"rescaled {seed}", rescale(model, x, seed=seed)) for seed in range(config["rescalings"])]
-        twins += [(f"shrunk {layer}", shrink_layer(model, x, layer, EPSILON)) for layer in ("fc1", "fc2")]
-        rows = []
-        for place, (way, twin) in enumerate(twins):
-            table = measure(problem.with_model(twin), [*OF_WEIGHTS, *OF_PATHS], options=OPTIONS)
-            rows.append({"way": way, **{name: table[name] for name in (*OF_WEIGHTS, *OF_PATHS)}})
-            report((number + (place + 1) / len(twins)) / len(configs), "measuring")
-        loss, _ = evaluate(model, x, y)
-        metrics = {"loss": loss, "zeroed_rise": (zeroed_loss(model, "fc1", x, y) - loss) / (1 + loss)}
-        for alpha in ALPHAS:
-            twin = rescale(model, x, factors={"fc1": alpha})
-            rows.append(
-                {
-                    "way": f"alpha {alpha:g}",
-                    "hessian_trace": measure(problem.with_model(twin), "hessian_trace")["hessian_trace"],
-                }
-            )
-        store.write(config, metrics, frames={"ways": pd.DataFrame(rows)})
+    stored = stored_problem(store, config["network"], device=config.get("device"))
+    x, y = next(iter(stored.batches(size=stored.n_train)))
+    problem = Problem(stored.model, train=(x, y), dtype=torch.float64)
+    assert isinstance(x, Tensor)
+    model, x = problem.model, x.double()
+    twins: list[tuple[str, nn.Module]] = [("as trained", model)]
+    twins += [(f"rescaled {seed}", rescale(model, x, seed=seed)) for seed in range(config["rescalings"])]
+    twins += [(f"shrunk {layer}", shrink_layer(model, x, layer, EPSILON)) for layer in ("fc1", "fc2")]
+    rows = []
+    for way, twin in twins:
+        table = measure(problem.with_model(twin), [*OF_WEIGHTS, *OF_PATHS], options=OPTIONS)
+        rows.append({"way": way, **{name: table[name] for name in (*OF_WEIGHTS, *OF_PATHS)}})
+    loss, _ = evaluate(model, x, y)
+    metrics = {"loss": loss, "zeroed_rise": (zeroed_loss(model, "fc1", x, y) - loss) / (1 + loss)}
+    for alpha in ALPHAS:
+        twin = rescale(model, x, factors={"fc1": alpha})
+        rows.append(
+            {
+                "way": f"alpha {alpha:g}",
+                "hessian_trace": measure(problem.with_model(twin), "hessian_trace")["hessian_trace"],
+            }
+        )
+    return Measured(metrics, frames={"ways": pd.DataFrame(rows)})
 
 
 def zeroed_loss(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:

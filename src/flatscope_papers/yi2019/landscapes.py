@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,9 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
-Report = Callable[[float, str], None]
 Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
-WORK = "flatscope_papers.yi2019.landscapes:surfaces"
 SPACES = ("psi", "weights")
 RULE = "cyclic"
 NOISE = 0.05
@@ -69,7 +67,7 @@ def stages(scale: str) -> list[Stage]:
         for batch in size["batches"]
     ]
     looks = [[{"network": config, "surface": size["surface"]} for config in unit] for unit in units]
-    return [Stage(units), Stage(looks, WORK)]
+    return [Stage(units), Stage(looks, surfaces)]
 
 
 def _variants(scale: str) -> list[dict[str, Any]]:
@@ -94,23 +92,22 @@ def _network(size: Mapping[str, Any], variant: Mapping[str, Any], batch: int, se
     }
 
 
-def surfaces(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("surfaces")
+def surfaces(config: Config, store: Store) -> Measured:
     """The planes of equation (18) around stored networks in both spaces, and the median rise over each."""
-    for number, config in enumerate(configs):
-        network, wanted = config["network"], config["surface"]
-        frame = pd.DataFrame({"space": [], "draw": [], "t1": [], "t2": [], "loss": [], "pole": []})
-        metrics = {"nearest_pole": math.nan}
-        if not store.read(network).metrics["diverged"]:
-            whole = stored_problem(store, network, device=config.get("device"))
-            samples = next(iter(whole.batches(size=wanted["samples"])))
-            problem = Problem(whole.model, train=samples)
-            frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
-            metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).coordinates.nearest_pole
-        for space in SPACES:
-            part = frame[frame["space"] == space]
-            metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
-        store.write(config, metrics, frames={"grid": frame})
-        report((number + 1) / len(configs), "surfaces")
+    network, wanted = config["network"], config["surface"]
+    frame = pd.DataFrame({"space": [], "draw": [], "t1": [], "t2": [], "loss": [], "pole": []})
+    metrics = {"nearest_pole": math.nan}
+    if not store.read(network).metrics["diverged"]:
+        whole = stored_problem(store, network, device=config.get("device"))
+        samples = next(iter(whole.batches(size=wanted["samples"])))
+        problem = Problem(whole.model, train=samples)
+        frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
+        metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).coordinates.nearest_pole
+    for space in SPACES:
+        part = frame[frame["space"] == space]
+        metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
+    return Measured(metrics, frames={"grid": frame})
 
 
 def _planes(problem: Problem, wanted: Mapping[str, Any], seed: int) -> list[pd.DataFrame]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,9 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.yi2019.digit_networks import RULE, samples_of
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.yi2019.pac_bayes:pac_bayes_of"
 DELTA = 0.05
 SIGMAS = tuple(10.0**k for k in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5))
 READING = (
@@ -63,30 +61,29 @@ def stages(scale: str) -> list[Stage]:
         for seed in range(size["networks"])
     ]
     looks = [[{"network": config, "draws": size["draws"], "sigmas": SIGMAS, "delta": DELTA}] for config in trained]
-    return [Stage([trained], gpus=0.25), Stage(looks, WORK, gpus=0.25)]
+    return [Stage([trained], gpus=0.25), Stage(looks, pac_bayes_of, gpus=0.25)]
 
 
-def pac_bayes_of(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("PAC-Bayes")
+def pac_bayes_of(config: Config, store: Store) -> Measured:
     """Right-hand side of (8), its flatness, and the gap of the perturbed network on test samples, for every σ."""
-    for number, config in enumerate(configs):
-        problem = stored_problem(store, config["network"], device=config.get("device"))
-        test_x, test_y = next(iter(problem.batches("test", size=problem.part("test").n)))
-        assert isinstance(test_x, Tensor)
-        x, y = samples_of(problem)
-        train_error, test_error = evaluate(problem.model, x, y)[1], evaluate(problem.model, test_x, test_y)[1]
-        paths = BasisPaths(problem.model, problem.example(), RULE)
-        generator = torch.Generator().manual_seed(config["network"]["train"]["seed"])
-        rows = []
-        for place, sigma in enumerate(config["sigmas"]):
-            noise = sigma * torch.randn(config["draws"], paths.count, generator=generator)
-            noisy = [paths.to_model(paths.values() + u.to(problem.device)) for u in noise]
-            flatness = abs(float(np.mean([evaluate(model, x, y)[1] for model in noisy])) - train_error)
-            perturbed = float(np.mean([evaluate(model, test_x, test_y)[1] for model in noisy]))
-            right = pac_bayes_gap(flatness, divergence(problem, paths, sigma), len(y), config["delta"])
-            rows.append({"sigma": sigma, "right": right, "flatness": flatness, "left": perturbed - train_error})
-            report((number + (place + 1) / len(config["sigmas"])) / len(configs), "PAC-Bayes")
-        metrics = {"train_error": train_error, "test_error": test_error}
-        store.write(config, metrics, frames={"sigmas": pd.DataFrame(rows)})
+    problem = stored_problem(store, config["network"], device=config.get("device"))
+    test_x, test_y = next(iter(problem.batches("test", size=problem.part("test").n)))
+    assert isinstance(test_x, Tensor)
+    x, y = samples_of(problem)
+    train_error, test_error = evaluate(problem.model, x, y)[1], evaluate(problem.model, test_x, test_y)[1]
+    paths = BasisPaths(problem.model, problem.example(), RULE)
+    generator = torch.Generator().manual_seed(config["network"]["train"]["seed"])
+    rows = []
+    for sigma in config["sigmas"]:
+        noise = sigma * torch.randn(config["draws"], paths.count, generator=generator)
+        noisy = [paths.to_model(paths.values() + u.to(problem.device)) for u in noise]
+        flatness = abs(float(np.mean([evaluate(model, x, y)[1] for model in noisy])) - train_error)
+        perturbed = float(np.mean([evaluate(model, test_x, test_y)[1] for model in noisy]))
+        right = pac_bayes_gap(flatness, divergence(problem, paths, sigma), len(y), config["delta"])
+        rows.append({"sigma": sigma, "right": right, "flatness": flatness, "left": perturbed - train_error})
+    metrics = {"train_error": train_error, "test_error": test_error}
+    return Measured(metrics, frames={"sigmas": pd.DataFrame(rows)})
 
 
 def divergence(problem: Problem, paths: BasisPaths, sigma: float) -> float:

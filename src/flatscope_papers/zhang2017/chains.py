@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatscope.sweeps.store import Store, Stored
+from flatscope_papers.declaration import Config, Measured, each_trial
 from flatscope_papers.theory.potentials import (
     FlatShare,
     Potential,
@@ -21,40 +22,38 @@ from flatscope_papers.theory.potentials import (
     white_sample_noise,
 )
 
-Report = Callable[[float, str], None]
 NEAR = 0.1  # half-width of the bins in which the density at a minimum is counted
 MAPS = {"x": (0.5, 5.5, 50), "y": (-2.0, 2.0, 40)}
 BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
-def run_potential(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("chains")
+def run_potential(config: Config, store: Store) -> Measured:
     """Run the chains of each configuration; store shares per chain, the histogram of w_1, and a map of (w_1, w_2)."""
-    for number, config in enumerate(configs):
-        potential = potential_of(config)
-        T, lr, part = config["temperature"], config["lr"], config.get("sgd_share", 0.0)
-        found = simulate(
-            potential,
-            T,
-            lr=lr,
-            steps=config["steps"],
-            chains=config["chains"],
-            sample_noise=white_sample_noise(potential.dimension, part * T, lr) if part else None,
-            record_every=20,
-            seed=config["seed"],
-            device=config.get("device", "cpu"),
-        )
-        metrics = {
-            "share": found.simulated,
-            "exact": found.exact,
-            "alone": found.closed_form,
-            "gap": found.mixing.two_start_gap,
-            "effective_samples": found.mixing.effective_samples,
-        }
-        frames = {"chains": _per_chain(potential, found), "histogram": _histogram(potential, found, config["span"])}
-        if potential.dimension == 2:
-            frames["map"] = _map(found)
-        store.write(config, metrics, frames=frames)
-        report((number + 1) / len(configs), f"D = {potential.dimension}")
+    potential = potential_of(config)
+    T, lr, part = config["temperature"], config["lr"], config.get("sgd_share", 0.0)
+    found = simulate(
+        potential,
+        T,
+        lr=lr,
+        steps=config["steps"],
+        chains=config["chains"],
+        sample_noise=white_sample_noise(potential.dimension, part * T, lr) if part else None,
+        record_every=20,
+        seed=config["seed"],
+        device=config.get("device", "cpu"),
+    )
+    metrics = {
+        "share": found.simulated,
+        "exact": found.exact,
+        "alone": found.closed_form,
+        "gap": found.mixing.two_start_gap,
+        "effective_samples": found.mixing.effective_samples,
+    }
+    frames = {"chains": _per_chain(potential, found), "histogram": _histogram(potential, found, config["span"])}
+    if potential.dimension == 2:
+        frames["map"] = _map(found)
+    return Measured(metrics, frames=frames)
 
 
 def potential_of(config: Mapping[str, Any]) -> Potential:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,9 @@ from matplotlib.figure import Figure
 
 from flatscope.sweeps.store import Store
 from flatscope_papers.claims import Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.polynomial_operator import BinaryTree, monomials, ridge_rank
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.zhang2017.counts:count"
 INPUTS, DEGREE = 8, 10
 SMALL = (3, 4)  # inputs and degree of the polynomials whose rank is computed
 BLUE = "#0072B2"
@@ -33,26 +31,23 @@ SMALLER += "two: the matrices of the printed sizes are too large"
 Support = frozenset[tuple[int, ...]]
 
 
-def count(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("counting")
+def count(config: Config, store: Store) -> Measured:
     """Count everything that the two figures and the text around them name."""
-    for number, config in enumerate(configs):
-        d, k = config["inputs"], config["degree"]
-        tree = BinaryTree(round(math.log2(d)))
-        metrics = {
-            "paths_one_unit": path_count(tree),
-            "paths_two_units": path_count(BinaryTree(round(math.log2(d)), units=2)),
-            "monomials": sum(1 for _ in exponents(d, k)),
-            "levels": len(tree.weights),
-            "nodes": sum(len(weight) for weight in tree.weights),
-            "homogeneous": sum(1 for chosen in exponents(d, k) if sum(chosen) == k),
-            "composed_degree": degree_of_composition(k, 2),
-            **ridge_spans(*SMALL),
-        }
-        supports = pd.DataFrame(
-            {"inputs": n, "tree": len(tree_support(n)), "full": math.comb(2 * n, n)} for n in (2, 4, 8)
-        )
-        store.write(config, metrics, frames={"supports": supports})
-        report((number + 1) / len(configs), "counting")
+    d, k = config["inputs"], config["degree"]
+    tree = BinaryTree(round(math.log2(d)))
+    metrics = {
+        "paths_one_unit": path_count(tree),
+        "paths_two_units": path_count(BinaryTree(round(math.log2(d)), units=2)),
+        "monomials": sum(1 for _ in exponents(d, k)),
+        "levels": len(tree.weights),
+        "nodes": sum(len(weight) for weight in tree.weights),
+        "homogeneous": sum(1 for chosen in exponents(d, k) if sum(chosen) == k),
+        "composed_degree": degree_of_composition(k, 2),
+        **ridge_spans(*SMALL),
+    }
+    supports = pd.DataFrame({"inputs": n, "tree": len(tree_support(n)), "full": math.comb(2 * n, n)} for n in (2, 4, 8))
+    return Measured(metrics, frames={"supports": supports})
 
 
 def path_count(tree: BinaryTree) -> int:
@@ -224,7 +219,7 @@ CLAIMS = (
     figure="Figures 18 and 25",
     title="What the diagrams of shallow and tree networks count",
     claims=CLAIMS,
-    stages=lambda scale: [Stage([[{"study": "counts", "inputs": INPUTS, "degree": DEGREE}]], WORK, 0)],
+    stages=lambda scale: [Stage([[{"study": "counts", "inputs": INPUTS, "degree": DEGREE}]], count, 0)],
     deviations={"small": (SMALLER,), "paper": (SMALLER,)},
     paper_cost="seconds, no GPU.",
 )

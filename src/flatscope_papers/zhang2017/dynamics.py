@@ -21,9 +21,8 @@ from flatscope.sweeps.store import Stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.zhang2017.chains import MAPS, density_map, histograms, potential_map, potential_of
+from flatscope_papers.zhang2017.chains import MAPS, density_map, histograms, potential_map, potential_of, run_potential
 
-WORK = "flatscope_papers.zhang2017.chains:run_potential"
 DIMENSIONS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.02
 BETWEEN = 3.0  # the w_1 half-way between the point at 2 and the valley at 4
@@ -48,7 +47,7 @@ def _configs(scale: str, base: Mapping[str, Any], **more: Any) -> dict[str, Any]
 
 
 def _by_dimension(base: Mapping[str, Any]) -> Callable[[str], list[Stage]]:
-    return lambda scale: [Stage([[_configs(scale, base, dimension=d)] for d in DIMENSIONS], WORK, 0.25)]
+    return lambda scale: [Stage([[_configs(scale, base, dimension=d)] for d in DIMENSIONS], run_potential, 0.25)]
 
 
 def share_estimate(stored: Stored, of: int = 1) -> Estimate:
@@ -150,7 +149,7 @@ CLAIMS_8 = (
     figure="Figure 8",
     title="A degenerate valley against a point, two dimensions",
     claims=CLAIMS_8,
-    stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], WORK, 0.25)],
+    stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)],
     deviations=DEVIATIONS,
     paper_cost=COST,
 )
@@ -245,7 +244,7 @@ def figure_9(runs: Runs) -> Analysis:
 def _stages_10(scale: str) -> list[Stage]:
     parts = {"SGD": 1.0, "SGDL": 0.5}  # of the temperature, from mini-batches; the rest is added noise
     units = [[_configs(scale, VALLEY, dimension=2, method=name, sgd_share=part)] for name, part in parts.items()]
-    return [Stage(units, WORK, 0.25)]
+    return [Stage(units, run_potential, 0.25)]
 
 
 METHODS = {"SGD": "SGD", "SGDL": "SGD with added noise (SGDL)"}

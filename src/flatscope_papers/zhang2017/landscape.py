@@ -19,12 +19,10 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.zhang2017.minima import COST, DEVIATIONS, EVALUATE_EVERY, LABELS, TITLES, minima
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.zhang2017.landscape:mix"
 RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
 FLAT = 0.9  # training accuracy
 FLAT_SHARE = "share of the mixtures nearest to a minimum with training accuracy of at least 0.9; a mixture as near to "
@@ -37,14 +35,13 @@ ONE_TRIANGLE = "three minima of one triangle each"
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 
 
-def mix(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("mixing")
+def mix(config: Config, store: Store) -> Measured:
     """Loss and accuracy over the mixtures of three stored networks."""
-    for number, config in enumerate(configs):
-        problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
-        # Networks of one study have the same images and labels; those of the first stand for all.
-        found = interpolate([problem.model for problem in problems], problems[0].train, config["resolution"])
-        store.write(config, {"barrier": found.barrier}, frames={"simplex": found.to_frame()})
-        report((number + 1) / len(configs), "mixing")
+    problems = [stored_problem(store, one, device=config.get("device")) for one in config["networks"]]
+    # Networks of one study have the same images and labels; those of the first stand for all.
+    found = interpolate([problem.model for problem in problems], problems[0].train, config["resolution"])
+    return Measured({"barrier": found.barrier}, frames={"simplex": found.to_frame()})
 
 
 def _stages(*sets: str) -> Callable[[str], list[Stage]]:
@@ -62,7 +59,7 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
             ]
             for data, labels in chosen
         ]
-        return [Stage([minima(scale, data, labels) for data, labels in chosen]), Stage(three, WORK, 0.5)]
+        return [Stage([minima(scale, data, labels) for data, labels in chosen]), Stage(three, mix, 0.5)]
 
     return stages
 

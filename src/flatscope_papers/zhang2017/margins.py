@@ -31,7 +31,6 @@ from flatscope_papers.reasons import with_reasons
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 
 Report = Callable[[float, str], None]
-WORK = "flatscope_papers.zhang2017.margins:train_and_watch"
 STARTS = (1, 10)
 QUANTILES = np.linspace(0, 1, 101)
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -93,7 +92,7 @@ def stages(scale: str) -> list[Stage]:
                 [_config(size, labels, start, seed) for seed in range(size["seeds"])]
                 for labels, start in itertools.product(LABELS, STARTS)
             ],
-            WORK,
+            train_and_watch,
             0.5,
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,10 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.theory.gradient_noise import noise_at
 
-Report = Callable[[float, str], None]
-WORK = "flatscope_papers.zhang2017.noise:look_at_noise"
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure
 BLUE, ORANGE = "#0072B2", "#D55E00"
@@ -61,35 +59,34 @@ def stages(scale: str) -> list[Stage]:
         for seed in range(size["seeds"])
     ]
     looks = [[{"study": "gradient noise", "network": network, **size["look"]}] for network in networks]
-    return [Stage([networks]), Stage(looks, WORK, 0.5)]
+    return [Stage([networks]), Stage(looks, look_at_noise, 0.5)]
 
 
-def look_at_noise(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("gradient noise")
+def look_at_noise(config: Config, store: Store) -> Measured:
     """Mini-batch gradients of a stored network: tests of normality at every batch size, and some of the components."""
-    for number, config in enumerate(configs):
-        problem = stored_problem(store, config["network"], device=config.get("device"))
-        context = Context(problem)
-        noise = noise_at(context, config["components"])
-        batch, draws = config["network"]["train"]["batch_size"], config["draws"]
-        rows = []
-        for size in config["batches"]:
-            tested = noise.normality(size, draws)
-            kurtosis = noise.kurtosis(size)[noise.components]
-            rows.append(
-                {
-                    "batch": size,
-                    "gaussian": 1 - tested.share_rejected,
-                    "median_kurtosis": float(kurtosis.nanmedian()),
-                    "signal": float(noise.mean.norm()) / math.sqrt(noise.covariance_trace(size)),
-                }
-            )
-        drawn = noise.mini_batches(batch, draws)
-        varying = (drawn.std(0) > 0).nonzero()[:SHOWN, 0]
-        names = [f"w{int(noise.components[place])}" for place in varying]
-        shown = pd.DataFrame(drawn[:, varying].numpy(), columns=names)
-        metrics = {"train_error": context.scores().error, "gradient_norm": float(noise.mean.norm())}
-        store.write(config, metrics, frames={"batches": pd.DataFrame(rows), "components": shown})
-        report((number + 1) / len(configs), "gradient noise")
+    problem = stored_problem(store, config["network"], device=config.get("device"))
+    context = Context(problem)
+    noise = noise_at(context, config["components"])
+    batch, draws = config["network"]["train"]["batch_size"], config["draws"]
+    rows = []
+    for size in config["batches"]:
+        tested = noise.normality(size, draws)
+        kurtosis = noise.kurtosis(size)[noise.components]
+        rows.append(
+            {
+                "batch": size,
+                "gaussian": 1 - tested.share_rejected,
+                "median_kurtosis": float(kurtosis.nanmedian()),
+                "signal": float(noise.mean.norm()) / math.sqrt(noise.covariance_trace(size)),
+            }
+        )
+    drawn = noise.mini_batches(batch, draws)
+    varying = (drawn.std(0) > 0).nonzero()[:SHOWN, 0]
+    names = [f"w{int(noise.components[place])}" for place in varying]
+    shown = pd.DataFrame(drawn[:, varying].numpy(), columns=names)
+    metrics = {"train_error": context.scores().error, "gradient_norm": float(noise.mean.norm())}
+    return Measured(metrics, frames={"batches": pd.DataFrame(rows), "components": shown})
 
 
 CLAIMS = (

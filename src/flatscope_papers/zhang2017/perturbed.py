@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,13 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope.sweeps.store import Store
+from flatscope.sweeps.stored_networks import measure_stored
 from flatscope.training.data import load
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
-from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.zhang2017.minima import COLOURS, COST, DEVIATIONS, LABELS, SIZES, TITLES, minima
 
-Report = Callable[[float, str], None]
-IMAGE_WORK = "flatscope_papers.zhang2017.perturbed:perturb"
-MEASURE_STORED = "flatscope.sweeps.stored_networks:measure_stored"
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 ZOOM = 1.0
@@ -30,28 +27,27 @@ UNITS = (
 )
 
 
-def perturb(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+@each_trial("perturbing")
+def perturb(config: Config, store: Store) -> Measured:
     """Add Gaussian noise to training images; store by how much they changed, and the first of them as it looks."""
-    for number, config in enumerate(configs):
-        data = load(**config["data"])
-        generator = torch.Generator().manual_seed(0)
-        mean, std = (torch.tensor(moments).reshape(-1, 1, 1) for moments in (data.mean, data.std))
-        sizes: list[dict[str, float]] = []
-        pixels: dict[str, Any] = {}
-        for image in data.train[0]:
-            for gamma in config["gammas"]:
-                changed = image + gamma * torch.randn(image.shape, generator=generator)
-                sizes.append({"gamma": gamma, "change": float((changed - image).square().mean().sqrt())})
-                if len(pixels) < len(config["gammas"]):
-                    pixels[f"{gamma:g}"] = (changed * std + mean).clamp(0, 1).flatten().numpy()
-        metrics = {"images": len(data.train[0]), "shape": list(data.train[0].shape[1:])}
-        store.write(config, metrics, frames={"sizes": pd.DataFrame(sizes), "pixels": pd.DataFrame(pixels)})
-        report((number + 1) / len(configs), "perturbing")
+    data = load(**config["data"])
+    generator = torch.Generator().manual_seed(0)
+    mean, std = (torch.tensor(moments).reshape(-1, 1, 1) for moments in (data.mean, data.std))
+    sizes: list[dict[str, float]] = []
+    pixels: dict[str, Any] = {}
+    for image in data.train[0]:
+        for gamma in config["gammas"]:
+            changed = image + gamma * torch.randn(image.shape, generator=generator)
+            sizes.append({"gamma": gamma, "change": float((changed - image).square().mean().sqrt())})
+            if len(pixels) < len(config["gammas"]):
+                pixels[f"{gamma:g}"] = (changed * std + mean).clamp(0, 1).flatten().numpy()
+    metrics = {"images": len(data.train[0]), "shape": list(data.train[0].shape[1:])}
+    return Measured(metrics, frames={"sizes": pd.DataFrame(sizes), "pixels": pd.DataFrame(pixels)})
 
 
 def _stages_19(scale: str) -> list[Stage]:
     data = {**SIZES[scale]["cifar"], "train_size": IMAGES[scale], "test_size": 0}
-    return [Stage([[{"study": "perturbed images", "data": data, "gammas": list(SHOWN)}]], IMAGE_WORK, 0)]
+    return [Stage([[{"study": "perturbed images", "data": data, "gammas": list(SHOWN)}]], perturb, 0)]
 
 
 @study(
@@ -106,7 +102,7 @@ def _stages_20(scale: str) -> list[Stage]:
         ]
         for labels, group in zip(LABELS, networks, strict=True)
     ]
-    return [Stage(networks), Stage(looks, MEASURE_STORED, 0.5)]
+    return [Stage(networks), Stage(looks, measure_stored, 0.5)]
 
 
 CLAIMS_20 = (

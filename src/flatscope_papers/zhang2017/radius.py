@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from flatscope.sweeps.stored_networks import measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import POSITIVE, Claim, Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.zhang2017.minima import COLOURS, COST, DEVIATIONS, LABELS, TITLES, minima
 
-MEASURE_STORED = "flatscope.sweeps.stored_networks:measure_stored"
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
 DIRECTIONS = {"smoke": 2, "small": 20, "paper": 100}
@@ -105,7 +105,7 @@ def stages(scale: str) -> list[Stage]:
         for data, labels in kinds
         for one in minima(scale, data, labels, most)
     ]
-    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, MEASURE_STORED, 0.5)]
+    return [Stage([minima(scale, *kind, most) for kind in kinds]), Stage(radii, measure_stored, 0.5)]
 
 
 def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
