@@ -1,14 +1,24 @@
-"""All studies by name; importing a paper's package declares its studies."""
+"""All studies by name: every module of a paper's folder is imported, which declares its studies."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
+
 from flatscope.errors import UnknownNameError
-from flatscope_papers import neyshabur2017, petzka2019, robustness, yi2019, zhang2017  # noqa: F401  declare studies
+from flatscope_papers import neyshabur2017, petzka2019, robustness, yi2019, zhang2017
 from flatscope_papers.declaration import Study, declared_studies
 
+FOLDERS = (yi2019, petzka2019, neyshabur2017, zhang2017, robustness)
 
+
+@functools.cache
 def studies() -> dict[str, Study]:
     """All studies by name, in the order of the papers."""
+    for folder in FOLDERS:
+        for module in pkgutil.iter_modules(folder.__path__):
+            importlib.import_module(f"{folder.__name__}.{module.name}")
     return declared_studies()
 
 

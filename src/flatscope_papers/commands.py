@@ -127,7 +127,7 @@ def show(
         show_grid(
             ["where", "claim", "number", "paper"], [[c.where, c.statement, c.number, c.reported] for c in entry.claims]
         )
-        _list("At paper scale", [entry.paper_cost])
+        _list("At paper scale", [entry.words.at_paper_scale])
         show_note(f"no saved result in {folder}; {again}")
         return
     _show(result)
@@ -138,7 +138,7 @@ def show(
     _list("Differs from the paper", result.deviations)
     _list("Also seen", result.notes)
     _list("Run", [f"{result.how}; {result.command}"])
-    _list("At paper scale", [entry.paper_cost])
+    _list("At paper scale", [entry.words.at_paper_scale])
     for problem in own.values():
         show_note(str(problem))
 
@@ -219,7 +219,7 @@ def _warn_without_gpu(names: list[str], scale: str, device: str | None) -> None:
     if scale != "paper" or ((device or "cuda").startswith("cuda") and torch.cuda.is_available()):
         return
     for name in names:
-        words = find_study(name).paper_cost
+        words = find_study(name).words.at_paper_scale
         show_note(f"{name} at paper scale is meant for a GPU, and none is used here. On one: {words or 'not known'}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,18 @@ from flatscope.registry import PAPERS
 from flatscope.sweeps.store import Store, Stored
 from flatscope.sweeps.work import train_and_measure
 from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.tables import Words, said_by_paper
 
 SCALES = ("smoke", "small", "paper")
 
 Config = Mapping[str, Any]
 Report = Callable[[float, str], None]
 Work = Callable[[list[dict[str, Any]], Store, Report], None]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How configurations and other processes name a function: "module:function"."""
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,6 @@ class Stage:
     gpus: float = 1.0
 
     @property
-    def work_name(self) -> str:
-        """Where other processes find the work: "module:function"."""
-        return f"{self.work.__module__}:{self.work.__qualname__}"
-
-    @property
     def configs(self) -> list[Config]:
         """All configurations, unit after unit."""
         return [config for unit in self.units for config in unit]
@@ -115,12 +116,14 @@ class Analysis:
         found: an estimate for every claim, by its key.
         draw: draws the figure, in the paper's arrangement, on an empty canvas.
         notes: what was seen beside the claims.
+        reasons: why claims may fail, by their keys, where it takes these runs to tell; told only if they do.
     """
 
     table: pd.DataFrame
     found: Mapping[str, Estimate]
     draw: Callable[[Figure], None]
     notes: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,13 +132,24 @@ class Study:
 
     name: str
     paper: str
-    figure: str
-    title: str
-    claims: tuple[Claim, ...]
+    words: Words
     stages: Callable[[str], Sequence[Stage]]
     analyse: Callable[[Runs], Analysis]
-    deviations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    paper_cost: str = ""
+
+    @property
+    def figure(self) -> str:
+        """The figure or table it re-runs."""
+        return self.words.figure
+
+    @property
+    def title(self) -> str:
+        """What it shows, in a few words."""
+        return self.words.title
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What the paper says, each with the range in which it holds."""
+        return self.words.claims
 
     @property
     def description(self) -> str:
@@ -147,47 +161,27 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str,
-    *,
-    figure: str,
-    title: str,
-    claims: Iterable[Claim],
-    stages: Callable[[str], Sequence[Stage]],
-    deviations: Mapping[str, Iterable[str]] | None = None,
-    paper_cost: str = "",
+    name: str, *, stages: Callable[[str], Sequence[Stage]]
 ) -> Callable[[Callable[[Runs], Analysis]], Callable[[Runs], Analysis]]:
     """Declare a study: a function of its finished runs that gives an Analysis.
 
+    What the paper says stands in the table of that name in `studies.toml`, beside the module of the function.
+
     Args:
         name: paper key and figure, "petzka2019-fig1"; without a paper key it is our own.
-        figure: the figure or table it re-runs.
-        title: what it shows, in a few words.
-        claims: what the paper says, each with the range in which it holds; fixed before anything runs.
         stages: scale -> what to train and measure, in order.
-        deviations: scale -> how that scale differs from the paper's setting; what the paper leaves open belongs
-            here too, under every scale it concerns.
-        paper_cost: what is run at paper scale, in words; provenance of a real run has its seconds.
     """
 
     def register(analyse: Callable[[Runs], Analysis]) -> Callable[[Runs], Analysis]:
         paper = name.split("-")[0]
-        listed = tuple(claims)
-        keys = [claim.key for claim in listed]
-        if len(set(keys)) != len(keys):
-            raise InputError("claims with different keys", ", ".join(keys), where=name)
         if not inspect.getdoc(analyse):
             raise InputError("a docstring", "none", where=name, fix="Say what is trained and what is looked at")
-        differences = {scale: tuple(words) for scale, words in (deviations or {}).items()}
         _STUDIES[name] = Study(
             name=name,
             paper=paper if paper in PAPERS else "flatscope",
-            figure=figure,
-            title=title,
-            claims=listed,
+            words=said_by_paper(analyse.__module__.rpartition(".")[0], name),
             stages=stages,
             analyse=analyse,
-            deviations=differences,
-            paper_cost=paper_cost,
         )
         return analyse
 

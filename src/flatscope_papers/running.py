@@ -24,8 +24,9 @@ from flatscope.sweeps.store import Store
 from flatscope.version import __version__
 from flatscope_papers.catalogue import find_study
 from flatscope_papers.claims import judge
-from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale
+from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over
+from flatscope_papers.reasons import with_reasons
 from flatscope_papers.result import StudyResult
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
@@ -68,7 +69,7 @@ def study(
         missing += sum(config not in kept for config in stage.configs)
         engines.run(
             stage.units,
-            stage.work_name,
+            name_of(stage.work),
             kept,
             engine=engine,
             workers=workers,
@@ -94,6 +95,8 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         raise InputError(
             f"an estimate for each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
         )
+    reasons = declared.words.reasons_at(scale) | dict(analysis.reasons)
+    told = with_reasons(analysis.found, declared.claims, scale, reasons)
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
@@ -106,10 +109,10 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         source=declared.figure,
         scale=scale,
         table=analysis.table,
-        findings=tuple(judge(claim, analysis.found[claim.key], scale) for claim in declared.claims),
+        findings=tuple(judge(claim, told[claim.key], scale) for claim in declared.claims),
         svg=svg.decode(),
         png=png,
-        deviations=tuple(declared.deviations.get(scale, ())),
+        deviations=tuple(declared.words.differs.get(scale, ())),
         notes=analysis.notes,
         provenance=provenance,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.neyshabur2017.complexity import COLOURS
 from flatscope_papers.neyshabur2017.interactions import (
     CONVENTIONS,
-    COST,
-    DEVIATIONS,
     FLOOR,
     PANELS,
     SHARES,
@@ -30,91 +27,12 @@ from flatscope_papers.neyshabur2017.interactions import (
     of_panel,
     stages,
 )
-from flatscope_papers.neyshabur2017.overlap import LATER, histograms, in_common, middle, same_distribution
+from flatscope_papers.neyshabur2017.overlap import histograms, in_common, middle
 
-ALIKE, ROUGHLY = (0.8, 1.25), (0.5, 2.0)  # learned / random: what counts as very similar, and as of the same order
 PARAMETERS = sum((a + 1) * b for a, b in pairwise([784, *[1_000] * 10, 10]))
-Analyse = Callable[[Runs], Analysis]
-SHARED = "the networks of neyshabur2017-fig5; nothing is trained or measured again."
 
 
-def _study(name: str, *later: str, **declared: Any) -> Callable[[Analyse], Analyse]:
-    """A study of these networks; `later` is what was restated or added after its results were known."""
-    deviations = {scale: (*words, *later) for scale, words in DEVIATIONS.items()}
-    return study(name, stages=stages, deviations=deviations, **declared)
-
-
-def _alike(key: str, figure: int, value: str, number: str, of: str = "") -> Claim:
-    return Claim(
-        key,
-        f"appendix D, Figure {figure}",
-        f"{value} of a learned network is very similar to that of its random initialization{of}",
-        f"{number} learned / initial, mean over seeds",
-        "very similar",
-        holds=ALIKE,
-        partly=ROUGHLY,
-    )
-
-
-CLAIMS_5 = (
-    Claim(
-        "mu",
-        "section 4, Figure 5 left",
-        "condition C1 of Theorem 1 holds with μ ≥ 1/4 for a learned network of ten layers",
-        "smallest μ over training images and triples of layers, learned weights, mean over seeds",
-        "≥ 1/4",
-        holds=(0.25, math.inf),
-    ),
-    Claim(
-        "c2",
-        "section 4, Figure 5 middle",
-        "condition C2 of Theorem 1 holds with C₂ ≤ 5 for a learned network of ten layers",
-        f"largest C₂ over images and hidden layers, pixels in [0, 1], δ of at least {FLOOR:g} rms, mean over seeds",
-        "≤ 5",
-        holds=(0.0, 5.0),
-    ),
-    Claim(
-        "c2_as_stated",
-        "section 4, condition C2 of Theorem 1",
-        "condition C2 holds with C₂ ≤ 5 as Theorem 1 needs it: for ‖x‖ = 1 and every δ",
-        "largest C₂ over images and hidden layers, ‖x‖ = 1, any δ, mean over seeds",
-        "≤ 5",
-        holds=(0.0, 5.0),
-    ),
-    Claim(
-        "c3",
-        "section 4, Figure 5 right",
-        "norms of incoming weights are at most three times the mean of their layer (C3 as the figure has it)",
-        "largest row norm / mean row norm, learned weights, mean over seeds",
-        "≤ 3",
-        holds=(0.0, 3.0),
-    ),
-    Claim(
-        "c3_as_stated",
-        "section 4, condition C3",
-        "condition C3 of Theorem 1, as it is stated, holds with C₃ ≤ 3 for a learned network of ten layers",
-        "largest √h ‖W‖_{2,∞} / ‖DW‖_F over images and layers, learned weights, mean over seeds",
-        "≤ 3",
-        holds=(0.0, 3.0),
-    ),
-    Claim(
-        "parameters",
-        "Figure 5, caption",
-        "ten layers of 1,000 hidden units have more than 10,000,000 parameters",
-        "weights and biases of 784-1000×10-10",
-        "> 10,000,000",
-        holds=(10_000_001.0, math.inf),
-    ),
-)
-
-
-@_study(
-    "neyshabur2017-fig5",
-    figure="Figure 5",
-    title="The conditions of Theorem 1 on a learned ten-layer network",
-    claims=CLAIMS_5,
-    paper_cost=COST,
-)
+@study("neyshabur2017-fig5", stages=stages)
 def figure_5(runs: Runs) -> Analysis:
     """1/μ of all triples of layers, flips against the size of a perturbation, and row norms, at learned weights."""
     points = networks(runs)
@@ -153,26 +71,7 @@ def figure_5(runs: Runs) -> Analysis:
     return _analysis(points, found, draw, parts)
 
 
-TRIPLES = {panel: f", over triples of layers with {words.removeprefix('all ')}" for panel, words in PANELS.items()}
-CLAIMS_6 = (
-    *(_alike(panel, 6, "the typical condition number 1/μ (C1)", "median 1/μ", of) for panel, of in TRIPLES.items()),
-    *(
-        same_distribution(f"distribution_{panel}", 6, "the condition number 1/μ (C1)", "1/μ", of)
-        for panel, of in TRIPLES.items()
-    ),
-)
-
-
-@_study(
-    "neyshabur2017-fig6",
-    "restated after the results were known: `all`, `inner` and `edge` compare medians, and now say so; numbers and "
-    "limits are as before",
-    LATER.format("`distribution_all`, `distribution_inner` and `distribution_edge`"),
-    figure="Figure 6",
-    title="Condition C1 at random initialization and after training",
-    claims=CLAIMS_6,
-    paper_cost=SHARED,
-)
+@study("neyshabur2017-fig6", stages=stages)
 def figure_6(runs: Runs) -> Analysis:
     """Distribution of 1/μ over all, inner and outer triples of layers, before and after training."""
     points, products = networks(runs), distributions(runs, "products")
@@ -207,47 +106,7 @@ def figure_6(runs: Runs) -> Analysis:
     return _analysis(points, found, draw, parts, shown, _range(points, "inverse_mu_max/all", "largest 1/μ"))
 
 
-CLAIMS_7 = (
-    Claim(
-        "curve",
-        "appendix D, Figure 7",
-        "the share of activations that flip under a perturbation of size δ is very similar for learned and random "
-        "weights",
-        "largest difference over δ of the two curves, each averaged over hidden layers first; mean over seeds",
-        "very similar",
-        holds=(0.0, 0.1),
-        partly=(0.0, 0.3),
-    ),
-    Claim(
-        "curve_relative",
-        "appendix D, Figure 7",
-        "the share of activations that flip under a perturbation measured against the size of the pre-activations "
-        "(the caption leaves open how) is very similar for learned and random weights",
-        "largest difference over δ / root mean square of the layer of the two curves, each averaged over hidden layers "
-        "first; mean over seeds",
-        "very similar",
-        holds=(0.0, 0.1),
-        partly=(0.0, 0.3),
-    ),
-    _alike(
-        "constant",
-        7,
-        "the constant C₂ of condition C2",
-        f"largest C₂ (pixels in [0, 1], δ of at least {FLOOR:g} rms)",
-    ),
-)
-
-
-@_study(
-    "neyshabur2017-fig7",
-    "restated after the results were known: `curve` and `curve_relative` average the curves over layers before they "
-    "take the difference, so that differences of opposite sign cancel; numbers and limits are as before, and the notes "
-    "give the layers one by one",
-    figure="Figure 7",
-    title="Condition C2 at random initialization and after training",
-    claims=CLAIMS_7,
-    paper_cost=SHARED,
-)
+@study("neyshabur2017-fig7", stages=stages)
 def figure_7(runs: Runs) -> Analysis:
     """Share of activations within δ of switching against δ, before and after training."""
     points, curves = networks(runs), distributions(runs, "switching")
@@ -295,25 +154,7 @@ def worst_layer(curves: dict[str, pd.DataFrame], name: str) -> str:
     )
 
 
-CLAIMS_8 = (
-    _alike("figure", 8, "the largest row norm over the mean of its layer (C3 in the figure)", "its value"),
-    _alike(
-        "condition", 8, "the smallest C₃ with which condition C3, as it is stated, holds at the weights", "its value"
-    ),
-    same_distribution("distribution", 8, "row norms over the mean of their layer (C3)", "row norm / mean"),
-)
-
-
-@_study(
-    "neyshabur2017-fig8",
-    "restated after the results were known: `figure` and `condition` compare largest values, and now say so; numbers "
-    "and limits are as before",
-    LATER.format("`distribution`"),
-    figure="Figure 8",
-    title="Condition C3 and outputs at random initialization and after training",
-    claims=CLAIMS_8,
-    paper_cost=SHARED,
-)
+@study("neyshabur2017-fig8", stages=stages)
 def figure_8(runs: Runs) -> Analysis:
     """Row norms over the mean of their layer, and output values, before and after training."""
     points = networks(runs)

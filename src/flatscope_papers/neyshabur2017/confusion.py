@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from flatscope.measures.desiderata import desiderata
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.neyshabur2017.complexity import (
     CONVENTIONS,
@@ -33,18 +33,9 @@ from flatscope_papers.neyshabur2017.complexity import (
     verdict_note,
 )
 from flatscope_papers.neyshabur2017.label_networks import SIZES as LABEL_SIZES
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.tables import grid
 
-FASTER = {"lr": 0.1, "momentum": 0.9, "epochs": 1_500, "stop_loss": 1e-3, "evaluate_every": 5}
-TRACKS = 0.5  # a rank correlation from which on a measure counts as following the test error
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {"true": 30, "confused": (0, 15, 30), "test": 60},
-    "small": {"true": 1_000, "confused": (0, 250, 500, 1_000), "test": 2_000, "train": FASTER},
-    "paper": {"true": 10_000, "confused": (0, 1_000, 2_000, 3_000, 4_000, 5_000), "test": None},
-}
-REASONS = {
-    "small": {"sharpness": "ranks of twelve networks, whose interval reaches across the limit; it hardly changes"}
-}
+SIZES = grid(__name__)
 FEWER = {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)}
 
 
@@ -58,7 +49,7 @@ def stages(scale: str) -> list[Stage]:
 
 
 def _network(usual: Mapping[str, Any], size: Mapping[str, Any], confused: int, seed: int) -> dict[str, Any]:
-    drawn = {"train_size": size["true"] + max(size["confused"]), "test_size": size["test"], "seed": seed}
+    drawn = {"train_size": size["true"] + max(size["confused"]), "test_size": size.get("test"), "seed": seed}
     return {
         "data": {**usual["data"], **drawn},
         "labels": {"confusion": confused, "true_size": size["true"], "seed": seed},
@@ -73,79 +64,7 @@ def networks(runs: Runs) -> pd.DataFrame:
     return found.rename(columns={"error": "true_part_error", "loss": "true_part_loss"})
 
 
-CLAIMS = (
-    Claim(
-        "zero_error",
-        "section 3, Figure 3 left",
-        "every network has zero error on its training set and on the confusion set of images with random labels",
-        "largest error on both sets together",
-        "0",
-        holds=(0.0, 0.0),
-    ),
-    Claim(
-        "test_error",
-        "section 3, Figure 3 left",
-        "the test error rises with the size of the confusion set, images with random labels that are fitted as well",
-        "rank correlation (Spearman) of the test error with that size within a seed, mean over seeds",
-        "rises",
-        holds=(0.8, 1.0),
-        partly=POSITIVE,
-    ),
-    *(
-        Claim(
-            f"follows_{name}",
-            "section 3, Figure 3 middle",
-            f"{label} over margin is predictive of the test error of networks that fit the same training set",
-            "rank correlation (Spearman) with the test error over networks",
-            "predictive",
-            holds=(TRACKS, 1.0),
-            partly=POSITIVE,
-        )
-        for name, label in NORMS.items()
-    ),
-    Claim(
-        "sharpness",
-        "section 3, Figure 3 middle",
-        "sharpness behaves poorly: it does not follow the test error of networks that fit the same training set",
-        "rank correlation (Spearman) with the test error over networks",
-        "poor behaviour",
-        holds=(-1.0, TRACKS),
-    ),
-    Claim(
-        "kl",
-        "section 3, Figure 3 right",
-        "at a fixed expected sharpness, networks with a higher test error have higher norms (KL)",
-        f"rank correlation (Spearman) of the KL at expected sharpness {LEVEL:g} ({KL}) with the test error over "
-        "networks",
-        "higher",
-        holds=(TRACKS, 1.0),
-        partly=POSITIVE,
-    ),
-)
-
-
-@study(
-    "neyshabur2017-fig3",
-    figure="Figure 3",
-    title="Global minima with poor generalization: a confusion set with random labels",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (
-            "a 784-128-10 network (no BatchNorm, no dropout) on 1,000 MNIST images with true labels and up to 1,000 "
-            "with random ones, pixels in [0, 1], in place of VGG on CIFAR-10",
-            "learning rate 0.1 in place of 0.01, which levels sharpness (see neyshabur2017-fig2), and stop at a "
-            "cross-entropy of 1e-3 in place of 1e-4; three seeds",
-            "100 steps of ascent in place of 2,000 and 40 perturbed networks per noise level in place of 1,000",
-            "measures are taken on the true-labelled part: the paper does not say on which",
-        ),
-        "paper": (
-            "confusion sets of 0 to 5,000 images and five seeds: the paper states neither",
-            "measures are taken on the true-labelled part: the paper does not say on which",
-        ),
-    },
-    paper_cost="30 VGG networks on 10,000 to 15,000 images, of the order of 100 epochs each.",
-)
+@study("neyshabur2017-fig3", stages=stages)
 def figure_3(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of networks that fit S and a growing set of random labels."""
     points = networks(runs)
@@ -162,14 +81,13 @@ def figure_3(runs: Runs) -> Analysis:
         solutions={label: points[name].tolist() for name, label in columns.items()},
         solution_test_errors=points["test_error"].tolist(),
     )
-    told = with_reasons(found, CLAIMS, runs.scale, REASONS.get(runs.scale, {}))
     levels = curves(runs, points[["confused", "seed"]])
 
     def draw(figure: Figure) -> None:
         _, _, right = draw_against(figure, points, levels, "confused", "size of the set with random labels")
         right.legend(title="random labels", fontsize=7, title_fontsize=7)
 
-    return Analysis(table_of(points, levels), told, draw, (CONVENTIONS, verdict_note(table)))
+    return Analysis(table_of(points, levels), found, draw, (CONVENTIONS, verdict_note(table)))
 
 
 def rise(points: pd.DataFrame) -> Estimate:

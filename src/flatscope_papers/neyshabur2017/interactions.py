@@ -25,6 +25,7 @@ from flatscope.measures.interactions import (
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
+from flatscope_papers.tables import grid
 
 WEIGHTS = {"initial": "random initialization", "learned": "learned weights"}
 HIDDEN_LAYERS = 10
@@ -32,49 +33,7 @@ FLOOR = 0.1  # smallest δ of C2 in units of a layer's rms: at 0 the single smal
 DELTAS = np.round(np.concatenate([np.linspace(0, 0.1, 21), np.linspace(0.12, 1.5, 70)]), 6)
 SHARES = ("share", "relative_share")  # of units within δ of switching; within δ times the rms of their layer
 PANELS = {"all": "all a ≤ c ≤ b − 1", "inner": "a < c < b − 1", "edge": "c = a or c = b − 1"}
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "train_size": 100, "test_size": 60},
-        "width": 30,
-        "epochs": 20,
-        "stop_loss": 1e-2,
-        "seeds": 2,
-        "samples": {"products": 3, "signals": 10},
-    },
-    "small": {
-        "data": {"name": "mnist", "train_size": 2_000, "test_size": 1_000},
-        "width": 1_000,
-        "epochs": 200,
-        "stop_loss": 1e-3,
-        "seeds": 3,
-        "samples": {"products": 8, "signals": 50},
-    },
-    "paper": {
-        "data": {"name": "mnist"},
-        "width": 1_000,
-        "epochs": 200,
-        "stop_loss": 1e-4,
-        "seeds": 5,
-        "samples": {"products": 100, "signals": 1_000},
-    },
-}
-DEVIATIONS = {
-    "small": (
-        "2,000 MNIST images, stop at a cross-entropy of 1e-3; three seeds; products of layers on 8 training images, "
-        "pre-activations on 50",
-        "the width is the paper's since layers of 200 units were seen to move away from their initialization "
-        "(median 1/μ by factors of 0.66 to 0.88, flips by up to 36 % of activations)",
-        "no biases, He's uniform initialisation, pixels in [0, 1]: the paper states none of these",
-    ),
-    "paper": (
-        "no biases, He's uniform initialisation, pixels in [0, 1], 100 and 1,000 training images, five seeds: the "
-        "paper states none of these",
-    ),
-}
-COST = (
-    "five networks of 9.8 million weights on 60,000 images, some tens of epochs each; products of layers for 100 "
-    "images and 10 networks."
-)
+SIZES = grid(__name__)
 CONVENTIONS = (
     "Loss: cross-entropy in training; the conditions use none. Margin ε: not used. Pooling: none. Biases: none. h_i: "
     "units of a layer, 10 for the last. BatchNorm: none to fold. C1 runs over a ≤ c < b with the image as W_0 and no "

@@ -23,53 +23,10 @@ from flatscope_papers.neyshabur2017.complexity import (
     slope,
     verdict_note,
 )
+from flatscope_papers.tables import grid
 
 LABELS = {"true": 0.0, "random": 1.0}
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "test_size": 60, "standardize": False},
-        "model": {"name": "two_layer", "options": {"hidden": 64}},
-        "train": {"lr": 0.2, "momentum": 0.9, "epochs": 100, "stop_loss": 5e-2, "evaluate_every": 5},
-        "samples": (30, 60),
-        "seeds": 2,
-        "perturbations": {"steps": 10, "draws": 4, "alphas": (0.01, 0.03, 0.1)},
-    },
-    "small": {
-        "data": {"name": "mnist", "test_size": 1_000, "standardize": False},
-        "model": {"name": "two_layer", "options": {"hidden": 128}},
-        "train": {"lr": 0.01, "momentum": 0.9, "epochs": 6_000, "stop_loss": 1e-3, "evaluate_every": 20},
-        "samples": (125, 250, 500, 1_000),
-        "seeds": 3,
-        "perturbations": {"steps": 200, "draws": 60, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)},
-    },
-    "paper": {
-        "data": {"name": "cifar10"},
-        "model": {"name": "vgg"},
-        "train": {"lr": 0.01, "momentum": 0.9, "epochs": 500, "stop_loss": 1e-4},
-        "samples": (10_000, 20_000, 30_000, 40_000, 50_000),
-        "seeds": 5,
-        "perturbations": {
-            "steps": 2_000,
-            "draws": 1_000,
-            "alphas": (1e-4, 3e-4, 1e-3, 1.8e-3, 3.2e-3, 5.6e-3, 1e-2, 1.8e-2, 3e-2),
-        },
-    },
-}
-OPEN = "training-set sizes, the grid of α and the number of repetitions are ours: the paper states none"
-DEVIATIONS = {
-    "small": (
-        "a 784-128-10 network (no BatchNorm, no dropout) on 125 to 1,000 MNIST images with pixels in [0, 1] in place "
-        "of VGG on CIFAR-10; stop at a cross-entropy of 1e-3 in place of 1e-4; three seeds",
-        "the first run had 512 units, 500 to 2,000 images and a learning rate of 0.1 in place of the paper's 0.01; the "
-        "rate was found to decide about sharpness, and all three were changed after seeing that",
-        OPEN,
-    ),
-    "paper": (
-        "only three of VGG's four stacks are pooled, as the printed 4×4 average pooling needs; dropout of 0.5 behind "
-        "each stack, since no rate is stated; images standardised per channel",
-        f"five seeds; {OPEN}",
-    ),
-}
+SIZES = grid(__name__)
 
 
 def network(size: Mapping[str, Any], samples: int, labels: str, seed: int) -> dict[str, Any]:

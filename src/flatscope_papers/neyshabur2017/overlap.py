@@ -10,34 +10,13 @@ import numpy as np
 import pandas as pd
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.neyshabur2017.interactions import WEIGHTS, histogram
 
 # Two bell curves overlap by 0.9 if they lie a quarter of a standard deviation apart, or if one is 1.23 times as wide;
 # by 0.75 if they lie 0.64 apart, or if one is 1.7 times as wide.
-VERY_SIMILAR, SIMILAR = (0.9, 1.0), (0.75, 1.0)
-LATER = (
-    "added after the results were known: {}, since a ratio of two numbers says nothing of the distributions that the "
-    "figure shows; an overlap of 0.9 counts as very similar and one of 0.75 as partly so, that of two bell curves a "
-    "quarter and two thirds of a standard deviation apart; notes give the overlap of networks of different seeds, "
-    "which is as much as chance leaves"
-)
 
 Histograms = Mapping[tuple[str, int], pd.DataFrame]
-
-
-def same_distribution(key: str, figure: int, values: str, number: str, of: str = "") -> Claim:
-    """The claim that learned and initial values are distributed alike."""
-    return Claim(
-        key,
-        f"appendix D, Figure {figure}",
-        f"the distribution of {values} is very similar in a learned network and at its random initialization{of}",
-        f"overlap (1 − total variation) of a network's histograms of {number}, learned and initial, in the 40 bins of "
-        "the figure, mean over seeds",
-        "very similar",
-        holds=VERY_SIMILAR,
-        partly=SIMILAR,
-    )
 
 
 def histograms(values: Mapping[str, pd.DataFrame], column: str, over: Any) -> Histograms:

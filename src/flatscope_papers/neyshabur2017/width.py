@@ -30,44 +30,9 @@ from flatscope_papers.neyshabur2017.complexity import (
     table_of,
     verdict_note,
 )
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.tables import grid
 
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "train_size": 60, "test_size": 60},
-        "train": {"lr": 0.2, "momentum": 0.9, "epochs": 60, "stop_loss": 5e-2, "evaluate_every": 5},
-        "widths": (8, 32, 128),
-        "seeds": 2,
-        "perturbations": {"steps": 10, "draws": 4, "alphas": (0.01, 0.03, 0.1)},
-    },
-    "small": {
-        "data": {"name": "mnist", "train_size": 2_000, "test_size": 5_000},
-        "train": {"lr": 0.1, "momentum": 0.9, "epochs": 400, "stop_loss": 1e-3, "evaluate_every": 5},
-        "widths": (8, 16, 32, 64, 128, 256, 512, 1024),
-        "seeds": 3,
-        "perturbations": {"steps": 100, "draws": 40, "alphas": (0.005, 0.01, 0.018, 0.032, 0.056, 0.1)},
-    },
-    "paper": {
-        "data": {"name": "mnist"},
-        "train": {"lr": 0.01, "momentum": 0.9, "epochs": 1_000, "stop_loss": 1e-4},
-        "widths": (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-        "seeds": 5,
-        "perturbations": {
-            "steps": 2_000,
-            "draws": 1_000,
-            "alphas": (1e-3, 3e-3, 5.6e-3, 1e-2, 1.8e-2, 3.2e-2, 5.6e-2, 1e-1),
-        },
-    },
-}
-
-EARLIER = "fewer images are fitted by narrower networks, so norms turn earlier: with 10,000 images (one seed, all else "
-REASONS = {
-    "small": {
-        "falls_l2_norm": f"{EARLIER}alike) it fell from 4,270 to 2,610",
-        "falls_l1_path_norm": f"{EARLIER}alike) it fell from 9.5 to 6.5 million",
-        "spectral_beyond_512": "2,000 images and 1,024 units are far from 60,000 and the paper's largest widths",
-    }
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -174,44 +139,9 @@ MOVES |= {
         where=RIGHT,
     ),
 }
-CLAIMS = (
-    Claim(
-        "fits",
-        "section 3, Figure 4 left",
-        "32 hidden units are enough to fit the training data",
-        "largest training error of networks with 32 units or more",
-        "0",
-        holds=(0.0, 0.0),
-        partly=(0.0, 1e-3),
-    ),
-    Claim(
-        "test_error",
-        "section 3, Figure 4 left",
-        "two-layer networks with more hidden units than are needed to fit the data generalize better",
-        "test error at 32 units minus that at the largest width, mean over seeds",
-        "decreases",
-        holds=POSITIVE,
-    ),
-    *(move.claim(key) for key, move in MOVES.items()),
-)
 
 
-@study(
-    "neyshabur2017-fig4",
-    figure="Figure 4",
-    title="Width of a two-layer perceptron on MNIST",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (
-            "2,000 of the 60,000 images, pixels in [0, 1]; widths up to 1,024; three seeds, which share their images",
-            "learning rate 0.1 in place of 0.01, stop at a cross-entropy of 1e-3 in place of 1e-4, at most 400 epochs",
-            "100 steps of ascent in place of 2,000 and 40 perturbed networks per noise level in place of 1,000",
-        ),
-        "paper": ("widths 8 to 4,096 and five seeds, which share their images: the paper states neither",),
-    },
-    paper_cost="50 two-layer networks on 60,000 images, up to 1,000 epochs where 8 and 16 units cannot fit them.",
-)
+@study("neyshabur2017-fig4", stages=stages)
 def figure_4(runs: Runs) -> Analysis:
     """Errors, measures and bi-criteria curves of two-layer networks against their number of hidden units."""
     points = networks(runs)
@@ -227,7 +157,6 @@ def figure_4(runs: Runs) -> Analysis:
             lambda rows, c=(move.column, move.first, until): change(rows, *c),  # type: ignore[misc]
             _where_smallest(points, move.column) if until > move.first else f"no network is wider than {last} units",
         )
-    told = with_reasons(found, CLAIMS, runs.scale, REASONS.get(runs.scale, {}))
     levels = curves(runs, points[["hidden", "seed"]])
 
     def draw(figure: Figure) -> None:
@@ -237,7 +166,7 @@ def figure_4(runs: Runs) -> Analysis:
             axes.xaxis.set_major_formatter("{x:.0f}")
         right.legend(title="hidden units", fontsize=6, title_fontsize=7, ncol=2)
 
-    return Analysis(table_of(points, levels), told, draw, (CONVENTIONS, _fits(points), _verdicts(points)))
+    return Analysis(table_of(points, levels), found, draw, (CONVENTIONS, _fits(points), _verdicts(points)))
 
 
 def _fall(rows: pd.DataFrame, first: int, last: int) -> float:
@@ -252,8 +181,8 @@ def _where_smallest(points: pd.DataFrame, column: str) -> str:
 
 def _fits(points: pd.DataFrame) -> str:
     means = points.groupby("hidden")[["train_error", "test_error"]].mean()
-    told = [f"{width}: {row.train_error:.4f} / {row.test_error:.4f}" for width, row in means.iterrows()]
-    return f"Training / test error by width (means over seeds): {', '.join(told)}"
+    found = [f"{width}: {row.train_error:.4f} / {row.test_error:.4f}" for width, row in means.iterrows()]
+    return f"Training / test error by width (means over seeds): {', '.join(found)}"
 
 
 def _verdicts(points: pd.DataFrame) -> str:

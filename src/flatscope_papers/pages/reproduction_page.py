@@ -66,8 +66,8 @@ def reproduction_markdown(results: Results, figures: str = "../results") -> str:
             result = latest(results.get(name, {}))
             picture = f"{figures}/{name}/{result.scale}/{PICTURE_FILE}" if result else ""
             lines += ["", *_opening(declared, rows[name], picture), *_remarks(declared, result, told)]
-            if declared.paper_cost:
-                lines.append(f"- **At paper scale:** {_sentence(declared.paper_cost)}")
+            if declared.words.at_paper_scale:
+                lines.append(f"- **At paper scale:** {_sentence(declared.words.at_paper_scale)}")
     return "\n".join(lines) + "\n"
 
 

@@ -18,111 +18,16 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from flatscope.stats.correlation import partial_correlation
 from flatscope.stats.estimate import Estimate as OfPopulation
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.petzka2019.lenet import INITS, RULE, at_rule, correlations, followed, stages, summary_notes
 
 FAR_OUT = 3  # networks that may decide a correlation by themselves
 FEWEST = 8  # networks, below which nothing is held fixed
 MATRICES = {"fc3": "output matrix", "fc2": "last hidden matrix"}  # the two readings of layer 5
-ALL_SCALES = (
-    "the paper names no momentum; the judged variant, fixed before the runs, has 0.9 at the printed rates, which makes "
-    "them ten times as large in effect: plain SGD was not expected to converge in the epochs that could be paid for (a "
-    "batch of 4 with rate 0.001 and momentum 0.9 is what PyTorch's CIFAR-10 tutorial uses)",
-    "pixels standardised per channel, no augmentation, constant rates",
-    "networks at chance (training loss within 1 % of log 10) are no minima and left out; decided after the run at "
-    "small scale and before the one at paper scale",
-    "the claims about κ with the second reading of layer 5, and its line in Figure 2, were added after the run at "
-    "paper scale, with the ranges of the first reading",
-)
-DEVIATIONS = {
-    "small": (
-        "1,000 training images in place of 50,000, three initialisations, batch sizes 32, 64 and 512, three seeds: "
-        "27 networks in place of 144",
-        "40 epochs, which are 80 steps for the batch size 512: most of its networks have not converged",
-        "networks of one seed share their random numbers, and those of one seed and batch size the factor of their "
-        "reparameterization",
-        *ALL_SCALES,
-    ),
-    "paper": (
-        "40 epochs with momentum, 30 without: how long the paper trained is not stated. No network comes below the "
-        "judged level of 0.1, so that all are taken at their last epoch, and plain SGD comes about as far in fewer "
-        "epochs (training losses below); beside the judged rule stands 'settled', the first epoch after five without a "
-        "new lowest training loss",
-        *ALL_SCALES,
-    ),
-}
-
-RESTATED = (
-    "restated after the results were known: which correlation is stronger is told from that of κ_τ minus the absolute "
-    "one of κ. It was the difference of the two as they are, which calls the less negative of two negative ones the "
-    "stronger",
-)
-
-CLAIMS_1 = (
-    Claim(
-        "trace",
-        "section 3, Figure 1",
-        "κ_τ of layer 5, read as the output matrix, correlates strongly with the generalization error",
-        "Pearson correlation over networks, output matrix",
-        "0.91",
-        holds=(0.86, 0.96),
-        partly=POSITIVE,
-    ),
-    Claim(
-        "trace_hidden",
-        "section 3, Figure 1",
-        "κ_τ of layer 5, read as the last hidden matrix, correlates strongly with the generalization error",
-        "Pearson correlation over networks, last hidden matrix",
-        "0.91",
-        holds=(0.86, 0.96),
-        partly=POSITIVE,
-    ),
-    Claim(
-        "eigenvalue",
-        "section 3, Figure 1",
-        "κ of layer 5, read as the output matrix, correlates significantly with the generalization error",
-        "Pearson correlation over networks, output matrix",
-        "significant, below 0.91",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "stronger",
-        "section 3",
-        "κ_τ of layer 5, read as the output matrix, correlates more strongly with the generalization error than κ",
-        "Pearson correlation of κ_τ minus the absolute one of κ, output matrix, bootstrap over networks",
-        "positive",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "eigenvalue_hidden",
-        "section 3, Figure 1",
-        "κ of layer 5, read as the last hidden matrix, correlates significantly with the generalization error",
-        "Pearson correlation over networks, last hidden matrix",
-        "significant, below 0.91",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "stronger_hidden",
-        "section 3",
-        "κ_τ of layer 5, read as the last hidden matrix, correlates more strongly with the generalization error than κ",
-        "Pearson correlation of κ_τ minus the absolute one of κ, last hidden matrix, bootstrap over networks",
-        "positive",
-        holds=POSITIVE,
-    ),
-)
 
 
-@study(
-    "petzka2019-fig1",
-    figure="Figure 1",
-    title="Relative flatness of layer 5 against the generalization error, LeNet-5 on CIFAR-10",
-    claims=CLAIMS_1,
-    stages=stages,
-    deviations={scale: (*words, *RESTATED) for scale, words in DEVIATIONS.items()},
-    paper_cost="about 12 s per epoch for all 144 networks on an H200: eight minutes for 40 epochs with momentum, "
-    "six for 30 without, and four for the curvature along the way.",
-)
+@study("petzka2019-fig1", stages=stages)
 def figure_1(runs: Runs) -> Analysis:
     """κ and κ_τ of LeNet-5's layer 5 against the generalization error.
 

@@ -10,7 +10,6 @@ Networks that have not learned anything by then are no minima: they are counted,
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import pandas as pd
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.population import train_and_follow
+from flatscope_papers.tables import grid
 
 RULE = "loss 0.1"
 INITS: Mapping[str, dict[str, Any]] = {
@@ -31,37 +31,7 @@ INITS: Mapping[str, dict[str, Any]] = {
 RATES = {4: 0.001, 32: 0.008, 64: 0.02, 512: 0.1}  # batch size: learning rate, as printed
 MOMENTUM = {"momentum": 0.9, "plain": 0.0}
 JUDGED = "momentum"
-CHANCE = 0.99 * math.log(10)  # training loss of a network that tells no class from another, but for one per cent
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "train_size": 200, "test_size": 100},
-        "inits": ("xavier_normal", "uniform"),
-        "batches": (32, 64),
-        "seeds": 1,
-        "epochs": {"momentum": 2},
-        "follow": {"epochs": (), "losses": (1.0, 0.5, 0.1)},
-        "chance": math.inf,  # two epochs do not leave it
-    },
-    "small": {
-        "data": {"name": "cifar10", "train_size": 1_000, "test_size": 2_000},
-        "inits": ("xavier_normal", "kaiming_uniform", "uniform"),
-        "batches": (32, 64, 512),
-        "seeds": 3,
-        "epochs": {"momentum": 40},
-        "follow": {"epochs": (10, 20), "losses": (1.0, 0.5, 0.1)},
-        "chance": CHANCE,
-    },
-    "paper": {
-        "data": {"name": "cifar10"},
-        "inits": tuple(INITS),
-        "batches": tuple(RATES),
-        "seeds": 9,
-        "own_seeds": True,  # no two networks share random numbers
-        "epochs": {"momentum": 40, "plain": 30},
-        "follow": {"epochs": (5, 10, 20, 30), "losses": (1.0, 0.8, 0.5, 0.3, 0.1), "patience": 5},
-        "chance": CHANCE,
-    },
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:

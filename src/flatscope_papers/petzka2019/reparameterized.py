@@ -9,116 +9,15 @@ import numpy as np
 import pandas as pd
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
-from flatscope_papers.petzka2019.correlations import DEVIATIONS, MATRICES, draw
+from flatscope_papers.petzka2019.correlations import MATRICES, draw
 from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, followed, stages, summary_notes
 
 WEAK = 0.3  # up to here a correlation is "very weak"
-READING = (
-    "which layers are scaled, and the law of the factors, are our reading: one of the layers in front of the output "
-    "matrix, drawn at random, times λ and the output matrix divided by it, or the other way round by a fair coin, λ "
-    "uniform in [5, 25]. The norm of the output matrix thus changes by factors from 0.04 to 0.2 and from 5 to 25; that "
-    "of the last hidden matrix, and its Hessian, only where this is the layer drawn",
-    "added after the results were known: the claims about Tr H and λ_max of the last hidden matrix, with the ranges of "
-    "the first reading",
-    "restated after the results were known: 'not affected' is looked at for both matrices, and no longer for the "
-    "output matrix alone",
-)
-
-CLAIMS_2 = (
-    Claim(
-        "invariant",
-        "section 3, Figure 2",
-        "κ and κ_τ of layer 5, in either reading, are not affected by the random reparameterization",
-        "largest relative change over networks, of both measures of the output and of the last hidden matrix",
-        "0",
-        holds=(0.0, 1e-3),
-    ),
-    Claim(
-        "trace_after",
-        "section 3, Figure 2",
-        "the correlation of κ_τ of the output matrix stays the same after the reparameterization",
-        "absolute change of its Pearson correlation, output matrix",
-        "0",
-        holds=(0.0, 1e-3),
-    ),
-    Claim(
-        "eigenvalue_after",
-        "section 3, Figure 2",
-        "the correlation of κ of the output matrix stays the same after the reparameterization",
-        "absolute change of its Pearson correlation, output matrix",
-        "0",
-        holds=(0.0, 1e-3),
-    ),
-    Claim(
-        "trace_after_hidden",
-        "section 3, Figure 2",
-        "the correlation of κ_τ of the last hidden matrix stays the same after the reparameterization",
-        "absolute change of its Pearson correlation, last hidden matrix",
-        "0",
-        holds=(0.0, 1e-3),
-    ),
-    Claim(
-        "hessian_trace",
-        "section 3, Figure 2",
-        "after the reparameterization Tr H of the output matrix correlates only very weakly",
-        "absolute Pearson correlation of Tr H with the gap after reparameterization, output matrix",
-        "very weak",
-        holds=(0.0, WEAK),
-    ),
-    Claim(
-        "hessian_eigenvalue",
-        "section 3, Figure 2",
-        "after the reparameterization λ_max of the output matrix's Hessian correlates only very weakly",
-        "absolute Pearson correlation of λ_max with the gap after reparameterization, output matrix",
-        "very weak",
-        holds=(0.0, WEAK),
-    ),
-    Claim(
-        "trace_drops",
-        "section 3, Figure 2",
-        "it is the reparameterization that makes Tr H of the output matrix fail",
-        "absolute Pearson correlation of Tr H before minus after, output matrix, bootstrap over networks",
-        "fails after it",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "eigenvalue_drops",
-        "section 3, Figure 2",
-        "it is the reparameterization that makes λ_max of the output matrix's Hessian fail",
-        "absolute Pearson correlation of λ_max before minus after, output matrix, bootstrap over networks",
-        "fails after it",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "hessian_trace_hidden",
-        "section 3, Figure 2",
-        "after the reparameterization Tr H of the last hidden matrix correlates only very weakly",
-        "absolute Pearson correlation of Tr H with the gap after reparameterization, last hidden matrix",
-        "very weak",
-        holds=(0.0, WEAK),
-    ),
-    Claim(
-        "hessian_eigenvalue_hidden",
-        "section 3, Figure 2",
-        "after the reparameterization λ_max of the last hidden matrix's Hessian correlates only very weakly",
-        "absolute Pearson correlation of λ_max with the gap after reparameterization, last hidden matrix",
-        "very weak",
-        holds=(0.0, WEAK),
-    ),
-)
 
 
-@study(
-    "petzka2019-fig2",
-    figure="Figure 2",
-    title="The LeNet-5 of Figure 1 after a random layer-wise reparameterization",
-    claims=CLAIMS_2,
-    stages=stages,
-    deviations={scale: (*words, *READING) for scale, words in DEVIATIONS.items()},
-    paper_cost="the networks of petzka2019-fig1; nothing is trained again.",
-)
+@study("petzka2019-fig2", stages=stages)
 def figure_2(runs: Runs) -> Analysis:
     """What a random factor from [5, 25] on one layer and its inverse on the output matrix does to the correlations."""
     seen = followed(runs)

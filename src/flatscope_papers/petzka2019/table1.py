@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +16,9 @@ from flatscope import Problem, measure, rescale
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 
 OF_HESSIAN = {"layer_max_eigenvalue": "λ_max", "layer_trace": "Tr"}
 OF_LAYERS = {
@@ -35,19 +35,7 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "layer": {"by": "layer", "low": 5.0, "high": 25.0},  # factors of the paper's section 3
     "neuron": {"by": "unit", "low": 0.2, "high": 5.0},
 }
-SIZES = {
-    "smoke": {"seeds": 2, "ways": 1, "samples": 40, "epochs": 10},
-    "small": {"seeds": 10, "ways": 10, "samples": 200, "epochs": 200},
-    "paper": {"seeds": 20, "ways": 20, "samples": 1_000, "epochs": 200},
-}
-READING = (
-    "the paper proves and does not run this: networks 64-12-12-10 with biases on the embedded digits",
-    "biases are scaled along with their layer or neuron and belong to no measure: with the weights alone scaled, as "
-    "printed, the network is another one",
-    "columns of a weight matrix are its neurons, as in the proof of Theorem 3",
-    "restated after the results were known: every network has factors of its own. Before, they were the same for all, "
-    "so that λ_max and Tr changed by one and the same number in all networks",
-)
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -109,62 +97,7 @@ def weights_alone(model: nn.Module, x: Tensor, factor: float = 10.0) -> float:
         return float((twin(x) - outputs).norm() / outputs.norm())
 
 
-CLAIMS = (
-    Claim(
-        "layers_kept",
-        "Theorem 2, Table 1",
-        "κ, κ_τ, their maxima and sums stay when layers are multiplied by positive numbers",
-        "largest relative change over measures, draws of factors and networks",
-        "invariant",
-        holds=(0.0, 1e-8),
-    ),
-    Claim(
-        "neurons_kept",
-        "Theorem 3, Table 1",
-        "ρ of neurons, layers and the network stay under layer-wise and neuron-wise reparameterization",
-        "largest relative change over measures, draws of factors and networks",
-        "invariant",
-        holds=(0.0, 1e-8),
-    ),
-    Claim(
-        "not_by_neurons",
-        "section 3, appendix B",
-        "κ and κ_τ are in general not invariant to the reparameterization of single neurons",
-        "median relative change of κ and κ_τ over draws of factors, of the one that moves less, smallest over networks",
-        "in general not",
-        holds=(0.1, math.inf),
-        partly=(1e-6, math.inf),
-    ),
-    Claim(
-        "hessian_moves",
-        "section 1",
-        "multiplying layers changes what is made of the Hessian alone: its largest eigenvalue and its trace",
-        "median relative change of λ_max and Tr over draws of factors, of the one that moves less, smallest over "
-        "networks",
-        "changes all common measures",
-        holds=(0.1, math.inf),
-        partly=(1e-6, math.inf),
-    ),
-    Claim(
-        "weights_alone",
-        "section 1, equation (2)",
-        "multiplying the weights of one layer and dividing those of another, and no bias, leaves the function as it is",
-        "largest relative change of the outputs over networks",
-        "same function",
-        holds=(0.0, 1e-8),
-    ),
-)
-
-
-@study(
-    "petzka2019-table1",
-    figure="Table 1",
-    title="Which measures stay when layers or neurons are rescaled",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={"small": READING, "paper": READING},
-    paper_cost="20 networks of 1,000 parameters: minutes on a CPU.",
-)
+@study("petzka2019-table1", stages=stages)
 def table_1(runs: Runs) -> Analysis:
     """Trained networks, each written in many ways that compute the same function, by layers and by neurons."""
     frame, parts = runs.frame(), runs.frames("changes")

@@ -16,7 +16,7 @@ from flatscope.sweeps.store import Store
 from flatscope.training.data import load
 from flatscope.training.labels import corrupt_labels
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -47,32 +47,7 @@ def _ridge_stages(scale: str) -> list[Stage]:
     return [Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in range(runs)]], ridge, 0)]
 
 
-@study(
-    "petzka2019-ridge",
-    figure="section 2",
-    title="For linear regression κ is the ridge penalty times a constant of the data",
-    claims=(
-        Claim(
-            "proportional",
-            "section 2",
-            "of a linear regression κ = ‖w‖² · 2 λ_max(mean xxᵀ), a constant times the ridge penalty",
-            "largest relative difference over random weights and data",
-            "equal",
-            holds=(0.0, 1e-8),
-        ),
-        Claim(
-            "printed",
-            "section 2",
-            "of a linear regression κ is the ridge penalty ‖w‖² times c = 2 λ_max(Σ xxᵀ)",
-            "largest relative difference of κ from ‖w‖² · 2 λ_max(Σ xxᵀ)",
-            "equal",
-            holds=(0.0, 1e-8),
-        ),
-    ),
-    stages=_ridge_stages,
-    deviations=dict.fromkeys(("small", "paper"), ("the loss is a mean over samples, as the paper defines its error",)),
-    paper_cost="seconds, no GPU.",
-)
+@study("petzka2019-ridge", stages=_ridge_stages)
 def ridge_study(runs: Runs) -> Analysis:
     """κ of linear regressions with random weights against ‖w‖², each divided by its data's constant."""
     frame = runs.frame()
@@ -225,74 +200,7 @@ def _robustness_stages(scale: str) -> list[Stage]:
     return [Stage([[{**config, "seed": seed}] for seed in range(seeds)], feature_robustness, 0)]
 
 
-@study(
-    "petzka2019-feature-robustness",
-    figure="appendix C.1, D",
-    title="How much the loss rises when features change, against (δ²/2) κ",
-    claims=(
-        Claim(
-            "bound",
-            "appendix C.1",
-            "at a minimum the worst rise over ‖A‖ ≤ 1 is at most (δ²/2)κ for small δ",
-            "largest ratio of the worst rise found to (δ²/2)κ at δ = 0.001 over regressions",
-            "at most 1",
-            holds=(0.0, 1.0 + 1e-6),
-        ),
-        Claim(
-            "order",
-            "appendix C.1",
-            "at a minimum the worst rise is a multiple of δ²: its ratio to (δ²/2)κ hardly changes up to δ = 0.3",
-            "ratio of the worst rise to (δ²/2)κ at δ = 0.3 minus that at δ = 0.001, mean over regressions",
-            "O(δ)",
-            holds=(-0.3, 0.3),
-        ),
-        Claim(
-            "norm",
-            "appendix C.1, equation (3)",
-            "‖wA‖ is at most ‖w‖ (Frobenius) for every A of spectral norm 1",
-            "largest ratio over regressions and matrices",
-            "at most 1",
-            holds=(0.0, 1.0 + 1e-12),
-        ),
-        Claim(
-            "noise",
-            "appendix D.1",
-            "averaged over A, feature robustness is robustness to noise on the features",
-            "mean rise over random orthogonal A over that under noise of the same law for each sample, minus 1",
-            "equal",
-            holds=(-0.05, 0.05),
-        ),
-        Claim(
-            "separating",
-            "appendix D.2",
-            "a matrix that moves one of two samples at distance ε has norm of at least √2/ε",
-            "norm of the matrix given there times ε",
-            "at least 1.4142",
-            holds=(math.sqrt(2) - 1e-9, math.inf),
-        ),
-        Claim(
-            "convolution",
-            "appendix D.3",
-            "a change of a convolution's kernel is a change of its input, through a right inverse",
-            "largest difference between the two sides over random kernels",
-            "equal",
-            holds=(0.0, 1e-10),
-        ),
-    ),
-    stages=_robustness_stages,
-    deviations=dict.fromkeys(
-        ("small", "paper"),
-        (
-            "the definition of F is lost in the paper's text; recovered from its appendices",
-            "equation (3) writes w by columns w_j and multiplies them by A from the right: read as rows",
-            "appendix D.3 gives W more rows than columns, for which no V has WV = I: read as more columns than rows, "
-            "and its W_B as W_A",
-            "restated after the results were known: that the ratio hardly changes up to δ = 0.3 had been called a rest "
-            "of third order",
-        ),
-    ),
-    paper_cost="minutes on a CPU.",
-)
+@study("petzka2019-feature-robustness", stages=_robustness_stages)
 def feature_robustness_study(runs: Runs) -> Analysis:
     """Feature robustness of softmax regressions at exact minima, and the remarks of appendix D as numbers."""
     frame = runs.frame()

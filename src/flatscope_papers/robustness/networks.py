@@ -6,7 +6,7 @@ Long measures have a stage of their own, with smaller searches than they make by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -17,6 +17,7 @@ from flatscope.registry import declarations
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
+from flatscope_papers.tables import grid
 
 SETTINGS = ("batch_size", "lr", "width", "depth", "init_scale", "label_noise")
 # One row per measure: of those that give several, one value of the option. Eigenvalues need not be finer than ranks.
@@ -46,29 +47,7 @@ HASTY: dict[str, dict[str, Any]] = {
     "psi_expected": {"draws": 4},
     "sharpness": {"steps": 5},
 }
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "digits", "train_size": 60, "test_size": 100, "flatten": True},
-        "grid": ((8, 30), (0.2,), (16,), (1,), (1.0,), (0.0, 0.1)),
-        "epochs": 60,
-        "seeds": 1,
-        "inputs": 64,
-    },
-    "small": {
-        "data": {"name": "digits", "train_size": 300, "test_size": 360, "flatten": True},
-        "grid": ((16, 100), (0.1, 0.4), (12, 32), (1, 2), (1.0, 2.0), (0.0, 0.1)),
-        "epochs": 1_000,
-        "seeds": 2,
-        "inputs": 64,
-    },
-    "paper": {
-        "data": {"name": "cifar10", "train_size": 5_000, "test_size": 10_000, "flatten": True},
-        "grid": ((32, 512), (0.01, 0.05), (64, 256), (2, 4), (1.0, 2.0), (0.0, 0.1)),
-        "epochs": 300,
-        "seeds": 3,
-        "inputs": 3_072,
-    },
-}
+SIZES = grid(__name__)
 STOP_LOSS = 0.05
 
 

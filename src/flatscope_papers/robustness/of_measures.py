@@ -20,7 +20,7 @@ from flatscope.registry import declarations
 from flatscope.stats.correlation import correlate
 from flatscope.stats.correlation_table import correlation_table
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.robustness.networks import SETTINGS, STOP_LOSS, population, stages
 
@@ -156,73 +156,7 @@ def lead_of_best(first: Floats, second: Floats, networks: int, note: str = "") -
     return Estimate(float(first[:, 0].max() - second[:, 0].max()), float(ends[0]), float(ends[1]), networks, note)
 
 
-CLAIMS = (
-    Claim(
-        "invariant_kept",
-        "all measures",
-        "measures declared invariant to the scale of units rank rescaled networks as they ranked the originals",
-        "smallest Kendall coefficient between ranks before and after, over these measures",
-        "1",
-        holds=(0.999, 1.0),
-        partly=(0.95, 1.0),
-    ),
-    Claim(
-        "others_lost",
-        "all measures",
-        "of the others, the typical one loses more than half of its order",
-        "median Kendall coefficient between ranks before and after, bootstrap over networks",
-        "below 0.5",
-        holds=(-1.0, 0.5),
-        partly=(-1.0, 0.9),
-    ),
-    Claim(
-        "wrong_way",
-        "all measures",
-        "few measures go against their declared direction",
-        "share of measures whose 95 % interval of the granulated Kendall coefficient lies on the wrong side of zero",
-        "at most a quarter",
-        holds=(0.0, 0.25),
-        partly=(0.0, 0.5),
-    ),
-    Claim(
-        "link_lost",
-        "all measures",
-        "rescaling takes away part of what measures that depend on scale say about the gap",
-        "mean |Kendall coefficient| with the gap of these measures, before minus after, bootstrap over networks",
-        "less after",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "best_invariant",
-        "all measures",
-        "once weights are rescaled, the best measure is one that does not depend on scale",
-        "best Kendall coefficient with the gap in the declared direction, invariant minus other measures, after",
-        "positive",
-        holds=POSITIVE,
-    ),
-)
-
-
-@study(
-    "robustness-of-measures",
-    figure="our own",
-    title="Every measure against the generalization gap, and what rescaling leaves of its order",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (
-            "128 fully connected networks on 300 of the embedded digits; the gap is known from 360 test images",
-            "stopped at a training loss of 0.05, looked at every five epochs, or after 1,000 epochs",
-            "long measures search less than by default: sharpness 200 steps, feature robustness 2 ascents of 10, the "
-            "radius 40 directions, the geometric margin 100 images, expected sharpness 200 draws at α = 0.03",
-        ),
-        "paper": (
-            "fully connected networks on 5,000 images of CIFAR-10, three seeds of each setting",
-            "long measures search less than by default, as at small scale",
-        ),
-    },
-    paper_cost="192 networks with up to 980,000 parameters, measured twice.",
-)
+@study("robustness-of-measures", stages=stages)
 def robustness(runs: Runs) -> Analysis:
     """Correlations over a population with six settings varied, before and after a random rescaling of every network."""
     frame = population(runs)

@@ -7,7 +7,6 @@ training leaves them, and networks whose smallest weight is held at a floor, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,9 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
 
 FLATNESSES = ("psi_epsilon", "psi_expected", "psi_trace")
@@ -32,22 +32,7 @@ RELATIVE = 0.1  # of the smallest path value, for Theorem 5.1
 STARTS = (0.02, 0.05, 0.1, 0.2)
 FLOORS = (0.001, 0.003, 0.01, 0.03, 0.1)
 SHAPES = {"narrow": (8, 8), "wide": (32, 32), "shallow": (16,), "deep": (16, 16, 16)}
-READING = (
-    "the paper runs nothing here: networks without biases on the embedded digits, trained to a loss of 0.05",
-    "skeleton weights begin at 1, so that one ε suits all networks; cyclic skeleton",
-    "a floor under the absolute weights, which keep their signs, sets the ratio in one family of networks",
-    "flatness is the best of three ascents, a lower bound of the maximum",
-    "the abstract says that the error decreases with the ratio: reversed, by the paper's own theorem",
-)
-LATER = (
-    "the family with floors and the claims on it, on the error and on the order of the measures were added after "
-    "24 networks without floors had left the first claim open"
-)
-SIZES: Mapping[str, dict[str, int]] = {
-    "smoke": {"samples": 30, "seeds": 2, "epochs": 10, "starts": 2, "floors": 2, "ordered": 1, "steps": 2},
-    "small": {"samples": 300, "seeds": 6, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
-    "paper": {"samples": 1_000, "seeds": 20, "epochs": 500, "starts": 4, "floors": 5, "ordered": 2, "steps": 30},
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -119,100 +104,7 @@ def balance_of(config: Config, store: Store) -> Measured:
     return Measured(metrics)
 
 
-CLAIMS = (
-    Claim(
-        "balanced",
-        "section 5",
-        "a minimum with balanced path values is flatter in path space",
-        "Spearman correlation of max|v| / min|v| with PSI-ε flatness at ε = 0.02, one architecture",
-        "positive",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "balance_set",
-        "section 5",
-        "a minimum whose path values are balanced, by a floor under the weights, is flatter in path space",
-        "Spearman correlation of max|v| / min|v| with PSI-ε flatness at ε = 0.02, weights above five floors",
-        "positive",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "balance_error",
-        "section 5",
-        "path values that are balanced, by a floor under the weights, lead to better generalization",
-        "Spearman correlation of max|v| / min|v| with the test error, weights above five floors",
-        "positive",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "psi",
-        "Theorem 5.1",
-        "flatness in path space follows ψ(v), which grows with the ratio of the largest to the smallest path value",
-        "Spearman correlation of ψ with PSI-ε flatness at ε = 0.02, one architecture",
-        "positive",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "width",
-        "section 5",
-        "a wider network is sharper in path space",
-        "log10 of PSI-ε flatness, width 32 minus width 8",
-        "larger",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "depth",
-        "section 5",
-        "a deeper network is sharper in path space",
-        "log10 of PSI-ε flatness, three hidden layers minus one",
-        "larger",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "order_trace",
-        "section 5",
-        "PSI-ε flatness is at least ε² tr(H) / d, H the Hessian of the loss in the d path values",
-        "share of networks in which it is, ε = 0.02",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "order_expected",
-        "section 5",
-        "PSI-ε flatness is at least PSI-expected flatness, if its noise u has ‖u‖ ≤ ε",
-        "share of networks in which it is, u uniform in the ball of radius ε = 0.02",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "printed_bound",
-        "equation (11)",
-        "the rise of the loss within ε of the path values is at most the bound of Theorem 5.1, as printed",
-        "share of networks in which the rise found at ε = 0.1 min|v| is below it",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "corrected_bound",
-        "equation (11)",
-        "the rise of the loss within ε of the path values is at most the bound of Theorem 5.1, with the number of "
-        "non-basis paths and the square root put right",
-        "share of networks in which the rise found at ε = 0.1 min|v| is below it",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-)
-
-
-@study(
-    "yi2019-balance",
-    figure="Theorem 5.1",
-    title="Balanced path values, PSI-ε flatness and the bound of Theorem 5.1",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={"small": (*READING, LATER), "paper": READING},
-    paper_cost="260 networks of a few thousand parameters: minutes on a CPU.",
-)
+@study("yi2019-balance", stages=stages)
 def balance(runs: Runs) -> Analysis:
     """Trained networks whose path values are more or less balanced, by chance and by a floor, and four shapes."""
     frame = runs.frame()

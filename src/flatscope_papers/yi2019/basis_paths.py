@@ -24,19 +24,16 @@ from flatscope.symmetries.path_matrix import (
     path_values,
 )
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 
-READING = (
-    "networks of equal width without biases, whose skeleton is the diagonal of every weight matrix",
-    "L counts weight matrices, as in section 2.2",
-)
-SIZES = {"smoke": ((2, 3), (2, 3)), "small": ((2, 3, 4), (2, 3, 4)), "paper": ((2, 3, 4, 5), (2, 3, 4))}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
     """One configuration per width and number of weight matrices."""
-    widths, layers = SIZES[scale]
+    widths, layers = SIZES[scale]["widths"], SIZES[scale]["layers"]
     configs = [
         {"study": "basis paths", "width": width, "layers": number, "seed": 0}
         for width, number in itertools.product(widths, layers)
@@ -116,91 +113,7 @@ def _apart(found: Tensor, due: Tensor) -> float:
     return float((found - due).abs().max() / due.abs().max())
 
 
-CLAIMS = (
-    Claim(
-        "dependent",
-        "Figure 1",
-        "of the four paths through one hidden node v₄ = v₂v₃ / v₁",
-        "largest relative difference over random weights",
-        "equal",
-        holds=(0.0, 1e-12),
-    ),
-    Claim(
-        "path_sum",
-        "equation (2)",
-        "an output of a ReLU network is the sum over its paths of path value times activation times input",
-        "largest relative difference from the forward pass",
-        "equal",
-        holds=(0.0, 1e-12),
-    ),
-    Claim(
-        "count",
-        "section 4",
-        "a network of m weights and H hidden nodes has m − H basis paths",
-        "largest difference of the rank of all path vectors from m − H",
-        "m − H",
-        holds=(0.0, 0.0),
-    ),
-    Claim(
-        "at_most_one_skeleton",
-        "section 2.2, Figure 2",
-        "the paths with at most one skeleton weight are the basis paths",
-        "share of networks in which there are m − H of them",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "at_most_one_other",
-        "section 2.2, last paragraph",
-        "the paths with at most one weight outside the skeleton are the basis paths",
-        "share of networks in which there are m − H of them, linearly independent",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "bijection",
-        "equations (19) to (21)",
-        "with the free skeleton weights fixed, the values of the basis paths determine the weights",
-        "largest relative difference of v from the path values of the weights that v gives",
-        "bijection",
-        holds=(0.0, 1e-10),
-    ),
-    Claim(
-        "lemma",
-        "Lemma 5.1",
-        "the value of every path outside the basis is a product of basis-path values over another such product",
-        "largest relative difference",
-        "equal",
-        holds=(0.0, 1e-10),
-    ),
-    Claim(
-        "degrees",
-        "Lemma 5.1",
-        "the value of a path outside the basis is a product of L + 1 basis-path values over one of L",
-        "share of networks in which the largest numerator has L + 1 factors, none of which cancels",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-    Claim(
-        "others",
-        "proof of Theorem 5.1",
-        "a network of L layers of width d₁ has (L − 1) d₁ paths outside the basis",
-        "share of networks in which there are so many",
-        "always",
-        holds=(1.0, 1.0),
-    ),
-)
-
-
-@study(
-    "yi2019-basis-paths",
-    figure="Figures 1 and 2, Lemma 5.1",
-    title="Which paths are a basis, and how the others follow from it",
-    claims=CLAIMS,
-    stages=stages,
-    deviations=dict.fromkeys(("small", "paper"), READING),
-    paper_cost="seconds, no GPU.",
-)
+@study("yi2019-basis-paths", stages=stages)
 def basis_paths_study(runs: Runs) -> Analysis:
     """All paths of small networks written out: their number, their rank, and what the basis says about the rest."""
     table = runs.frame().drop(columns=["study", "seed", "device", "key"])

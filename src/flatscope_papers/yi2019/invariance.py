@@ -18,8 +18,9 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.symmetries.scaling import shrink_layer
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 
 OF_WEIGHTS = {"epsilon_flatness": "ε", "hessian_trace": "trace", "expected_flatness": "expected"}
 OF_PATHS = {"psi_epsilon": "PSI-ε", "psi_trace": "PSI-trace", "psi_expected": "PSI-expected"}
@@ -31,17 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "psi_trace": {"rule": "cyclic"},
     "psi_expected": {"rule": "cyclic"},
 }
-READING = (
-    "the paper proves and does not run this: networks 64-12-12-10 without biases on the embedded digits",
-    "ε-flatness is the best of three ascents, a lower bound of the maximum",
-    "all units of the first layer carry α: a single unit may be dead, whose trace does not grow",
-)
 ALPHAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-SIZES: dict[str, dict[str, int]] = {
-    "smoke": {"seeds": 2, "rescalings": 1, "samples": 40, "epochs": 10},
-    "small": {"seeds": 4, "rescalings": 20, "samples": 200, "epochs": 400},
-    "paper": {"seeds": 10, "rescalings": 50, "samples": 1_000, "epochs": 400},
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -110,64 +102,7 @@ def slope(ways: pd.DataFrame) -> float:
     return float(np.log(traces[-1] / traces[-2]) / math.log(ALPHAS[-1] / ALPHAS[-2]))
 
 
-CLAIMS = (
-    Claim(
-        "weights_move",
-        "Theorem 3.2",
-        "ε-, trace- and expected flatness of the weights are not invariant to positive scaling",
-        "median relative change over random rescalings, of the measure that moves least, smallest over networks",
-        "not PSI-variables",
-        holds=(0.1, math.inf),
-        partly=(1e-6, math.inf),
-    ),
-    Claim(
-        "paths_stay",
-        "Theorem 4.1, Definition 4.1",
-        "the three flatnesses of path values are invariant to positive scaling",
-        "largest relative change over measures, rescalings, shrunk layers and networks",
-        "invariant",
-        holds=(0.0, 1e-6),
-        partly=(0.0, 1e-2),
-    ),
-    Claim(
-        "shrunk_layer",
-        "proof of Theorem 3.2",
-        "a layer shrunk to norm ε makes ε-flatness at least that of the network without the layer",
-        "smallest ratio, over networks, of ε-flatness found to that of the zeroed layer",
-        "at least as high as the constant function",
-        holds=(1.0 - 1e-6, math.inf),
-        partly=(0.5, math.inf),
-    ),
-    Claim(
-        "expected_shrunk",
-        "proof of Theorem 3.2",
-        "a layer shrunk to norm ε makes expected flatness large",
-        "smallest factor, over networks, by which expected flatness grows",
-        "relatively large",
-        holds=(2.0, math.inf),
-        partly=(1.0, math.inf),
-    ),
-    Claim(
-        "trace_grows",
-        "equation (6)",
-        "the trace of the Hessian grows like α⁻² as a layer's scale α goes to zero",
-        "slope of log trace against log α at α = 0.001, mean over networks",
-        "-2",
-        holds=(-2.01, -1.99),
-        partly=(-2.2, -1.8),
-    ),
-)
-
-
-@study(
-    "yi2019-invariance",
-    figure="Theorem 3.2, Definition 4.1",
-    title="Flatness of weights and of path values under positive scaling",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={"small": READING, "paper": READING},
-    paper_cost="10 networks of 1,000 parameters: minutes on a CPU.",
-)
+@study("yi2019-invariance", stages=stages)
 def invariance(runs: Runs) -> Analysis:
     """Trained networks, each written in at least twenty ways; every way computes the same function."""
     frame, parts = runs.frame(), runs.frames("ways")

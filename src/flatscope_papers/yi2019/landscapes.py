@@ -21,38 +21,16 @@ from flatscope import BasisPaths, NumericalWarning, Problem, landscape
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 
 Shown = tuple[Any, pd.DataFrame]  # a row of `networks`, its grid
 SPACES = ("psi", "weights")
 RULE = "cyclic"
-NOISE = 0.05
 JUDGED = {"batchnorm": True, "augmentation": "crop-flip"}  # the recipe of the code that the paper refers to
 SMALL_NET = {"name": "all_conv", "options": {"channels": 8}}
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "train_size": 60, "test_size": 60},
-        "train": {"lr": 0.1, "epochs": 6},
-        "batches": (8, 32),
-        "seeds": 2,
-        "surface": {"grid": 3, "draws": 1, "samples": 60, "noise": NOISE},
-    },
-    "small": {
-        "data": {"name": "mnist", "train_size": 600, "test_size": 4_000},
-        "train": {"lr": 0.1, "epochs": 600, "stop_loss": 1e-3, "evaluate_every": 5},
-        "batches": (16, 256),
-        "seeds": 15,
-        "surface": {"grid": 11, "draws": 2, "samples": 600, "noise": NOISE},
-    },
-    "paper": {
-        "data": {"name": "cifar10"},
-        "train": {"lr": 1.0, "epochs": 160, "lr_steps": [[80, 0.1], [120, 0.1]]},
-        "batches": (128, 2048),
-        "seeds": 3,
-        "surface": {"grid": 41, "draws": 1, "samples": 2_000, "noise": NOISE},
-    },
-}
+SIZES = grid(__name__)
 # Without BatchNorm (with it the code's rate of 1.0): a skeleton of ones through 18 layers is so steep that at rates of
 # 0.05, 0.01 and 0.005 the first steps overflow, whatever the other weights.
 PLAIN_RATE, PLAIN_SCALE = 0.001, 0.1
@@ -133,95 +111,7 @@ def median_rise(grid: pd.DataFrame) -> float:
     return float(np.median(np.where(np.isfinite(rises), rises, np.inf)))
 
 
-CLAIMS = (
-    Claim(
-        "train_loss",
-        "section 6",
-        "both batch sizes reach a training loss below 0.001",
-        "largest final training loss over networks",
-        "below 0.001",
-        holds=(0.0, 1e-3),
-        partly=(0.0, 1e-2),
-    ),
-    Claim(
-        "accuracy_small_batch",
-        "Figure 3",
-        "the test accuracy with batches of 128 is 87.78 %",
-        "mean test accuracy over seeds, in per cent",
-        "87.78",
-        holds=(86.78, 88.78),
-        partly=(80.0, 100.0),
-    ),
-    Claim(
-        "accuracy_large_batch",
-        "Figure 3",
-        "the test accuracy with batches of 2048 is 86.3 %",
-        "mean test accuracy over seeds, in per cent",
-        "86.3",
-        holds=(85.3, 87.3),
-        partly=(80.0, 100.0),
-    ),
-    Claim(
-        "generalizes",
-        "section 6",
-        "networks trained with the smaller batch generalize better",
-        "test accuracy, small minus large batch, percentage points",
-        "1.48",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "flatter",
-        "Figure 3",
-        "the loss in path space is flatter around networks trained with the smaller batch",
-        "log10 of the median rise over t in [-1, 1]², large minus small batch",
-        "flatter by eye",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "related",
-        "section 6",
-        "minima that are flatter in path space generalize better",
-        "Spearman correlation of the median rise in path space with the test error, all networks",
-        "indeed related",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "weight_space",
-        "section 7",
-        "in weight space the loss around networks trained with the smaller batch fails to look flatter in some cases",
-        "share of seeds in which the median rise in weight space is lower for the smaller batch",
-        "fails to appear for some cases",
-        holds=(0.0, 1.0 - 1e-9),
-    ),
-)
-
-
-@study(
-    "yi2019-fig3",
-    figure="Figure 3",
-    title="The loss in path space around networks of a small and a large batch",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (
-            "a plain convolutional network of five layers and 8 channels without BatchNorm on 600 MNIST images, "
-            "batches of 16 and 256, learning rate 0.1 for both",
-            "stopped at a training loss of 0.001, looked at every five epochs, or after 600 epochs",
-            "the paper's accuracies are not looked for with other data",
-            "15 seeds in place of five, and the claim that relates the rise to the error, after five seeds had left "
-            "the comparison of the surfaces open",
-        ),
-        "paper": (
-            "skeleton weights begin at 1 and the cyclic skeleton is used, as in the code that the paper refers to",
-            "BatchNorm and augmentation are not mentioned: all four combinations; judged with both, as that code has "
-            "them; without BatchNorm the learning rate is 0.001 and other than skeleton weights begin at a tenth (at "
-            "0.005 and above training overflows at once; whether 0.001 reaches the paper's loss is not known)",
-            "learning rate 1.0 for both batches: not stated for 2048",
-            "surfaces over the first 2,000 training images: the paper's subset is not stated",
-        ),
-    },
-    paper_cost="24 networks of 160 epochs and 48 surfaces of 41×41 over 2,000 images.",
-)
+@study("yi2019-fig3", stages=stages)
 def figure_3(runs: Runs) -> Analysis:
     """Surfaces in path space and, beside them, in weight space; drawn for the first seed, judged over all."""
     frame = networks(runs)

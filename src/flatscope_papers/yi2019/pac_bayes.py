@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,32 +18,15 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, samples_of
 
 DELTA = 0.05
 SIGMAS = tuple(10.0**k for k in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5))
-READING = (
-    "the paper runs nothing here: networks 784-16-10 without biases on all of MNIST, three epochs",
-    "the 0/1 error, since the loss must be bounded; prior N(v₀, σ²I) around the starting values; H log 2 for "
-    "the signs of the frozen weights; δ = 0.05",
-    "the true error is that on 10,000 test images",
-)
-LATER = (
-    "a first setting with 300 digits was given up after its results had been seen: there the right-hand side was "
-    "at least 2 for every σ, where no error can break it and no σ is better than the largest"
-)
 SATURATED = "the error cannot exceed that of guessing: beyond some σ more noise costs nothing, and the KL term falls on"
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_mnist", "train_size": 100, "test_size": 100},
-        "networks": 2,
-        "draws": 4,
-    },
-    "small": {"data": {"name": "mnist", "standardize": False}, "networks": 5, "draws": 10},
-    "paper": {"data": {"name": "mnist", "standardize": False}, "networks": 10, "draws": 100},
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -94,60 +75,7 @@ def divergence(problem: Problem, paths: BasisPaths, sigma: float) -> float:
     return distance / (2 * sigma**2) + paths.n_classes * math.log(2)
 
 
-CLAIMS = (
-    Claim(
-        "vacuous",
-        "section 5",
-        "as the perturbation of the path values vanishes the KL term goes to infinity, and the PAC-Bayes bound with it",
-        "slope of log bound against log σ at the smallest σ, mean over networks",
-        "to infinity; -1 by its formula",
-        holds=(-1.05, -0.95),
-        partly=NEGATIVE,
-    ),
-    Claim(
-        "trade_off",
-        "section 5",
-        "a larger perturbation of the path values costs flatness",
-        "PSI-expected flatness at the largest minus at the smallest σ, mean over networks",
-        "trade-off",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "best_between",
-        "section 5",
-        "the PAC-Bayes bound trades flatness against the KL term: it is smallest at a perturbation in between",
-        "bound at the largest σ minus its smallest value over the σ below, mean over networks",
-        "trade-off",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "close",
-        "section 5",
-        "a small perturbation of the path values brings the perturbed generalization gap close to the real one",
-        "largest distance of the perturbed gap at σ = 0.001 from test minus training error",
-        "close",
-        holds=(0.0, 0.01),
-    ),
-    Claim(
-        "bound",
-        "equation (8)",
-        "the generalization gap of the perturbed network is at most the right-hand side of (8)",
-        "share of networks and σ in which it is, by the gap on test samples",
-        "with probability 0.95",
-        holds=(0.95, 1.0),
-    ),
-)
-
-
-@study(
-    "yi2019-pac-bayes",
-    figure="equation (8)",
-    title="The PAC-Bayes bound in path space against the size of the perturbation",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={"small": (*READING, LATER), "paper": READING},
-    paper_cost="10 networks of 12,704 weights: minutes on a CPU.",
-)
+@study("yi2019-pac-bayes", stages=stages)
 def pac_bayes_study(runs: Runs) -> Analysis:
     """Both sides of (8) for networks on MNIST, over noise from a thousandth of a skeleton weight to three of them."""
     frame, parts = runs.frame(1), runs.frames("sigmas")

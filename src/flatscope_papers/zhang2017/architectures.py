@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from flatscope.training.models import build
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.tables import grid
 
 # Name in the paper, parameters, test accuracy in per cent.
 NETWORKS = {
@@ -23,96 +24,7 @@ NETWORKS = {
     "wide_resnet": ("Wide Resnet", 8_949_210, 88.21),
 }
 ORDER = list(NETWORKS)
-SMALL: dict[str, Any] = {"momentum": 0.9, "lr": 0.01, "batch_size": 50, "epochs": 40, "evaluate_every": 5}
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {
-            "name": "flatscope_papers.smoke_data:digits_as_cifar10",
-            "train_size": 20,
-            "test_size": 20,
-            "crop": 28,
-        },
-        "networks": ("mlp_1x512", "small_alexnet"),
-        "train": {"lr": 0.01, "batch_size": 20, "epochs": 1},
-        "seeds": 2,
-    },
-    "small": {
-        "data": {"name": "cifar10", "train_size": 1_000, "test_size": 1_000, "crop": 28},
-        "networks": ("mlp_1x512", "small_alexnet", "small_inception"),
-        "train": {**SMALL, "stop_zero_error": True},
-        "own": {"small_alexnet": {"epochs": 100}, "small_inception": {"epochs": 100}},
-        "seeds": 3,
-    },
-    "paper": {
-        "data": {"name": "cifar10", "crop": 28},
-        "networks": ("mlp_1x512", "small_alexnet", "small_inception", "wide_resnet"),
-        "train": {"momentum": 0.9, "lr_decay": 0.95, "batch_size": 128, "epochs": 100, "stop_zero_error": True},
-        "own": {
-            "mlp_1x512": {"lr": 0.01},
-            "small_alexnet": {"lr": 0.01},
-            "small_inception": {"lr": 0.1},
-            "wide_resnet": {"lr": 0.1},
-        },
-        "seeds": 5,
-    },
-}
-UNSTATED = "how the networks were trained is not stated: SGD of momentum 0.9, rate 0.01 (0.1 for Inception and Wide "
-UNSTATED += "Resnet), times 0.95 per epoch"
-DEVIATIONS = {
-    "small": (
-        "1,000 images, batches of 50, constant rate 0.01, three seeds, until no training error is left or at most 40 "
-        "(MLP) and 100 epochs: the paper's test accuracies, from 50,000 images, are not to be expected and not judged, "
-        "only their order; Wide Resnet costs too much on two cores, only its parameters are counted",
-        UNSTATED,
-    ),
-    "paper": (UNSTATED, "images standardised per channel; at most 100 epochs; five seeds"),
-}
-
-
-def _claims() -> tuple[Claim, ...]:
-    claims = []
-    for name, (title, count, accuracy) in NETWORKS.items():
-        claims += [
-            Claim(
-                f"parameters/{name}",
-                "Table 2",
-                f"{title} has {count:,} parameters",
-                "trainable parameters of the network built here",
-                f"{count:,}",
-                holds=(count, count),
-            ),
-            Claim(
-                f"training/{name}",
-                "Table 2",
-                f"{title} reaches a training accuracy of 100 %",
-                "training accuracy in per cent, smallest over seeds",
-                "100.0",
-                holds=(99.95, 100.05),
-                partly=(99.0, 101.0),
-            ),
-            Claim(
-                f"test/{name}",
-                "Table 2",
-                f"{title} reaches a test accuracy of {accuracy} %",
-                "test accuracy in per cent, mean over seeds",
-                f"{accuracy}",
-                holds=(accuracy - 2, accuracy + 2),
-                partly=(accuracy - 5, accuracy + 5),
-            ),
-        ]
-    for smaller, larger in itertools.pairwise(ORDER):
-        first, second = NETWORKS[smaller], NETWORKS[larger]
-        claims.append(
-            Claim(
-                f"better/{larger}",
-                "Table 2",
-                f"test performance improves from {first[0]} to {second[0]}, which is larger",
-                "difference of the test accuracies in points",
-                f"{second[2] - first[2]:.2f}",
-                holds=POSITIVE,
-            )
-        )
-    return tuple(claims)
+SIZES = grid(__name__)
 
 
 def _stages(scale: str) -> list[Stage]:
@@ -165,15 +77,7 @@ def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict
     return estimates
 
 
-@study(
-    "zhang2017-table2",
-    figure="Table 2",
-    title="Architectures of growing size on CIFAR-10 without regularisers",
-    claims=_claims(),
-    stages=_stages,
-    deviations=DEVIATIONS,
-    paper_cost="20 networks, of which five WRN-40-4 and five Inceptions at 100 epochs take nearly all of the time.",
-)
+@study("zhang2017-table2", stages=_stages)
 def table_2(runs: Runs) -> Analysis:
     """Each architecture trained on CIFAR-10 cropped to 28×28 until no training error is left; accuracies at the end."""
     frame = runs.frame()

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from flatscope.stats.estimate import wilson
 from flatscope.sweeps.store import Stored
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.chains import MAPS, density_map, histograms, potential_map, potential_of, run_potential
 
 DIMENSIONS = (1, 2, 3, 4, 5)
@@ -28,18 +29,7 @@ TOLERANCE = 0.02
 BETWEEN = 3.0  # the w_1 half-way between the point at 2 and the valley at 4
 BASINS = {"potential": "two basins", "temperature": 0.15, "lr": 0.01, "span": [-1.5, 4.5]}
 VALLEY = {"potential": "valley and point", "temperature": 0.25, "lr": 0.02, "span": [0.5, 5.5]}
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {"chains": 60, "steps": 120},
-    "small": {"chains": 2_000, "steps": 16_000},
-    "paper": {"chains": 4_000, "steps": 80_000},
-}
-UNPUBLISHED = "the paper's potentials are unpublished: ours have equal depths, a flat ball twice as wide (Figure 7), "
-UNPUBLISHED += "a valley on a torus against a point (Figures 8 to 10)"
-DEVIATIONS = {
-    "small": (UNPUBLISHED, "2,000 chains of 16,000 steps, the second half kept; the paper states neither"),
-    "paper": (UNPUBLISHED, "4,000 chains of 80,000 steps, the second half kept; the paper states neither"),
-}
-COST = "minutes on one CPU core: chains, no networks; ten times the small run."
+SIZES = grid(__name__)
 
 
 def _configs(scale: str, base: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -83,39 +73,7 @@ def _table(found: Sequence[Stored]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["method", "dimension", "low", "high", "density", "exact"]]
 
 
-CLAIMS_7 = (
-    *(
-        Claim(
-            f"D{d}",
-            "Figure 7",
-            f"D = {d}: a minimum twice as wide in each dimension as another of equal depth is {2**d} times as likely",
-            "share of the chains' time in the wide minimum",
-            f"no number; volumes give {2**d / (2**d + 1):.4f}",
-            holds=(2**d / (2**d + 1) - TOLERANCE, 2**d / (2**d + 1) + TOLERANCE),
-            partly=(0.5, 1.0),
-        )
-        for d in DIMENSIONS
-    ),
-    Claim(
-        "grows",
-        "Figure 7",
-        "higher dimensionality implies higher probability of the flatter minimum",
-        "smallest rise of that share from one dimension to the next, D = 1 to 5",
-        "rises",
-        holds=POSITIVE,
-    ),
-)
-
-
-@study(
-    "zhang2017-fig7",
-    figure="Figure 7",
-    title="Two minima of equal depth, one twice as wide: noise prefers the wide one, the more so in more dimensions",
-    claims=CLAIMS_7,
-    stages=_by_dimension(BASINS),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig7", stages=_by_dimension(BASINS))
 def figure_7(runs: Runs) -> Analysis:
     """Langevin chains on two flat balls in 1 to 5 dimensions: histogram of w_1, share of time in the wide ball."""
     found = runs.stored()
@@ -124,35 +82,7 @@ def figure_7(runs: Runs) -> Analysis:
     return Analysis(_table(found), estimates, lambda figure: histograms(figure, found, "wide"), _notes(found))
 
 
-CLAIMS_8 = (
-    Claim(
-        "prefers",
-        "Figure 8",
-        "Langevin gradient descent prefers the degenerate minimum to a non-degenerate one of the same depth",
-        "share of the chains' time in the valley less 1/2",
-        "preferred",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "boltzmann",
-        "section 5.2, equation 9",
-        "the asymptotic distribution of Langevin gradient descent is exp(−U/T)/Z",
-        "share in the valley less that of exp(−U/T) by quadrature",
-        "equal",
-        holds=(-TOLERANCE, TOLERANCE),
-    ),
-)
-
-
-@study(
-    "zhang2017-fig8",
-    figure="Figure 8",
-    title="A degenerate valley against a point, two dimensions",
-    claims=CLAIMS_8,
-    stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)],
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig8", stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)])
 def figure_8(runs: Runs) -> Analysis:
     """Langevin chains on a valley at w_1 = 4 and a point at w_1 = 2, equally deep: where they spend their time."""
     (stored,) = runs.stored()
@@ -181,51 +111,7 @@ def _less(found: Estimate, amount: float) -> Estimate:
     return Estimate(found.value - amount, low, high, found.runs, found.note)
 
 
-CLAIMS_9 = (
-    Claim(
-        "prefers",
-        "Figure 9",
-        "Langevin gradient descent prefers the degenerate minimum in any number of dimensions from two on",
-        "smallest share of the chains' time in the valley for D = 2 to 5, less 1/2",
-        "preferred",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "falls",
-        "Figure 9",
-        "the density at W_1 = 2, the minimum beside the valley, decreases rapidly as dimensions increase",
-        "smallest drop of the density within 0.1 of w_1 = 2 from one dimension to the next, D = 1 to 5",
-        "decreases rapidly",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "rate",
-        "Figure 9",
-        "the more dimensions D, the more the weights concentrate around the degenerate minimum: by (L/√(πT))^(D−1)",
-        "largest absolute difference between the share in the valley and that of exp(−U/T), D = 1 to 5",
-        "no number; exp(−U/T) gives 0.5, 0.819, 0.953, 0.989, 0.998",
-        holds=(0.0, TOLERANCE),
-    ),
-    Claim(
-        "caption",
-        "Figure 9, caption",
-        "the density that decreases with the number of dimensions is that at the degenerate minimum",
-        "smallest drop of the density within 0.1 of the degenerate minimum from one dimension to the next",
-        "W_1 = 2 (the degenerate minimum)",
-        holds=POSITIVE,
-    ),
-)
-
-
-@study(
-    "zhang2017-fig9",
-    figure="Figure 9",
-    title="A degenerate valley against a point, one to five dimensions",
-    claims=CLAIMS_9,
-    stages=_by_dimension(VALLEY),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig9", stages=_by_dimension(VALLEY))
 def figure_9(runs: Runs) -> Analysis:
     """Langevin chains on a valley, flat in D − 1 directions, and a point: histogram of w_1 as D grows."""
     found = runs.stored()
@@ -247,43 +133,6 @@ def _stages_10(scale: str) -> list[Stage]:
     return [Stage(units, run_potential, 0.25)]
 
 
-METHODS = {"SGD": "SGD", "SGDL": "SGD with added noise (SGDL)"}
-
-
-def _claims_of(name: str) -> tuple[Claim, ...]:
-    return (
-        Claim(
-            f"{name}-prefers",
-            "Figure 10",
-            f"{METHODS[name]} prefers the degenerate minimum to a non-degenerate one of the same depth",
-            "share of the chains' time in the valley less 1/2",
-            "preferred",
-            holds=POSITIVE,
-        ),
-        Claim(
-            f"{name}-boltzmann",
-            "section 5.1",
-            f"the asymptotic distribution of {METHODS[name]} is exp(−U/T)/Z",
-            "share in the valley less that of exp(−U/T) by quadrature",
-            "equal",
-            holds=(-TOLERANCE, TOLERANCE),
-        ),
-    )
-
-
-CLAIMS_10 = (
-    *(claim for name in METHODS for claim in _claims_of(name)),
-    Claim(
-        "average",
-        "section 5.2, Figure 10",
-        "within the flat region of a degenerate minimum the weights found by SGD are mostly around their average value",
-        "share of SGD's time in the valley that is spent in the half of it around the average, less 1/2",
-        "mostly around their average value",
-        holds=POSITIVE,
-    ),
-)
-
-
 def around_average(cells: pd.DataFrame, effective: float) -> Estimate:
     """How much more than half of the time in the valley is spent in the half of it that is nearest to w_2 = 0.
 
@@ -300,19 +149,7 @@ def around_average(cells: pd.DataFrame, effective: float) -> Estimate:
     return Estimate(float(share) - 0.5, ends[0] - 0.5, ends[1] - 0.5, round(effective), note)
 
 
-WHITE = "the noise of the mini-batches is the same everywhere and in all directions; that of a network that fits all "
-WHITE += "its samples vanishes at the minimum, and exp(−U/T) says nothing there"
-
-
-@study(
-    "zhang2017-fig10",
-    figure="Figure 10",
-    title="SGD and Langevin SGD on a valley and a point, two dimensions",
-    claims=CLAIMS_10,
-    stages=_stages_10,
-    deviations={scale: (*words, WHITE) for scale, words in DEVIATIONS.items()},
-    paper_cost=COST,
-)
+@study("zhang2017-fig10", stages=_stages_10)
 def figure_10(runs: Runs) -> Analysis:
     """Chains with mini-batches of five of 200 sample losses, alone (SGD) and with added noise (SGDL)."""
     found = runs.stored()

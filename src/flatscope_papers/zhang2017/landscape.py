@@ -18,19 +18,12 @@ from flatscope.interpolation import CORNERS
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.reasons import with_reasons
-from flatscope_papers.zhang2017.minima import COST, DEVIATIONS, EVALUATE_EVERY, LABELS, TITLES, minima
+from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
 
 RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
 FLAT = 0.9  # training accuracy
-FLAT_SHARE = "share of the mixtures nearest to a minimum with training accuracy of at least 0.9; a mixture as near to "
-FLAT_SHARE += "another minimum counts for each of them"
-EASY = (
-    "2,000 images in 784 dimensions are few enough to be fitted with any labels; the paper's contrast rests on random "
-)
-EASY += "labels that are hard to fit"
 ONE_TRIANGLE = "three minima of one triangle each"
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 
@@ -124,26 +117,7 @@ def _notes(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> tuple[st
     )
 
 
-def _wider(figure: str, data: str) -> Claim:
-    return Claim(
-        "wider",
-        f"section 6.1, {figure}",
-        f"{TITLES[data]}: natural labels have a larger flat region around each of three minima than random labels",
-        f"natural minus random: {FLAT_SHARE}",
-        "larger",
-        holds=POSITIVE,
-    )
-
-
-@study(
-    "zhang2017-fig11",
-    figure="Figure 11",
-    title="Training accuracy between three minima, CIFAR-10, natural and random labels",
-    claims=(_wider("Figure 11", "cifar"),),
-    stages=_stages("cifar"),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig11", stages=_stages("cifar"))
 def figure_11(runs: Runs) -> Analysis:
     """Three networks per kind of labels, trained from different starts, and the training accuracy of their mixtures."""
     surfaces = _surfaces(runs)
@@ -155,52 +129,7 @@ def figure_11(runs: Runs) -> Analysis:
     )
 
 
-CLAIMS_12 = (
-    _wider("Figure 12", "mnist"),
-    Claim(
-        "regions",
-        "section 6.1, Figure 12",
-        "MNIST: minima of natural labels lie in big flat regions",
-        FLAT_SHARE,
-        "big, no number",
-        holds=(0.5, 1.0),
-    ),
-    Claim(
-        "wells",
-        "section 6.1, Figure 12",
-        "MNIST: minima of random labels are sharp wells",
-        FLAT_SHARE,
-        "sharp, no number",
-        holds=(0.0, 0.25),
-    ),
-    Claim(
-        "harder",
-        "section 6.1, Figure 12",
-        "random labels are more difficult to fit on MNIST than on CIFAR-10",
-        "log10 of the epochs to the same loss, random less natural labels, on MNIST less the same on CIFAR-10",
-        "more difficult",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "clearer",
-        "section 6.1, Figure 12",
-        "natural and random labels differ more in their flat regions on MNIST than on CIFAR-10",
-        "the share of the claims above, natural minus random, on MNIST less the same on CIFAR-10",
-        "more clearly",
-        holds=POSITIVE,
-    ),
-)
-
-
-@study(
-    "zhang2017-fig12",
-    figure="Figure 12",
-    title="Training accuracy between three minima, MNIST, natural and random labels",
-    claims=CLAIMS_12,
-    stages=_stages("mnist", "cifar"),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig12", stages=_stages("mnist", "cifar"))
 def figure_12(runs: Runs) -> Analysis:
     """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
     surfaces = _surfaces(runs)
@@ -211,10 +140,9 @@ def figure_12(runs: Runs) -> Analysis:
         "harder": harder(epochs_to_fit(runs)),
         "clearer": difference_of_differences(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
     }
-    reasons = dict.fromkeys(("wider", "wells", "clearer"), EASY) if runs.scale == "small" else {}
     return Analysis(
         _table(surfaces, "mnist"),
-        with_reasons(found, CLAIMS_12, runs.scale, reasons),
+        found,
         lambda figure: _draw(figure, [surfaces["mnist", labels] for labels in LABELS], TITLES["mnist"]),
         _notes(surfaces, "mnist"),
     )

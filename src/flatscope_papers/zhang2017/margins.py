@@ -25,62 +25,17 @@ from flatscope.sweeps.work import builder_of, trial_of
 from flatscope.training.data import load
 from flatscope.training.population import PopulationView
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 
 Report = Callable[[float, str], None]
 STARTS = (1, 10)
 QUANTILES = np.linspace(0, 1, 101)
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {
-            "name": "flatscope_papers.smoke_data:digits_as_cifar10",
-            "train_size": 40,
-            "test_size": 0,
-            "crop": 28,
-        },
-        "model": {"name": "two_layer", "options": {"hidden": 16}},
-        "train": {"batch_size": 20, "epochs": 10},
-        "seeds": 2,
-    },
-    "small": {
-        "data": {"name": "cifar10", "train_size": 500, "test_size": 0, "crop": 28},
-        "model": {"name": "mlp_1x512", "options": {}},
-        "train": {"batch_size": 50, "epochs": 40},
-        "seeds": 3,
-    },
-    "paper": {
-        "data": {"name": "cifar10", "test_size": 0, "crop": 28},
-        "model": {"name": "mlp_1x512", "options": {}},
-        "train": {"batch_size": 100, "epochs": 300},
-        "seeds": 5,
-    },
-}
+SIZES = grid(__name__)
 RATES = {1: 0.01, 10: 5e-4}
-UNSTATED = (
-    "the paper names neither network nor settings: perceptron with 512 hidden units (the all-convolutional network "
-)
-UNSTATED += (
-    "does not learn from weights ten times as large), momentum 0.9, learning rate 0.01, and 0.0005 for the start "
-)
-UNSTATED += "×10, whose outputs are a hundred times as large"
-DEVIATIONS = {
-    "small": (UNSTATED, "500 images of CIFAR-10, cut to 28×28, 40 epochs, three seeds"),
-    "paper": (UNSTATED, "CIFAR-10, cut to 28×28, 300 epochs, five seeds"),
-}
-PAIRED = (
-    "paired after the results were known: the same seed begins at the same weights and takes the images in the same "
-)
-PAIRED += "order whatever the labels and the scale of the start; intervals were Welch's before, most of them wider"
-CAPTION = 'the caption says "than random labels"; read: than natural labels'
-NOT_SAID = (
-    "Figure 16 is a figure without words: its claims are those of Figure 17 carried over to the fan-in norms, and "
-)
-NOT_SAID += "not the paper's"
 SURE = "nearly cannot fail: the weights begin ten times as large, and training moves them by far less"
-COST = "20 perceptrons of 1,209,866 weights, 300 epochs of 50,000 images."
 
 
 def stages(scale: str) -> list[Stage]:
@@ -155,35 +110,6 @@ def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def _claims(
-    quantity: str, where: str, words: str, number: str, sign: str, reported: str, unsaid: str = ""
-) -> list[Claim]:
-    """Random against natural labels for each start, and start ×10 against ×1 for each kind of labels."""
-    labels = [
-        Claim(
-            f"{quantity}-labels-x{start}",
-            where,
-            f"random labels give {words} than natural labels (starting weights ×{start}{unsaid})",
-            f"{number}, {'random minus natural' if sign == '+' else 'natural minus random'}, per seed",
-            reported,
-            holds=POSITIVE,
-        )
-        for start in STARTS
-    ]
-    starts = [
-        Claim(
-            f"{quantity}-start-{kind}",
-            where,
-            f"starting weights ten times as large give {words} than the usual ones ({kind} labels{unsaid})",
-            f"{number}, {'×10 minus ×1' if sign == '+' else '×1 minus ×10'}, per seed",
-            reported,
-            holds=POSITIVE,
-        )
-        for kind in LABELS
-    ]
-    return labels + starts
-
-
 def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Estimate]:
     """The numbers of `_claims`: differences per seed, turned so that the claim is that they are positive.
 
@@ -220,42 +146,7 @@ def _notes(networks: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-CLAIMS_16 = _claims(
-    "fan-in",
-    "Figure 16",
-    "larger fan-in ℓ1 norms",
-    "mean ℓ1 norm of the weights into a unit after training",
-    "+",
-    "nothing in words; expected as in Figure 17",
-    "; not said in the paper",
-)
-CLAIMS_17 = [
-    *_claims("margin", "Figure 17", "a smaller margin", "median functional margin", "-", "smaller"),
-    *_claims("norm", "Figure 17", "a larger ℓ2 norm", "ℓ2 norm of all parameters", "+", "larger"),
-]
-START = "the start ×10 makes up nearly all of the norm, and training hardly moves it, whatever the labels"
-REASONS = {
-    "small": {
-        "fan-in-labels-x10": START,
-        "norm-labels-x10": START,
-        "margin-labels-x1": "random labels make the weights larger and the margin, which is not normalised, grows with "
-        "them; over the product of the norms (see the notes) the margins have the paper's order",
-    }
-}
-
-
-@study(
-    "zhang2017-fig16",
-    figure="Figure 16",
-    title="Fan-in ℓ1 norms during training, natural and random labels, two starts",
-    claims=CLAIMS_16,
-    stages=stages,
-    deviations={
-        "small": (*DEVIATIONS["small"], NOT_SAID, PAIRED),
-        "paper": (*DEVIATIONS["paper"], NOT_SAID),
-    },
-    paper_cost=COST,
-)
+@study("zhang2017-fig16", stages=stages)
 def figure_16(runs: Runs) -> Analysis:
     """Mean ℓ1 norm of the weights into a unit after every epoch, for each layer."""
     networks, parts = _networks(runs), []
@@ -268,7 +159,6 @@ def figure_16(runs: Runs) -> Analysis:
         )
     table = pd.concat(parts, ignore_index=True)
     estimates = compared(networks, "fan-in", "last_fan_in", "+")
-    estimates = with_reasons(estimates, CLAIMS_16, runs.scale, REASONS.get(runs.scale, {}))
     return Analysis(table, estimates, lambda figure: _draw_norms(figure, table), _notes(networks))
 
 
@@ -289,18 +179,7 @@ def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
     np.ravel(panels)[-1].legend(fontsize=7)
 
 
-@study(
-    "zhang2017-fig17",
-    figure="Figure 17",
-    title="Functional margins and ℓ2 norms after training, natural and random labels, two starts",
-    claims=CLAIMS_17,
-    stages=stages,
-    deviations={
-        "small": (*DEVIATIONS["small"], CAPTION, PAIRED),
-        "paper": (*DEVIATIONS["paper"], CAPTION),
-    },
-    paper_cost=COST,
-)
+@study("zhang2017-fig17", stages=stages)
 def figure_17(runs: Runs) -> Analysis:
     """Distribution of the functional margins of the training images, and the ℓ2 norm of the weights."""
     networks, parts = _networks(runs), []
@@ -313,7 +192,6 @@ def figure_17(runs: Runs) -> Analysis:
         **compared(networks, "margin", "median_margin", "-"),
         **compared(networks, "norm", "last_l2", "+"),
     }
-    estimates = with_reasons(estimates, CLAIMS_17, runs.scale, REASONS.get(runs.scale, {}))
     return Analysis(table, estimates, lambda figure: _draw_margins(figure, table), _notes(networks))
 
 

@@ -22,86 +22,13 @@ from torch.nn import functional
 
 from flatscope.training.data import load
 from flatscope.training.models import all_conv, build
-from flatscope_papers.declaration import Runs, Stage
+from flatscope_papers.declaration import Runs, Stage, name_of
+from flatscope_papers.tables import grid
 from flatscope_papers.theory.polynomial import PolynomialActivation
 
-RELU, POLYNOMIAL = "all_conv", "flatscope_papers.zhang2017.networks:polynomial_all_conv"
 POOL = 8_000
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "test_size": 100},
-        "side": 32,
-        "train_sizes": (60, 228, 400),
-        "fixed_size": 228,
-        "channels": (1, 2, 3),
-        "base": 2,
-        "large": 3,
-        "gap_sizes": (60, 228, 400),
-        "gap_channels": (1, 2, 3),
-        "seeds": 2,
-        "train": {"lr": 0.05, "batch_size": 100, "epochs": 2},
-        "gap_train": {"lr": 0.05, "batch_size": 100, "epochs": 2},
-    },
-    "small": {
-        "data": {"name": "flatscope_papers.zhang2017.networks:halved_cifar10", "test_size": 1_000},
-        "side": 16,
-        "train_sizes": (100, 400, 1_300, 8_000),
-        "fixed_size": 400,
-        "channels": (2, 4, 10, 20),
-        "base": 10,
-        "large": 20,
-        "gap_sizes": (400, 2_620, 8_000),
-        "gap_channels": (2, 10, 20),
-        "seeds": 3,
-        "train": {"lr": 0.03, "batch_size": 50, "steps": 6_400, "looks": 20},
-        "gap_train": {"lr": 0.02, "batch_size": 50, "steps": 1_600, "looks": 20},
-    },
-    "paper": {
-        "data": {"name": "cifar10"},
-        "side": 32,
-        "train_sizes": (500, 1_000, 2_000, 5_000, 9_370, 20_000, 50_000),
-        "fixed_size": 50_000,
-        "channels": (1, 2, 4, 8, 16, 32, 38, 64, 128, 256),
-        "base": 16,
-        "large": 64,
-        "gap_sizes": (500, 5_000, 50_000),
-        "gap_channels": (1, 2, 4, 8, 16, 32, 38, 64, 128, 256),
-        "seeds": 5,
-        # 30,000 steps are 60 epochs of 50,000 images; 60 epochs of 500 images leave a training error of a third.
-        "train": {"lr": 0.01, "batch_size": 100, "steps": 30_000, "looks": 60},
-        "gap_train": {"lr": 0.01, "batch_size": 100, "steps": 30_000, "looks": 60, "epochs": 60},
-    },
-}
+SIZES = grid(__name__)
 FALL = {"smoke": 1.0, "small": 0.1, "paper": 0.95**60}  # the last learning rate over the first
-OPEN = (
-    "the layers of the network are not stated: three 3×3 convolutions of stride 2, one over the remaining map and one "
-    "of 1×1 are what gives 9,370 parameters"
-)
-OPTIMISER = "the paper does not state how it trained: SGD of momentum 0.9, He's initial weights, "
-HALVED = (
-    "CIFAR-10 images averaged to 16×16 and fewer channels: training sizes and numbers of parameters are both several "
-    "times smaller than the paper's, so that one still crosses the other"
-)
-DEVIATIONS = {
-    "small": (
-        HALVED,
-        OPEN,
-        OPTIMISER + "batches of 50, at most 6,400 steps whatever the number of samples, with a rate that falls from "
-        "0.03 to 0.003, or until no training error is left; three seeds",
-        "a first setting, 1,600 steps at 0.02, was given up after its results were seen: it left 16 % of 1,300 natural "
-        "labels unfitted and 8,000 random ones hardly touched, so that too little training passed for what the claims "
-        "are about; 6,400 steps are 40 epochs of 8,000 images and may still be too few for random labels",
-    ),
-    "paper": (
-        OPEN,
-        OPTIMISER + "batches of 100, 30,000 steps whatever the number of samples (60 epochs of 50,000), with a rate "
-        "that falls from 0.01 to 0.0005, or until no training error is left; five seeds",
-    ),
-}
-STEPS = "too few steps where N is near W: a quarter of them left an error there that was two to ten times as large"
-SETTLED = "with random labels some of these networks settle at a loss above zero, others, near W, were still learning"
-WIDER = "the test error goes on falling beyond W = N: networks near W = N are the hardest to train, wider ones gain"
-COST = "all-convolutional networks, five of a kind as one stack, up to 30,000 steps (60 epochs of 50,000 images)."
 
 Samples = tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -161,6 +88,9 @@ def polynomial_all_conv(channels: int, side: int = 32, radius: float = 5.0, degr
         for name, part in network.named_children()
     )
     return nn.Sequential(parts)
+
+
+RELU, POLYNOMIAL = "all_conv", name_of(polynomial_all_conv)
 
 
 def parameters(scale: str, channels: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,37 +13,14 @@ from flatscope import Context
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.reasons import with_reasons
+from flatscope_papers.tables import grid
 from flatscope_papers.theory.gradient_noise import noise_at
 
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure
 BLUE, ORANGE = "#0072B2", "#D55E00"
-SIZES: Mapping[str, dict[str, Any]] = {
-    "smoke": {
-        "data": {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "train_size": 40, "test_size": 0},
-        "model": {"name": "all_conv", "options": {"channels": 4}},
-        "train": {"lr": 0.02, "batch_size": 20, "epochs": 3},
-        "look": {"batches": [1, 20], "components": 10, "draws": 40},
-        "seeds": 2,
-    },
-    "small": {
-        "data": {"name": "cifar10", "train_size": 500, "test_size": 0},
-        "model": {"name": "all_conv", "options": {"channels": 16}},
-        "train": {"lr": 0.02, "batch_size": 50, "epochs": 150, "stop_loss": 0.02, "evaluate_every": 5},
-        "look": {"batches": [1, 10, 50, 250], "components": 100, "draws": 500},
-        "seeds": 3,
-    },
-    "paper": {
-        "data": {"name": "cifar10", "test_size": 0},
-        "model": {"name": "all_conv", "options": {"channels": 38}},
-        "train": {"lr": 0.01, "batch_size": 100, "epochs": 300, "lr_decay": 0.98, "stop_loss": 0.005},
-        "look": {"batches": [1, 10, 100, 1000], "components": 100, "draws": 500},
-        "seeds": 5,
-    },
-}
+SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
@@ -89,68 +65,7 @@ def look_at_noise(config: Config, store: Store) -> Measured:
     return Measured(metrics, frames={"batches": pd.DataFrame(rows), "components": shown})
 
 
-CLAIMS = (
-    Claim(
-        "gaussian",
-        "section 5.1, Figure 5",
-        "components of mini-batch gradients are approximately Gaussian in the asymptotic regime",
-        "share of components that D'Agostino's test (Holm's correction, 5 %) accepts, at the batch of training",
-        "approximately Gaussian",
-        holds=(0.9, 1.0),
-        partly=(0.5, 1.0),
-    ),
-    Claim(
-        "centre",
-        "Figure 5",
-        "the average of the gradients over mini-batches, the gradient of the full loss, is very small",
-        "its norm over the root of the trace of the mini-batches' covariance",
-        "very small",
-        holds=(0.0, 0.1),
-        partly=(0.0, 0.5),
-    ),
-    Claim(
-        "batch",
-        "Figure 5",
-        "mini-batches must not be too small for the components of their gradients to be Gaussian",
-        "share of Gaussian components at the batch of training, less the same for single samples",
-        "not too small",
-        holds=POSITIVE,
-    ),
-    Claim(
-        "large_batch",
-        "Figure 5",
-        "mini-batches must not be too large for the components of their gradients to be Gaussian",
-        "share of Gaussian components at the batch of training, less the same at the largest batch looked at",
-        "not too large",
-        holds=POSITIVE,
-    ),
-)
-FEW_LEFT = (
-    "a network that fits its samples has a gradient made of a few samples that still have a loss: their pulls do "
-)
-FEW_LEFT += "not cancel, so that the mean is not small beside the noise"
-LIMIT = (
-    "a mean of more samples drawn independently is nearer to a Gaussian, by the central limit theorem that the paper "
-)
-LIMIT += "cites; only a batch of all samples, without replacement, has no noise at all"
-SINGLE = "the paper names neither network nor data: the all-convolutional network on CIFAR-10, momentum 0.9"
-
-
-@study(
-    "zhang2017-fig5",
-    figure="Figure 5",
-    title="Histograms of components of mini-batch gradients after training",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (SINGLE, "500 images, until the loss is 0.02: a training error of 0.000965 cannot be had with so few"),
-        "paper": (
-            SINGLE,
-            "38 channels (50,664 weights), so that the 50,000 images can be fitted; until the loss is 0.005",
-        ),
-    },
-    paper_cost="5 networks of 50,664 weights, up to 300 epochs of 50,000 images.",
-)
+@study("zhang2017-fig5", stages=stages)
 def figure_5(runs: Runs) -> Analysis:
     """Mini-batch gradients at fixed weights: histograms of some components beside Gaussians of the same moments."""
     found = runs.stored()
@@ -172,7 +87,7 @@ def figure_5(runs: Runs) -> Analysis:
     parts = [stored.frame("batches").assign(network=number) for number, stored in enumerate(found)]
     return Analysis(
         pd.concat(parts, ignore_index=True),
-        with_reasons(estimates, CLAIMS, runs.scale, {"centre": FEW_LEFT, "large_batch": LIMIT}),
+        estimates,
         lambda figure: _draw(figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]),
         (f"training errors {errors}",),
     )

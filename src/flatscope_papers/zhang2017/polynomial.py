@@ -16,61 +16,17 @@ from torch import Tensor, nn
 
 from flatscope.training.models import build
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
-from flatscope_papers.zhang2017.networks import COST, DEVIATIONS, SIZES, histories, stage
-from flatscope_papers.zhang2017.parameters import against_parameters, width_claims
+from flatscope_papers.zhang2017.networks import SIZES, histories, stage
+from flatscope_papers.zhang2017.parameters import against_parameters
 from flatscope_papers.zhang2017.training import (
-    GOOD,
     against_size,
     curve_found,
-    more_data,
-    natural_claims,
-    random_claims,
 )
 
 RADIUS, DEGREE = 5.0, 10
-CLIPPED = f"the interval of the fit is not stated: here [−{RADIUS:g}, {RADIUS:g}], and constant beyond"
-POLYNOMIAL_DEVIATIONS = {scale: (*words, CLIPPED) for scale, words in DEVIATIONS.items()}
-SIMILAR, RATHER_SIMILAR = (-0.03, 0.03), (-0.06, 0.06)
-CLAIMS_21 = (
-    Claim(
-        "training",
-        "section 9.10, Figure 21",
-        "polynomial and ReLU network have very similar training errors",
-        "training error at the end, polynomial minus ReLU, per seed",
-        "very similar",
-        holds=SIMILAR,
-        partly=RATHER_SIMILAR,
-    ),
-    Claim(
-        "testing",
-        "section 9.10, Figure 21",
-        "polynomial and ReLU network have very similar test errors",
-        "test error at the end, polynomial minus ReLU, per seed",
-        "very similar",
-        holds=SIMILAR,
-        partly=RATHER_SIMILAR,
-    ),
-    Claim(
-        "degree",
-        "section 9.10.1, eq. 62",
-        "a network of l layers of degree 10 is a polynomial of degree 10·l",
-        "degree of the network with l = 4 hidden layers",
-        "10·l = 40",
-        holds=(40.0, 40.0),
-    ),
-    Claim(
-        "overhead",
-        "section 9.10",
-        "computing polynomials in place of ReLUs costs next to nothing",
-        "operations that the polynomials add to a forward pass of the paper's network, over those of the ReLU network",
-        "negligible",
-        holds=(0.0, 0.1),
-        partly=(0.0, 0.5),
-    ),
-)
 
 
 def _one_size(scale: str) -> list[Stage]:
@@ -127,15 +83,7 @@ def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-@study(
-    "zhang2017-fig21",
-    figure="Figure 21",
-    title="A network with polynomials of degree 10 in place of its ReLUs",
-    claims=CLAIMS_21,
-    stages=_one_size,
-    deviations=POLYNOMIAL_DEVIATIONS,
-    paper_cost="Ten networks of 9,370 parameters, those of zhang2017-fig1 and zhang2017-fig22.",
-)
+@study("zhang2017-fig21", stages=_one_size)
 def figure_21(runs: Runs) -> Analysis:
     """The network of Figure 1 on its largest training set: ReLU and polynomial from the same starting weights."""
     along = histories(runs)
@@ -177,22 +125,7 @@ def _by_width(scale: str) -> list[Stage]:
     return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True)]
 
 
-def _of_polynomials(*claims: Claim) -> tuple[Claim, ...]:
-    """The claims of Figures 1 to 3, said of polynomial networks."""
-    return tuple(replace(claim, statement=f"polynomial networks: {claim.statement}") for claim in claims)
-
-
-@study(
-    "zhang2017-fig22",
-    figure="Figure 22",
-    title="Errors of a polynomial network against the number of training samples, natural labels",
-    claims=_of_polynomials(
-        *natural_claims("section 9.10, Figure 22"), more_data("section 9.10, Proposition 3, Figure 22")
-    ),
-    stages=_natural,
-    deviations=POLYNOMIAL_DEVIATIONS | {"small": (*POLYNOMIAL_DEVIATIONS["small"], GOOD)},
-    paper_cost=COST,
-)
+@study("zhang2017-fig22", stages=_natural)
 def figure_22(runs: Runs) -> Analysis:
     """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
     analysis = against_size(runs, random=False)
@@ -200,30 +133,13 @@ def figure_22(runs: Runs) -> Analysis:
     return replace(analysis, found={**analysis.found, **more})
 
 
-@study(
-    "zhang2017-fig23",
-    figure="Figure 23",
-    title="Errors of a polynomial network against the number of training samples, random labels",
-    claims=_of_polynomials(*random_claims("section 9.10, Figure 23")),
-    stages=_random,
-    deviations=POLYNOMIAL_DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig23", stages=_random)
 def figure_23(runs: Runs) -> Analysis:
     """Figure 2 with polynomials of degree 10 in place of the ReLUs."""
     return against_size(runs, random=True)
 
 
-@study(
-    "zhang2017-fig24",
-    figure="Figure 24",
-    title="Errors of polynomial networks against the number of parameters",
-    # where the test error is best is said of Figure 3 only
-    claims=_of_polynomials(*width_claims("section 9.10, Figure 24")[:-1]),
-    stages=_by_width,
-    deviations=POLYNOMIAL_DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig24", stages=_by_width)
 def figure_24(runs: Runs) -> Analysis:
     """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
     analysis = against_parameters(runs)

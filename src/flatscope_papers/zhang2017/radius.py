@@ -14,17 +14,14 @@ from matplotlib.figure import Figure
 
 from flatscope.sweeps.stored_networks import measure_stored
 from flatscope_papers import intervals
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.reasons import with_reasons
-from flatscope_papers.zhang2017.minima import COLOURS, COST, DEVIATIONS, LABELS, TITLES, minima
+from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
 DIRECTIONS = {"smoke": 2, "small": 20, "paper": 100}
 TOLERANCE = {"smoke": 0.2, "small": 0.01, "paper": 1e-4}  # relative accuracy of a radius
-BOTH = "loss and error, as the paper does not say which"
-FEW = "random labels are the harder to fit the more images there are; 2,000 are too few for the printed contrast"
 PRINTED = {  # mean and deviation over minima
     ("mnist", "natural", "all"): (45.4, 2.7),
     ("mnist", "random", "all"): (6.9, 1.0),
@@ -35,62 +32,6 @@ PRINTED = {  # mean and deviation over minima
     ("cifar", "natural", "top"): (19.5, 4.0),
     ("cifar", "random", "top"): (12.1, 2.6),
 }
-
-
-def _value_claims() -> list[Claim]:
-    return [
-        Claim(
-            f"{data}-{labels}-{moved}-{objective}",
-            "Table 1",
-            f"{TITLES[data]}, {labels} labels, {WORDS[moved]}: the {objective} has changed by 0.05 at a distance of "
-            f"{mean} ± {sd}",
-            "flatness radius, mean over minima",
-            f"{mean} ± {sd}",
-            holds=(mean - sd, mean + sd),
-            partly=(mean / 2, 2 * mean),
-        )
-        for (data, labels, moved), (mean, sd) in PRINTED.items()
-        for objective in OBJECTIVES
-    ]
-
-
-def _order_claims() -> list[Claim]:
-    natural = [
-        Claim(
-            f"{data}-{moved}-{objective}-order",
-            "Table 1, section 6.1",
-            f"{TITLES[data]}, {WORDS[moved]}: the flatness radius of the {objective} is larger with natural than with "
-            "random labels",
-            "log10 of the ratio of the radii, natural to random",
-            f"log10 of {PRINTED[data, 'natural', moved][0]} / {PRINTED[data, 'random', moved][0]}",
-            holds=POSITIVE,
-        )
-        for data, moved, objective in itertools.product(SETS, MOVED, OBJECTIVES)
-    ]
-    top = [
-        Claim(
-            f"cifar-top-above-all-{objective}",
-            "Table 1",
-            f"CIFAR-10, natural labels: the flatness radius of the {objective} is larger for the top layer than for "
-            "all parameters",
-            "radius of the top layer minus that of all parameters, per minimum",
-            "19.5 against 17.0",
-            holds=POSITIVE,
-        )
-        for objective in OBJECTIVES
-    ]
-    return natural + top
-
-
-CLAIMS = [*_value_claims(), *_order_claims()]
-
-
-def _reasons() -> dict[str, str]:
-    """Why claims fail at 2,000 images: the labels are too easy, or the network is not the paper's."""
-    other = "the paper's network for CIFAR-10 is not known and not this perceptron, whose top layer has 5,130 of "
-    other += "1,209,866 parameters"
-    found = {claim.key: FEW for claim in CLAIMS if "-random-" in claim.key or claim.key.endswith("-order")}
-    return found | {claim.key: other for claim in CLAIMS if claim.key.startswith("cifar") and "-top-" in claim.key}
 
 
 def stages(scale: str) -> list[Stage]:
@@ -142,18 +83,7 @@ def estimates(radii: pd.DataFrame) -> dict[str, Estimate]:
     return found
 
 
-@study(
-    "zhang2017-table1",
-    figure="Table 1",
-    title="The flatness test: distance to a change of 0.05, natural and random labels",
-    claims=CLAIMS,
-    stages=stages,
-    deviations={
-        "small": (*DEVIATIONS["small"], "20 directions per minimum, radii to 1 %", BOTH, FEW),
-        "paper": (*DEVIATIONS["paper"], "100 directions per minimum", BOTH),
-    },
-    paper_cost=COST,
-)
+@study("zhang2017-table1", stages=stages)
 def table_1(runs: Runs) -> Analysis:
     """Mean distance in random directions at which the training loss, or error, has changed by 0.05."""
     frame = runs.frame()
@@ -166,9 +96,7 @@ def table_1(runs: Runs) -> Analysis:
         "flatness_radius": "radius",
     }
     radii = frame[list(names)].rename(columns=names)
-    reasons = _reasons() if runs.scale == "small" else {}
-    found = with_reasons(estimates(radii), CLAIMS, runs.scale, reasons)
-    return Analysis(radii, found, lambda figure: _draw(figure, radii))
+    return Analysis(radii, estimates(radii), lambda figure: _draw(figure, radii))
 
 
 def _draw(figure: Figure, radii: pd.DataFrame) -> None:

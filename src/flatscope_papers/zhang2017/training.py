@@ -5,7 +5,6 @@ The claims of Figures 1 and 2 are also those of their polynomial versions, Figur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Estimate
+from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.reasons import with_reasons
 from flatscope_papers.zhang2017.networks import (
-    COST,
-    DEVIATIONS,
-    SETTLED,
     SIZES,
-    STEPS,
     ends,
     histories,
     parameters,
@@ -30,113 +24,13 @@ from flatscope_papers.zhang2017.networks import (
 )
 
 CHANCE = 0.9
-ZERO = (-math.inf, 0.01)  # of a training error: one sample in a hundred
-NEARLY_ZERO = (-math.inf, 0.05)
-GOOD = (
-    "restated after the results were known: any test error below chance counts as good, and it was not said that this "
-    "is all that is judged"
-)
-TOGETHER, NEARLY_TOGETHER = (-0.05, 0.05), (-0.2, 0.2)  # of a test and a training error
 SHARE = (0.0, 1.0)
-
-
-def natural_claims(where: str) -> tuple[Claim, ...]:
-    """What the paper says of natural labels as N passes W."""
-    return (
-        Claim(
-            "fitted",
-            where,
-            "with fewer samples than parameters the training error is zero",
-            "training error of the networks with N < W, mean over sizes, then over seeds",
-            "zero",
-            holds=ZERO,
-            partly=NEARLY_ZERO,
-        ),
-        Claim(
-            "good_test_error",
-            where,
-            "with fewer samples than parameters the test error is good although nothing guarantees it (judged: better "
-            "than chance, which is little)",
-            "test error of the networks with N < W minus 0.9, chance: an error of 0.89 would count as good",
-            "good",
-            holds=NEGATIVE,
-        ),
-        Claim(
-            "no_generalization",
-            where,
-            "with fewer samples than parameters training and test error are far apart",
-            "test minus training error of the networks with N < W",
-            "no generalization",
-            holds=(0.1, 1.0),
-            partly=POSITIVE,
-        ),
-        Claim(
-            "gap_closes",
-            where,
-            "with more samples than parameters training and test error are closer to each other than with fewer",
-            "test minus training error at the largest N minus that of the networks with N < W, per seed",
-            "generalization for N > W",
-            holds=NEGATIVE,
-        ),
-        Claim(
-            "generalizes",
-            where,
-            "with more samples than parameters there is generalization: training and test error come together",
-            "test minus training error at the largest N",
-            "generalization for N > W",
-            holds=TOGETHER,
-            partly=NEARLY_TOGETHER,
-        ),
-    )
-
-
-def random_claims(where: str) -> tuple[Claim, ...]:
-    """What the paper says of scrambled labels as N passes W."""
-    return (
-        Claim(
-            "chance",
-            where,
-            "with random labels the test error is at chance whatever the number of samples",
-            "test error, mean over sizes, then over seeds",
-            "at chance, 0.9",
-            holds=(0.88, 0.92),
-            partly=(0.85, 0.95),
-        ),
-        Claim(
-            "fitted",
-            where,
-            "with fewer samples than parameters random labels are fitted without error",
-            "training error of the networks with N < W, mean over sizes, then over seeds",
-            "zero",
-            holds=ZERO,
-            partly=NEARLY_ZERO,
-        ),
-        Claim(
-            "rises",
-            where,
-            "with more samples than parameters the training error on random labels rises towards the expected error",
-            "training error at the largest N minus that of the networks with N < W, per seed",
-            "starts to increase",
-            holds=POSITIVE,
-        ),
-        Claim(
-            "reaches_chance",
-            where,
-            "with more samples than parameters the training error on random labels comes to reach the expected error",
-            "test minus training error at the largest N",
-            "reaches the expected error",
-            holds=TOGETHER,
-            partly=NEARLY_TOGETHER,
-        ),
-    )
 
 
 def against_size(runs: Runs, *, random: bool) -> Analysis:
     """Errors against N for a network of fixed W; claims of natural or of random labels."""
     points = ends(runs)
-    found, claims = (random_found(points), random_claims("")) if random else (natural_found(points), natural_claims(""))
-    reasons = {"fitted": SETTLED if random else STEPS} if runs.scale == "small" else {}
-    found = with_reasons(found, claims, runs.scale, reasons)
+    found = random_found(points) if random else natural_found(points)
     width = int(points["W"].iloc[0])
     return Analysis(
         points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
@@ -222,68 +116,16 @@ def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Sta
     return stages
 
 
-@study(
-    "zhang2017-fig1",
-    figure="Figure 1",
-    title="Errors against the number of training samples, natural labels",
-    claims=natural_claims("section 3, Figure 1"),
-    stages=_by_size("base"),
-    deviations=DEVIATIONS | {"small": (*DEVIATIONS["small"], GOOD)},
-    paper_cost=COST,
-)
+@study("zhang2017-fig1", stages=_by_size("base"))
 def figure_1(runs: Runs) -> Analysis:
     """One all-convolutional network of W parameters, trained on subsets of CIFAR-10 below and above W samples."""
     return against_size(runs, random=False)
 
 
-@study(
-    "zhang2017-fig2",
-    figure="Figure 2",
-    title="Errors against the number of training samples, random labels",
-    claims=random_claims("section 3, Figure 2"),
-    stages=_by_size("base", random=True),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig2", stages=_by_size("base", random=True))
 def figure_2(runs: Runs) -> Analysis:
     """The network of Figure 1 on subsets whose labels are all drawn at random."""
     return against_size(runs, random=True)
-
-
-def curve_claims(where: str) -> tuple[Claim, ...]:
-    """What the paper says of training sets of different sizes."""
-    return (
-        Claim(
-            "overfits",
-            where,
-            "the smallest training sets are overfitted more than the largest",
-            "test minus training error at the end, smallest N minus largest N, per seed",
-            "overfitting with small training sets",
-            holds=POSITIVE,
-        ),
-        Claim(
-            "little_generalization",
-            where,
-            "there is little generalization with small training sets",
-            "test minus training error at the end, smallest N",
-            "little",
-            holds=(0.3, 1.0),
-            partly=POSITIVE,
-        ),
-        more_data(f"section 6, {where}"),
-    )
-
-
-def more_data(where: str) -> Claim:
-    """More samples, less error."""
-    return Claim(
-        "more_data",
-        where,
-        "the expected error decreases with increasing training set size",
-        "test error at the end, largest N minus smallest N, per seed",
-        "decreases",
-        holds=NEGATIVE,
-    )
 
 
 def curve_found(points: pd.DataFrame) -> dict[str, Estimate]:
@@ -302,29 +144,13 @@ def along_training(runs: Runs) -> Analysis:
     return Analysis(along, curve_found(ends(runs)), lambda figure: draw_curves(figure, along))
 
 
-@study(
-    "zhang2017-fig13",
-    figure="Figure 13",
-    title="Training and test error along training, one curve per training size",
-    claims=curve_claims("Figure 13"),
-    stages=_by_size("base"),
-    deviations=DEVIATIONS,
-    paper_cost="The networks of zhang2017-fig1.",
-)
+@study("zhang2017-fig13", stages=_by_size("base"))
 def figure_13(runs: Runs) -> Analysis:
     """The networks of Figure 1 along training; the paper does not state the network of this figure."""
     return along_training(runs)
 
 
-@study(
-    "zhang2017-fig14",
-    figure="Figure 14",
-    title="Training and test error along training, one curve per training size, a larger network",
-    claims=curve_claims("Figure 14"),
-    stages=_by_size("large"),
-    deviations=DEVIATIONS,
-    paper_cost=COST,
-)
+@study("zhang2017-fig14", stages=_by_size("large"))
 def figure_14(runs: Runs) -> Analysis:
     """As Figure 13 with more channels; the paper does not state how many."""
     analysis = along_training(runs)
