@@ -47,6 +47,7 @@ LEVELS = (
 # The package of the papers, likewise; papers do not import each other.
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
+    {"tables"},
     {"correlation_intervals", "reasons", "result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},

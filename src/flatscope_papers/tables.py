@@ -24,7 +24,8 @@ from flatscope import InputError
 from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Range
 
 RANGES = {"above 0": POSITIVE, "below 0": NEGATIVE}
-PARTS = {"figure", "title", "at_paper_scale", "differs", "claims"}
+OPTIONAL = {"at_paper_scale", "differs"}
+PARTS = {"figure", "title", "claims"} | OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -54,26 +55,42 @@ class Words:
 
 def said_by_paper(package: str, name: str) -> Words:
     """The table of a study in `studies.toml` of a package."""
-    whole = _read(package, "studies.toml")
-    where = f"{package}, studies.toml, {name}"
+    return words_of(_read(package, "studies.toml"), name, where=f"{package}, studies.toml")
+
+
+def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
+    """The table of a study, with its texts filled in.
+
+    Args:
+        whole: the file.
+        name: of the study.
+        where: the file in words, for errors.
+    """
     if name not in whole:
         raise InputError(f"a table [{name}]", f"only {', '.join(whole)}", where=where)
-    table, texts = whole[name], whole.get("texts", {})
-    if unknown := set(table) - PARTS:
-        raise InputError(f"entries {', '.join(sorted(PARTS))}", ", ".join(sorted(unknown)), where=where)
-    entries = table["claims"]
-    keys = [entry["key"] for entry in entries]
+    table, place = whole[name], f"{where}, {name}"
+    if set(table) | OPTIONAL != PARTS:
+        raise InputError(f"entries {', '.join(sorted(PARTS))}", ", ".join(sorted(table)), where=place)
+
+    def text(word: str) -> str:
+        texts = whole.get("texts", {})
+        if word.startswith("@") and word[1:] not in texts:
+            raise InputError("the name of a text", word, where=place, fix="Write it under [texts]")
+        return str(texts[word[1:]]) if word.startswith("@") else word
+
+    claims = tuple(_claim(entry, place) for entry in table["claims"])
+    keys = [claim.key for claim in claims]
     if len(set(keys)) != len(keys):
-        raise InputError("claims with different keys", ", ".join(keys), where=where)
-    given = {entry["key"]: entry["reason"] for entry in entries if "reason" in entry}
+        raise InputError("claims with different keys", ", ".join(keys), where=place)
+    given = {entry["key"]: entry["reason"] for entry in table["claims"] if "reason" in entry}
     by_scale = {key: words if isinstance(words, dict) else {"": words} for key, words in given.items()}
     return Words(
         figure=table["figure"],
         title=table["title"],
-        claims=tuple(_claim(entry, where) for entry in entries),
-        differs={scale: tuple(_text(word, texts) for word in words) for scale, words in table["differs"].items()},
-        at_paper_scale=_text(table.get("at_paper_scale", ""), texts),
-        reasons={(key, scale): _text(word, texts) for key, words in by_scale.items() for scale, word in words.items()},
+        claims=claims,
+        differs={scale: tuple(map(text, words)) for scale, words in table.get("differs", {}).items()},
+        at_paper_scale=text(table.get("at_paper_scale", "")),
+        reasons={(key, scale): text(word) for key, words in by_scale.items() for scale, word in words.items()},
     )
 
 
@@ -91,13 +108,10 @@ def _read(package: str, file: str) -> dict[str, Any]:
 
 def _claim(entry: Mapping[str, Any], where: str) -> Claim:
     given = {name: value for name, value in entry.items() if name != "reason"}
-    for name in ("holds", "partly"):
-        if name in given:
-            given[name] = _range(given[name])
     try:
-        return Claim(**given)
-    except TypeError as problem:
-        raise InputError("the entries of a claim", str(problem), where=f"{where}, claim {entry['key']}") from problem
+        return Claim(**given | {name: _range(given[name]) for name in ("holds", "partly") if name in given})
+    except (TypeError, ValueError, KeyError) as problem:
+        raise InputError("the entries of a claim", str(problem), f"{where}, claim {entry.get('key')}") from problem
 
 
 def _range(given: Any) -> Range:
@@ -105,7 +119,3 @@ def _range(given: Any) -> Range:
         return RANGES[given]
     low, high = given
     return float(low), float(high)
-
-
-def _text(word: str, texts: Mapping[str, str]) -> str:
-    return texts[word[1:]] if word.startswith("@") else word

@@ -26,10 +26,11 @@ from flatscope_papers.claims import (
     counted,
     judge,
 )
-from flatscope_papers.declaration import Analysis, Study, study
+from flatscope_papers.declaration import Analysis, Study
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.result import StudyResult, estimate_text
 from flatscope_papers.running import judged
+from flatscope_papers.tables import Words
 
 CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1), partly=POSITIVE)
 
@@ -77,12 +78,9 @@ def declared(**changes: Any) -> Study:
     settings: dict[str, Any] = {
         "name": "zhang2017-fig0",
         "paper": "zhang2017",
-        "figure": "Figure 0",
-        "title": "Nothing",
-        "claims": (CLAIM,),
+        "words": Words("Figure 0", "Nothing", (CLAIM,), {"small": ("fewer networks",)}, "", {}),
         "stages": lambda scale: [],
         "analyse": lambda runs: None,
-        "deviations": {"small": ("fewer networks",)},
     }
     return Study(**settings | changes)
 
@@ -166,11 +164,6 @@ def test_seconds_of_reading_the_store_are_not_told_as_a_cost(facts: dict[str, An
     told = replace(found, provenance={**found.provenance, **facts}).how
     assert words in told
     assert ("1 s" in told) == (facts.get("of which run now", 1) > 0)
-
-
-def test_declaring_a_study_twice_the_same_claim_is_refused() -> None:
-    with pytest.raises(InputError, match="different keys"):
-        study("zhang2017-x", figure="x", title="x", claims=(CLAIM, CLAIM), stages=lambda scale: [])(test_verdicts)
 
 
 def test_unknown_study_and_scale() -> None:

@@ -112,7 +112,7 @@ def test_paper_scale_without_a_gpu_is_told_with_its_cost(tmp_path: Path) -> None
     done = RUNNER.invoke(app, ["study", "run", STUDY, "--scale", "paper", *places], catch_exceptions=False)
     assert done.exit_code == 0
     assert "none is used here" in done.stderr
-    assert studies()[STUDY].paper_cost in done.stderr
+    assert studies()[STUDY].words.at_paper_scale in done.stderr
     small = RUNNER.invoke(app, [*SMOKE, *places], catch_exceptions=False)
     assert "none is used here" not in small.stderr
 
@@ -146,7 +146,7 @@ def test_show_tells_what_other_scales_found(results: Path, tmp_path: Path) -> No
 def test_show_says_how_it_was_run_and_what_the_paper_scale_takes(results: Path) -> None:
     shown = RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(results)]).stdout
     counts = StudyResult.load(results / STUDY / "small").counts
-    for words in (counts, "Run\n", f"study run {STUDY} --scale small", studies()[STUDY].paper_cost):
+    for words in (counts, "Run\n", f"study run {STUDY} --scale small", studies()[STUDY].words.at_paper_scale):
         assert words in shown
 
 

@@ -129,7 +129,7 @@ def test_what_an_earlier_study_says_is_not_said_again() -> None:
 
 
 def test_the_page_says_what_the_paper_scale_runs() -> None:
-    declared = text(find_study(NAME).paper_cost.rstrip("."))[1:]  # the page begins it with a capital
+    declared = text(find_study(NAME).words.at_paper_scale.rstrip("."))[1:]  # the page begins it with a capital
     assert declared in section(reproduction_markdown({}), NAME)
 
 

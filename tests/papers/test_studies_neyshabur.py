@@ -20,7 +20,7 @@ from flatscope.training.data import load
 from flatscope.training.labels import confusion_set
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
     NORMS,
@@ -30,22 +30,22 @@ from flatscope_papers.neyshabur2017.complexity import (
     verdict_note,
 )
 from flatscope_papers.neyshabur2017.conditions import (
-    CLAIMS_5,
-    CLAIMS_6,
-    CLAIMS_7,
     CURVES,
     PARAMETERS,
     _learned_over_initial,
     apart,
     worst_layer,
 )
-from flatscope_papers.neyshabur2017.confusion import CLAIMS as CLAIMS_3
 from flatscope_papers.neyshabur2017.confusion import rise
 from flatscope_papers.neyshabur2017.interactions import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
 from flatscope_papers.neyshabur2017.label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
-from flatscope_papers.neyshabur2017.labels import CLAIMS_1, mean_growth, most_pronounced, same_order
+from flatscope_papers.neyshabur2017.labels import mean_growth, most_pronounced, same_order
 from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
-from flatscope_papers.neyshabur2017.width import CLAIMS, change
+from flatscope_papers.neyshabur2017.width import change
+
+CLAIMS_1, CLAIMS_3, CLAIMS_4, CLAIMS_5, CLAIMS_6, CLAIMS_7 = (
+    find_study(f"neyshabur2017-fig{number}").claims for number in (1, 3, 4, 5, 6, 7)
+)
 
 NAMES = [f"fig{number}" for number in range(1, 9)]
 EXPONENTS = {"l2_norm": 1.6, "l1_path_norm": 1.2, "l2_path_norm": 1.5, "spectral_norm": 1.1}
@@ -238,7 +238,7 @@ def test_change_with_width(factor: float, expected: str) -> None:
     points = pd.DataFrame(rows)
     found = over_seeds(points, lambda own: change(own, "l2_norm", 32, 128))
     assert found.value == pytest.approx(2 * math.log10(factor))
-    assert verdict(CLAIMS, "falls_l2_norm", found) == expected
+    assert verdict(CLAIMS_4, "falls_l2_norm", found) == expected
     assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 128, 128))  # nothing beyond the largest width
     assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 512, 1024))
 
@@ -358,5 +358,5 @@ def test_learned_beside_initial(ratio: float, expected: str) -> None:
 
 def test_the_count_in_the_caption_is_not_met() -> None:
     assert PARAMETERS == 9_804_010
-    found = fs.studies.claims.Estimate.exact(float(PARAMETERS))
+    found = Estimate.exact(float(PARAMETERS))
     assert verdict(CLAIMS_5, "parameters", found) == NOT_REPRODUCED

@@ -16,10 +16,9 @@ from flatscope.training.data import load
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
-from flatscope_papers.petzka2019.correlations import CLAIMS_1
 from flatscope_papers.petzka2019.last_layers import last_layers
 from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, stages
-from flatscope_papers.petzka2019.mnist import PER_NETWORK, layer_claims, lead_found, spread_claim, within_batches
+from flatscope_papers.petzka2019.mnist import PER_NETWORK, lead_found, within_batches
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
 from flatscope_papers.petzka2019.theory import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 
@@ -101,7 +100,7 @@ def test_each_network_is_taken_where_the_rule_stops_it() -> None:
 def test_a_planted_correlation_gets_its_verdict(slope: float, noise: float, verdict: str) -> None:
     points = at_rule(planted(slope, noise), RULE)
     found = intervals.correlation(points["before/kappa_trace/fc3"], points["gap"])
-    assert judge(CLAIMS_1[0], found, "paper").verdict == verdict
+    assert judge(find_study("petzka2019-fig1").claims[0], found, "paper").verdict == verdict
 
 
 def test_correlations_cover_every_rule() -> None:
@@ -238,7 +237,8 @@ def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
     points = mnist_networks(noises, n=200)
     columns = [f"rho/fc{number}" for number in range(1, 5)]
     found = intervals.spread_of_correlations(points, columns, "gap")
-    assert judge(spread_claim("rho", "Figure 5"), found, "small").verdict == due
+    (claim,) = (claim for claim in find_study("petzka2019-fig5").claims if claim.key == "spread")
+    assert judge(claim, found, "small").verdict == due
 
 
 def test_what_batch_sizes_alone_explain_is_told() -> None:
@@ -259,7 +259,7 @@ def test_the_paper_scale_of_the_mnist_networks() -> None:
     assert len(configs) == 40
     assert {c["train"]["lr"] / c["train"]["batch_size"] for c in configs} == {2e-5}
     assert {tuple(c["model"]["options"]["widths"]) for c in configs} == {(784, 50, 50, 50, 30, 10)}
-    assert {claim.holds[0] for claim in layer_claims("kappa_trace", "Figure 3", 0.7, "")} == {0.7}
+    assert {claim.holds[0] for claim in find_study("petzka2019-fig3").claims if claim.key != "spread"} == {0.7}
 
 
 def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:

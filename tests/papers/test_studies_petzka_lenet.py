@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatscope_papers import find_study
 from flatscope_papers.claims import NOT_REPRODUCED, REPRODUCED, judge
-from flatscope_papers.petzka2019.correlations import CLAIMS_1, settings_note, stronger
+from flatscope_papers.petzka2019.correlations import settings_note, stronger
 from flatscope_papers.petzka2019.lenet import missing_notes
-from flatscope_papers.petzka2019.reparameterized import CLAIMS_2, factors_note, reparameterized_found
+from flatscope_papers.petzka2019.reparameterized import factors_note, reparameterized_found
 
-FIRST = {claim.key: claim for claim in CLAIMS_1}
-SECOND = {claim.key: claim for claim in CLAIMS_2}
+FIRST = {claim.key: claim for claim in find_study("petzka2019-fig1").claims}
+SECOND = {claim.key: claim for claim in find_study("petzka2019-fig2").claims}
 MEASURES = ("kappa", "kappa_trace", "layer_trace", "layer_max_eigenvalue", "norm")
 
 

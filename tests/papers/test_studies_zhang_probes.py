@@ -70,9 +70,9 @@ def test_smoke(name: str, store: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scale_is_said_to_differ_and_can_be_planned(name: str) -> None:
     declared = find_study(f"zhang2017-{name}")
-    assert declared.deviations["small"]
-    assert declared.deviations["paper"]
-    assert declared.paper_cost
+    assert declared.words.differs["small"]
+    assert declared.words.differs["paper"]
+    assert declared.words.at_paper_scale
     assert all(stage.configs for stage in declared.stages("paper"))
 
 

@@ -28,21 +28,16 @@ from flatscope_papers.zhang2017.networks import (
     training,
 )
 from flatscope_papers.zhang2017.parameters import (
-    CLAIMS_15,
     EPOCHS_15,
     at_epoch,
     gap_found,
     why_affected,
-    width_claims,
     width_found,
 )
-from flatscope_papers.zhang2017.polynomial import CLAIMS_21, overhead, similar_found
+from flatscope_papers.zhang2017.polynomial import overhead, similar_found
 from flatscope_papers.zhang2017.training import (
-    curve_claims,
     curve_found,
-    natural_claims,
     natural_found,
-    random_claims,
     random_found,
 )
 
@@ -153,13 +148,17 @@ def by_size(few_train: float, many_train: float, test: float) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def claims_of(name: str) -> tuple[Claim, ...]:
+    return find_study(f"zhang2017-{name}").claims
+
+
 def verdicts(claims: tuple[Claim, ...], found: dict[str, Estimate]) -> dict[str, str]:
     assert {claim.key for claim in claims} == set(found)
     return {claim.key: judge(claim, found[claim.key], "small").verdict for claim in claims}
 
 
 def test_natural_labels() -> None:
-    claims = natural_claims("")
+    claims = claims_of("fig1")
     assert set(verdicts(claims, natural_found(by_size(0.0, 0.48, 0.5))).values()) == {REPRODUCED}
     other = verdicts(claims, natural_found(by_size(0.3, 0.1, 0.95)))
     assert other["fitted"] == other["good_test_error"] == other["gap_closes"] == NOT_REPRODUCED
@@ -174,7 +173,7 @@ def test_natural_labels() -> None:
 
 
 def test_random_labels() -> None:
-    claims = random_claims("")
+    claims = claims_of("fig2")
     assert set(verdicts(claims, random_found(by_size(0.0, 0.88, 0.9))).values()) == {REPRODUCED}
     other = verdicts(claims, random_found(by_size(0.2, 0.1, 0.5)))
     assert set(other.values()) == {NOT_REPRODUCED}
@@ -184,9 +183,9 @@ def test_small_training_sets() -> None:
     points = by_size(0.0, 0.4, 0.5)
     points.loc[points["n"] < W, "test_error"] += 0.2
     points["gap"] = points["test_error"] - points["train_error"]
-    assert set(verdicts(curve_claims(""), curve_found(points)).values()) == {REPRODUCED}
+    assert set(verdicts(claims_of("fig13"), curve_found(points)).values()) == {REPRODUCED}
     points["n"] = 10_000 - points["n"]
-    assert verdicts(curve_claims(""), curve_found(points))["more_data"] == NOT_REPRODUCED
+    assert verdicts(claims_of("fig13"), curve_found(points))["more_data"] == NOT_REPRODUCED
 
 
 def by_width(test_beyond: float, train_beyond: float = 0.0) -> pd.DataFrame:
@@ -200,7 +199,7 @@ def by_width(test_beyond: float, train_beyond: float = 0.0) -> pd.DataFrame:
 
 
 def test_more_parameters() -> None:
-    claims = width_claims("")
+    claims = claims_of("fig3")
     found = verdicts(claims, width_found(by_width(0.51)))
     assert found.pop("best_at_boundary") == PARTLY  # widths a power of ten apart do not tell half of one
     assert set(found.values()) == {REPRODUCED}
@@ -217,12 +216,12 @@ def test_the_gap_against_parameters() -> None:
     few["test_error"] += 0.2
     few["gap"] += 0.2
     points = pd.concat([few, many], ignore_index=True)
-    found = verdicts(CLAIMS_15, gap_found(points))
+    found = verdicts(claims_of("fig15"), gap_found(points))
     assert found["more_data"] == REPRODUCED
     assert found["anywhere"] == NOT_REPRODUCED  # zero training error only where W ≥ N: the gap grows on the way
-    worse = verdicts(CLAIMS_15, gap_found(by_width(0.9)))
+    worse = verdicts(claims_of("fig15"), gap_found(by_width(0.9)))
     assert worse["beyond_samples"] == worse["expected_error"] == worse["unaffected"] == NOT_REPRODUCED
-    better = verdicts(CLAIMS_15, gap_found(by_width(0.3)))
+    better = verdicts(claims_of("fig15"), gap_found(by_width(0.3)))
     assert better["expected_error"] == REPRODUCED
     assert better["unaffected"] == NOT_REPRODUCED
     told = gap_found(by_width(0.3))["unaffected"]
@@ -265,7 +264,7 @@ def test_noise(shift: float, better: str, same: str) -> None:
         error += apart(seed, epoch, kind == "SGDL", 1)
         train = 0.1 + apart(seed, epoch, kind == "SGDL")
         rows.append({"kind": kind, "seed": seed, "epoch": epoch, "train_error": train, "test_error": error})
-    found = verdicts(zhang2017_langevin.CLAIMS, zhang2017_langevin.found(pd.DataFrame(rows)))
+    found = verdicts(claims_of("fig6"), zhang2017_langevin.found(pd.DataFrame(rows)))
     assert found == {"same_training": REPRODUCED, "same_validation": same, "better_validation": better}
 
 
@@ -282,9 +281,9 @@ def test_similar_networks(shift: float, verdict: str) -> None:
         for kind, s, e in itertools.product((False, True), range(SEEDS), (1, 2))
     ]
     found = similar_found(pd.DataFrame(rows))
-    assert verdicts(CLAIMS_21, found)["testing"] == verdict
+    assert verdicts(claims_of("fig21"), found)["testing"] == verdict
     assert found["degree"].value == 10_000  # 10^4: the printed 40 is wrong
-    assert verdicts(CLAIMS_21, found)["degree"] == NOT_REPRODUCED
+    assert verdicts(claims_of("fig21"), found)["degree"] == NOT_REPRODUCED
 
 
 def test_operations_of_polynomials() -> None:
@@ -295,7 +294,7 @@ def test_operations_of_polynomials() -> None:
 
 
 def test_the_table_of_architectures() -> None:
-    claims = zhang2017_architectures._claims()
+    claims = claims_of("table2")
     accuracies = {"mlp_1x512": 50.0, "small_alexnet": 76.0, "small_inception": 60.0}
     jitter = np.array([-0.1, 0.0, 0.1])
     points = pd.concat(

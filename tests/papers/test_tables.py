@@ -1,0 +1,122 @@
+"""Files beside the code of a paper: claims, texts and reasons are read whole, and a slip in them is named."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from flatscope.errors import InputError
+from flatscope.sweeps.store import Store
+from flatscope_papers import studies
+from flatscope_papers.catalogue import FOLDERS
+from flatscope_papers.claims import NEGATIVE
+from flatscope_papers.declaration import Config, Measured, each_trial, name_of
+from flatscope_papers.former_names import take_over, with_former_names
+from flatscope_papers.tables import words_of
+
+FILE = """
+[texts]
+few = "few networks"
+
+[study]
+figure = "Figure 1"
+title = "More"
+differs.small = ["@few", "other data"]
+
+[[study.claims]]
+key = "less"
+where = "Figure 1"
+statement = "it falls"
+number = "a slope"
+reported = "falls"
+holds = "below 0"
+partly = [-inf, 0.5]
+reason.small = "@few"
+
+[[study.claims]]
+key = "near"
+where = "Figure 1"
+statement = "it is near two"
+number = "a size"
+reported = "2"
+holds = [1, 3.0]
+reason = "luck"
+"""
+
+
+def read(text: str = FILE) -> Any:
+    return words_of(tomllib.loads(text), "study", "a file")
+
+
+def test_texts_ranges_and_reasons_are_read() -> None:
+    words = read()
+    assert words.differs == {"small": ("few networks", "other data")}
+    assert words.at_paper_scale == ""
+    less, near = words.claims
+    assert (less.holds, less.partly) == (NEGATIVE, (-math.inf, 0.5))
+    assert (near.holds, near.partly) == ((1.0, 3.0), None)
+    assert words.reasons_at("small") == {"less": "few networks", "near": "luck"}
+    assert words.reasons_at("paper") == {"near": "luck"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("[study]", "[other]", "study"),
+        ('"near"', '"less"', "different keys"),
+        ('"@few", "other', '"@fwe", "other', "@fwe"),
+        ("title =", "titel =", "titel"),
+        ("reported =", "repotred =", "repotred"),
+        ('"below 0"', '"under 0"', "under 0"),
+        ("[1, 3.0]", "[3.0, 1]", "near"),
+        ("[1, 3.0]", "[1]", "near"),
+    ],
+)
+def test_a_slip_is_refused_by_name(old: str, new: str, named: str) -> None:
+    assert old in FILE
+    text = FILE.replace(old, new).replace("[[study", "[[other") if new == "[other]" else FILE.replace(old, new)
+    with pytest.raises(InputError, match=named):
+        read(text)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.__name__)
+def test_every_table_is_a_study_and_every_text_is_used(folder: Any) -> None:
+    text = files(folder).joinpath("studies.toml").read_text(encoding="utf-8")
+    whole = tomllib.loads(text)
+    declared = {name for name, entry in studies().items() if entry.analyse.__module__.startswith(folder.__name__)}
+    assert set(whole) - {"texts"} == declared
+    assert set(whole.get("texts", {})) == set(re.findall(r'"@(\w+)"', text))
+
+
+@each_trial("adding")
+def add(config: Config, store: Store) -> Measured:
+    """The work of a unit, one trial at a time."""
+    return Measured({"sum": config["a"] + config["b"]}, frames={"rows": pd.DataFrame({"x": [config["a"]]})})
+
+
+def test_a_function_of_one_trial_does_a_unit() -> None:
+    store, heard = Store("memory://each_trial"), []
+    configs = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    add(configs, store, lambda fraction, note: heard.append((fraction, note)))
+    assert [store.read(config).metrics["sum"] for config in configs] == [3, 7]
+    assert store.read(configs[1]).frame("rows")["x"].tolist() == [3]
+    assert heard == [(0.5, "adding"), (1.0, "adding")]
+    assert name_of(add) == f"{__name__}:add"
+
+
+def test_what_the_first_version_stored_is_taken_over() -> None:
+    store = Store("memory://former_names")
+    config = {"networks": [{"model": {"name": "flatscope_papers.zhang2017.networks:polynomial_all_conv"}}], "seed": 1}
+    former = with_former_names(config)
+    assert former["networks"][0]["model"]["name"] == "flatscope.studies.zhang2017_networks:polynomial_all_conv"
+    store.write(former, {"loss": 0.5}, frames={"history": pd.DataFrame({"epoch": [1]})})
+    take_over([config, {"seed": 2}], store)
+    assert store.read(config).metrics == {"loss": 0.5}
+    assert store.read(config).frame("history")["epoch"].tolist() == [1]
+    assert {"seed": 2} not in store
