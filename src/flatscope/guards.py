@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,19 @@ def _own_defaults() -> Iterator[None]:
     finally:
         _outside.pop()
         torch.set_default_dtype(dtype)
+
+
+def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+    """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
+    if _outside and _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
+        return nullcontext()  # `precise_math` has done it all, and this is called thousands of times
+    return _running_model(dtype, device)
+
+
+@contextmanager
+def _running_model(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    with without_checkpointing(), callers_defaults(dtype, device):
+        yield
 
 
 @contextmanager

@@ -24,6 +24,7 @@ SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply s
 
 def replica(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model, without the wrappers around it or around parts of it."""
+    refuse_closed_modules(model)
     try:
         copies: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first

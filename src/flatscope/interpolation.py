@@ -185,7 +185,7 @@ def interpolate(
         networks: two or three modules with parameters of the same names and shapes; the corners of the picture.
         data: what `Problem` takes as training data: `(x, y)`, a `Dataset`, a `DataLoader`.
         resolution: steps along each side: λ are multiples of 1/resolution.
-        loss: "cross_entropy", "mse" or a function of (outputs, targets) with one value per sample.
+        loss: as in `Problem`.
         batchnorm: "recompute": mean and variance of every BatchNorm over all the data, measured anew at every
             mixture, also at the corners, where they need not be the running ones that training left behind;
             "fold": each network's BatchNorm becomes part of its weights first, and the corners are the networks.

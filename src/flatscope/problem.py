@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flatscope.errors import InputError
-from flatscope.guards import callers_defaults, precise_math, untouched_randomness, without_checkpointing
+from flatscope.guards import precise_math, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     failing_module,
     first_line,
     look_through,
     refuse_active_layers,
-    refuse_closed_modules,
     refuse_missing_values,
     replica,
     usable_device,
@@ -99,7 +98,6 @@ class Problem:
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
-        refuse_closed_modules(model)
         refuse_missing_values(model)
         refuse_active_layers(model)
         self.device = first.device if device is None else usable_device(device)
@@ -206,7 +204,7 @@ class Problem:
         """Outputs of the network at `params` (its own by default); the module itself is not changed."""
         state = {**(self.params if params is None else params), **(self.buffers if buffers is None else buffers)}
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-        with without_checkpointing(), callers_defaults(self.dtype, self.device):
+        with running_model(self.dtype, self.device):
             return output_tensor(functional_call(self.model, state, args, keywords))
 
     def example(self, size: int = 2) -> Inputs:

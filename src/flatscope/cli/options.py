@@ -24,9 +24,6 @@ DataName = Annotated[
     typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
 ]
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, package.module:factory, or a built-in name.")]
-LossName = Annotated[
-    str, typer.Option(help="cross_entropy, bce, next_token, mse, or file.py:function with one loss per sample.")
-]
 Initial = Annotated[
     Path | None,
     typer.Option(
@@ -72,7 +69,9 @@ class DataOptions:
 class ProblemOptions:
     """How the loss is computed."""
 
-    loss: LossName = "cross_entropy"
+    loss: Annotated[
+        str, typer.Option(help="cross_entropy, bce, next_token, mse, or file.py:function with one loss per sample.")
+    ] = "cross_entropy"
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None
     batch_size: Annotated[int | None, typer.Option(help="Samples evaluated at once; changes no value.")] = None
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flatscope.cli.options import INITIAL_FILE, DataName, DataOptions, LossName, ModelName, ModelOptions
+from flatscope.cli.options import INITIAL_FILE, DataName, DataOptions, ModelName, ModelOptions
 from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.errors import InputError
 
@@ -48,7 +48,7 @@ def train(
     epochs: Annotated[int, typer.Option(help="Passes over the data at most.")] = 10,
     lr_step: Annotated[list[str] | None, typer.Option(help="epoch:factor; repeatable.")] = None,
     lr_decay: Annotated[float, typer.Option(help="Factor on the rate after each epoch.")] = 1.0,
-    loss: LossName = "cross_entropy",
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy",
     stop_loss: Annotated[float | None, typer.Option(help="Stop below this training loss.")] = None,
     stop_zero_error: Annotated[bool, typer.Option(help="Stop at zero training error.")] = False,
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None,

@@ -55,7 +55,7 @@ def compare(
         seed: of all random streams, the same for every network.
         options: {measure: {option: value}}.
         test: held-out data for models.
-        loss: for models: "cross_entropy", "mse", or a function that gives one value per sample.
+        loss: for models: as in `Problem`.
         tolerance: difference of outputs, relative to the largest, up to which two networks are the same function.
         confidence: level of the intervals of ranks.
 

@@ -40,7 +40,7 @@ class Recorder:
         names: names or globs of measures; None: every one that is not "long".
         every: epochs between two records.
         test: held-out samples, for measures that need them.
-        loss: "cross_entropy", "mse", or a function of (outputs, targets) that gives one value per sample.
+        loss: as in `Problem`.
         seed: of all random streams, the same every time.
         options: {measure: {option: value}}.
         send: called with every table and its step: `write_mlflow`, or
