@@ -81,7 +81,7 @@ _HOMES = {
     "InputError": "errors",
     "NumericalWarning": "errors",
     "Population": "training.population",
-    "PopulationFrame": "reports.population",
+    "PopulationFrame": "reports.population_frame",
     "Problem": "problem",
     "Simplex": "interpolation",
     "SpectralDensity": "spectra",
