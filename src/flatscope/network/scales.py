@@ -51,7 +51,9 @@ def move(step: Step) -> Any:
     def labelled(tensor: Tensor) -> Tensor:
         return step.label_of(tensor) if tensor.is_floating_point() else tensor.cpu()
 
-    return step.op.function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
+    # Labels may lie in memory otherwise than the tensor: what is a view there need not be one here.
+    function = Tensor.reshape if step.op.name == "view" else step.op.function
+    return function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
 
 
 def pad(step: Step) -> Any:

@@ -162,6 +162,8 @@ class _Tracer:
             record = LayerRecord(self._layer_name(name), name, kind, groups, channels, self.book.fresh(n_out))
             self.layers[name] = record
         record.use(self.book, channels, sources, self._names.get(id(bias)), int(given.get("groups", 1)), kind)
+        if record.kind != kind:  # used in two ways: everything about it is fixed
+            return _fixed(step.result), frozenset({record.name})
         if record.depthwise:  # no scale is shared across it, but its channels change places only together
             self.book.tie(channels, record.outputs, step.op.place, scale=False)
         shape = [1] * step.result.ndim
@@ -198,6 +200,8 @@ class _Tracer:
             record = LayerRecord(self._layer_name(name), name, "lookup", 1, rows, self.book.fresh(weight.shape[1]))
             self.layers[name] = record
         record.use(self.book, rows, sources, None, 1, "lookup")
+        if record.kind != "lookup":
+            return _fixed(step.result), frozenset({record.name})
         return step.spread(record.outputs), frozenset({record.name})
 
     def _constant_map(self, step: Step, kind: str, given: dict[str, Any], channels: Tensor, axis: int) -> Any:
