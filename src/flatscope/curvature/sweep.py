@@ -32,7 +32,7 @@ from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.seen import Uses, find_unseen, uses_of
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
-from flatscope.samples import Batch, cut
+from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
@@ -100,7 +100,8 @@ class SweepShape:
 def sweep_shape(ctx: Context) -> SweepShape:
     """Measured on one and on two samples of the data."""
     inputs, targets = next(iter(ctx.batches(size=2)))
-    known = {value.untyped_storage().data_ptr() for value in ctx.params.values()}
+    there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
+    known = {value.untyped_storage().data_ptr() for value in there}
     held = [
         saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, n))[1], known)  # noqa: B023  called at once
         for n in (1, len(targets))

@@ -18,7 +18,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import trace
 from flatscope.curvature.path_hessian import PathHessian
-from flatscope.curvature.sweep import column_sweep
+from flatscope.curvature.path_sweep import EdgeCurvature, ScalingEdges, path_sweep, per_value, scaling_values
+from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
@@ -31,6 +32,8 @@ from flatscope.symmetries.path_coordinates import PathCoordinates
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
 BLOCK_BYTES, COLUMNS = 256 * 2**20, 8
+COLUMNS = 4
+FEW_UNITS = 64
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 
@@ -47,45 +50,71 @@ POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight bec
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
     "derivative is included, without which it is right at an exact minimum only",
 )
-def psi_trace(ctx: Context, *, rule: str = "max_product", accuracy: float = 0.02, most_products: int = 256) -> Value:
+def psi_trace(
+    ctx: Context, *, rule: str = "max_product", precision: float | None = None, most_products: int = 256
+) -> Value:
     r"""Trace of the Hessian of the training loss with respect to the basis-path values.
 
     A value whose own edge is no unit's incoming skeleton edge moves that weight alone: its second derivative is
-    :math:`H_{ee} / (S P)^2`, from the exact sweep. The others, one per unit at most, rescale all outgoing weights of
-    a unit; they take one Hessian product each, and are estimated where there are more than `most_products`.
+    :math:`H_{ee} / (S P)^2`, from the exact sweep. The others, one per unit at most, also rescale all outgoing weights
+    of a unit: their Gauss-Newton part comes from the same sweep, what remains from Hessian products. On a chain of
+    layers nearly all units of a layer share one; on other networks up to 64 units take one each, and more are
+    estimated. So are networks that are not piecewise linear, beyond `most_products` values.
 
     Args:
         ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
-        accuracy: relative standard error to reach where products must be estimated.
-        most_products: the most Hessian products to take: up to so many units, and up to 1,024, are exact, more are
-            estimated.
+        precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
+        most_products: the most Hessian products to take.
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
-    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
-    diagonals, needs_product = {}, {}
-    for block in paths.blocks:
-        value = ctx.params[block.name]
-        found = swept.diagonals.get(block.name, torch.zeros(value.shape, dtype=torch.float64))
-        diagonals[block.name] = found.to(value.device) * paths.gain(block.name).square()
-        needs_product[block.name] = torch.full(value.shape, block.name in swept.left_out, device=value.device)
-    for index, layer in enumerate(paths.graph.layers):
-        entries = paths.first[1][paths.first[0] == index].to(ctx.problem.device)
-        needs_product[layer.weight].view(-1)[entries] = True
-    rest = paths.join(needs_product)
-    known = float(paths.join(diagonals)[~rest].sum())
-    chosen = rest.nonzero().flatten()
-    if not len(chosen):
+    wanted = ctx.effort.precision if precision is None else precision
+    edges = ScalingEdges(paths)
+    if find_left_out(ctx, "hessian") or not edges.simple:
+        return _trace_by_products(ctx, paths, wanted, most_products)
+    swept = path_sweep(ctx, edges)
+    known = float(paths.join(per_value(paths, swept.diagonals))[~scaling_values(paths)].sum())
+    if not edges.edges:
         return Value(known, reason=_remark(paths, "hessian_trace"))
+    squared = edges.gains.square()
+    known += float(((swept.along + edges.bending(ctx.gradient())) * squared).sum())
+    beyond = EdgeCurvature(ctx, edges)
+    groups = edges.groups() if paths.graph.chain else torch.arange(len(squared)).split(1)
+    if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
+        chosen = torch.stack([torch.zeros(len(squared), dtype=torch.float64).index_fill(0, g, 1.0) for g in groups])
+        rest = sum(float(beyond.quadratic(some).sum()) for some in chosen.split(COLUMNS))
+        beyond.release()
+        return Value(known + rest, reason=_remark(paths, "hessian_trace"))
+    signs = _signs(ctx.generator("psi_trace"), len(squared))
+    found = draw_until_precise(ctx, (known + beyond.quadratic(some) for some in signs), most_products, wanted)
+    beyond.release()
+    reason = f"a part of {len(squared)} of {paths.count} values by products with random signs: {found.remark()}"
+    if not found.precise(wanted):
+        reason += f"; asked for {wanted:.2g} relative"
+    return Value(found.means[0], found.stderrs[0], exact=False, reason=_remark(paths, "hessian_trace", reason))
+
+
+def _signs(generator: torch.Generator, size: int) -> Iterator[Tensor]:
+    while True:
+        yield torch.randint(0, 2, (COLUMNS, size), generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
+    """The trace where some blocks of the Hessian are not Gauss-Newton."""
+    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
+    rest = scaling_values(paths, swept.left_out)
+    known = float(paths.join(per_value(paths, swept.diagonals))[~rest].sum())
+    chosen = rest.nonzero().flatten()
+    most = len(chosen) if precision == 0 else most_products
     operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
-    found_rest = trace(operator, generator, accuracy=accuracy, most_products=most_products)
+    found = trace(operator, generator, accuracy=precision or 1.0, most_products=max(1, most), offset=known)
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
-    ways = f"products, one for each{curved}" if found_rest.exact else f"products{curved}"
-    reason = f"{len(chosen)} of {paths.count} values by {ways}" if curved or not found_rest.exact else ""
-    if not found_rest.converged:
-        reason += f"; asked for {accuracy:.2g} relative, not reached in {found_rest.products} products"
+    ways = f"products, one for each{curved}" if found.exact else f"products{curved}"
+    reason = f"{len(chosen)} of {paths.count} values by {ways}"
+    if not found.converged:
+        reason += f"; asked for {precision:.2g} relative, not reached in {found.products} products"
     reason = _remark(paths, "hessian_trace", reason)
-    return Value(known + found_rest.value, stderr=found_rest.stderr, exact=found_rest.exact, reason=reason)
+    return Value(known + found.value, stderr=found.stderr, exact=found.exact, reason=reason)
 
 
 @measure(
