@@ -24,7 +24,7 @@ from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch
 
 BLOCK_BYTES = 512 * 2**20
-BATCH_BYTES = 256 * 2**20
+BATCH_BYTES = 96 * 2**20
 KEPT_BYTES = 2**30
 GPU_SHARE = 8  # batches, and graphs that are kept, take this fraction of a GPU's free memory
 

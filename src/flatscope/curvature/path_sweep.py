@@ -37,7 +37,7 @@ class PathSums:
     """Gauss-Newton part: of every parameter by itself (sum over samples), and along each scaling edge's direction."""
 
     diagonals: Params = field(default_factory=dict)
-    along: Tensor | None = None
+    along: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def add_diagonal(self, name: str, squares: Tensor) -> None:
         """Add a batch's share for one parameter."""
@@ -48,8 +48,7 @@ class PathSums:
         """Add another batch."""
         for name, squares in other.diagonals.items():
             self.add_diagonal(name, squares)
-        if other.along is not None:
-            self.along = other.along if self.along is None else self.along + other.along
+        self.along = self.along.to(other.along.device) + other.along
 
 
 class ScalingEdges:
@@ -193,8 +192,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> PathSums:
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.count("forward", n)
     ctx.count("backward", n * shape.columns)
-    along = torch.zeros(len(edges.edges), dtype=torch.float64) if result.along is None else result.along
-    along, *totals = ranks.summed([along, *result.diagonals.values()])
+    along, *totals = ranks.summed([result.along.expand(len(edges.edges)).clone(), *result.diagonals.values()])
     diagonals = {name: total / n for name, total in zip(result.diagonals, totals, strict=True)}
     return PathSums(diagonals, along.cpu() / n)
 

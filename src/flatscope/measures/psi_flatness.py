@@ -79,10 +79,10 @@ def psi_trace(
     squared = edges.gains.square()
     known += float(((swept.along + edges.bending(ctx.gradient())) * squared).sum())
     beyond = EdgeCurvature(ctx, edges)
-    groups = edges.groups() if paths.graph.chain else torch.arange(len(squared)).split(1)
+    groups = edges.groups() if paths.graph.chain else list(torch.arange(len(squared))[:, None])
     if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
         chosen = torch.stack([torch.zeros(len(squared), dtype=torch.float64).index_fill(0, g, 1.0) for g in groups])
-        rest = sum(float(beyond.quadratic(some).sum()) for some in chosen.split(COLUMNS))
+        rest = math.fsum(float(beyond.quadratic(some).sum()) for some in torch.split(chosen, COLUMNS))
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
     signs = _signs(ctx.generator("psi_trace"), len(squared))
