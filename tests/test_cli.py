@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
-import flatscope.cli.demonstration as demonstration
+import flatscope.cli.run_demo as demonstration
 from flatscope import Table, __version__
 from flatscope.catalogue import catalogue_markdown
 from flatscope.cli import main

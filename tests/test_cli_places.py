@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import flatscope.cli.demonstration as demonstration
+import flatscope.cli.run_demo as demonstration
 from flatscope.cli.app import app
 from flatscope.cli.output import check_folder, check_place
 from flatscope.errors import InputError

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flatscope.cli.app import app
-from flatscope.cli.summary import Fit
+from flatscope.cli.run_measure import Fit
 from flatscope.errors import InputError
 from flatscope.formatting import numbered
 from flatscope_papers.result import StudyResult

@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import flatscope as fs
-import flatscope.cli.summary as summary
+import flatscope.cli.run_measure as summary
 from flatscope.cli.app import app
-from flatscope.cli.summary import Fit, show_measured
+from flatscope.cli.run_measure import Fit, show_measured
 from flatscope.context import Context
 from flatscope.registry import declarations
 from flatscope.reports.measured import MANY, headline_words, headlines, lines

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.cli.compare import _names
+from flatscope.cli.run_compare import _names
 from flatscope.comparing.rankings import close_text, places, tie_text
 from flatscope.comparing.verdicts import on_a_slope
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
-from flatscope.cli.population import expand
+from flatscope.cli.run_train import expand
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load

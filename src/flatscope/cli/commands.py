@@ -1,65 +1,209 @@
-"""The commands by name: each is imported when it is run, so that the others' packages need not load first."""
+"""The commands: what each does, in a line, and the module that does it; their options are in `options`.
+
+The work is imported when a command runs. Nothing here loads torch: the help of a command, and a slip in one, should
+not take seconds.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flatscope.cli.options import spread
+from flatscope.cli.options import (
+    AuditCommand,
+    CompareCommand,
+    EngineOptions,
+    LandscapeCommand,
+    MeasureCommand,
+    ReportCommand,
+    SpectrumCommand,
+    StoreRoot,
+    TrainCommand,
+    spread,
+)
 from flatscope.papers import from_papers
 
-# Where each command is, and its line in the list of commands, which a test holds to the command's own help.
-# `papers:` stands for the package of the papers, wherever it is installed.
-COMMANDS = {
-    "demo": (
-        "flatscope.cli.demo:demo",
-        "Train two networks on the embedded digits, measure both, write a report. Needs no download.",
-    ),
-    "measure": ("flatscope.cli.measures:measure", "Measure a trained model and print the table."),
-    "compare": (
-        "flatscope.cli.compare:compare",
-        "Rank checkpoints by every measure that may rank them, and name those that may not.",
-    ),
-    "audit": (
-        "flatscope.cli.audit:audit",
-        "Rewrite a network's weights without changing its function, and see which measures move.",
-    ),
-    "landscape": (
-        "flatscope.cli.landscape:landscape",
-        "Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture.",
-    ),
-    "spectrum": (
-        "flatscope.cli.spectrum:spectrum",
-        "Find the largest eigenvalues of a network's Hessian and how all of them are spread.",
-    ),
-    "train": (
-        "flatscope.cli.train:train",
-        "Train a model with SGD, or many at once; run the same command again to resume.",
-    ),
-    "report": (
-        "flatscope.cli.report:report",
-        "Make one self-contained HTML page from saved results, and figures for papers.",
-    ),
-    "measures": ("flatscope.cli.measures:measures", "List the measures and bounds, or explain some of them."),
-    "sweep": ("flatscope.cli.sweep:app", "Many trials, each trained and measured once; kills lose nothing."),
-    "data": ("flatscope.cli.data:app", "The data sets: what is here, get them, check them."),
-    "study": ("papers:command", "Figures and tables of the four papers, re-run with a verdict."),
-}
+SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
+
+def measure(given: MeasureCommand) -> None:
+    """Measure a trained model and print the table."""
+    from flatscope.cli.run_measure import run_measure
+
+    run_measure(given)
+
+
+def compare(given: CompareCommand) -> None:
+    """Rank checkpoints by every measure that may rank them, and name those that may not."""
+    from flatscope.cli.run_compare import run_compare
+
+    run_compare(given)
+
+
+def audit(given: AuditCommand) -> None:
+    """Rewrite a network's weights without changing its function, and see which measures move."""
+    from flatscope.cli.run_audit import run_audit
+
+    run_audit(given)
+
+
+def landscape(given: LandscapeCommand) -> None:
+    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
+    from flatscope.cli.run_landscape import run_landscape
+
+    run_landscape(given)
+
+
+def spectrum(given: SpectrumCommand) -> None:
+    """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
+    from flatscope.cli.run_spectrum import run_spectrum
+
+    run_spectrum(given)
+
+
+def train(context: typer.Context, given: TrainCommand) -> None:
+    """Train a model with SGD, or many at once; run the same command again to resume."""
+    from flatscope.cli.run_train import run_train
+
+    run_train(given, typed=[name for name in context.params if _typed(context, name)])
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def report(given: ReportCommand) -> None:
+    """Make one self-contained HTML page from saved results, and figures for papers."""
+    from flatscope.cli.run_report import run_report
+
+    run_report(given)
+
+
+def measures(
+    names: Annotated[list[str] | None, typer.Argument(help="Names or globs; all by default.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
+) -> None:
+    """List the measures and bounds, or explain some of them."""
+    from flatscope.cli.run_measure import list_measures
+
+    list_measures(names, markdown)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
+        "flatscope-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the initial weights and the sample order.")] = 0,
+) -> None:
+    """Train two networks on the embedded digits, measure both, write a report. Needs no download."""
+    from flatscope.cli.run_demo import demonstrate
+
+    demonstrate(out, seed)
+
+
+sweep = typer.Typer(help="Many trials, each trained and measured once; kills lose nothing.", no_args_is_help=True)
+
+
+@sweep.command("run")
+@spread
+def sweep_run(
+    file: Annotated[Path, typer.Argument(help="TOML file that describes the sweep.")], given: EngineOptions
+) -> None:
+    """Run what the store does not have; run the same command again, or `resume`, after a kill."""
+    from flatscope.cli.run_sweep import run_file
+
+    run_file(file, given)
+
+
+@sweep.command("resume")
+@spread
+def sweep_resume(
+    given: EngineOptions,
+    name: Annotated[str | None, typer.Option(help="Which sweep, if the store has several.")] = None,
+) -> None:
+    """Go on with a sweep that the store remembers."""
+    from flatscope.cli.run_sweep import run_remembered
+
+    run_remembered(name, given)
+
+
+@sweep.command("status")
+def sweep_status(store: StoreRoot) -> None:
+    """How far the sweeps of a store are; exit code 1 if trials failed."""
+    from flatscope.cli.run_sweep import show_status
+
+    show_status(store)
+
+
+@sweep.command("export")
+def sweep_export(
+    out: Annotated[Path, typer.Argument(help="File to write: .parquet or .csv.")], store: StoreRoot
+) -> None:
+    """Write all results of a store to one table: a row per trial, its settings and its metrics."""
+    from flatscope.cli.run_sweep import export_results
+
+    export_results(out, store)
+
+
+data = typer.Typer(help="The data sets: what is here, get them, check them.", no_args_is_help=True)
+
+
+@data.command("list")
+def data_list(data_root: DataRoot = None) -> None:
+    """Which data sets are here, and where."""
+    from flatscope.cli.run_data import list_sets
+
+    list_sets(data_root)
+
+
+@data.command("fetch")
+def data_fetch(name: SetName, data_root: DataRoot = None) -> None:
+    """Download a data set; every file is verified before it takes its name."""
+    from flatscope.cli.run_data import fetch_set
+
+    fetch_set(name, data_root)
+
+
+@data.command("verify")
+def data_verify(name: SetName, data_root: DataRoot = None) -> None:
+    """Compare the files with the published ones, byte for byte; exit code 1 if one differs."""
+    from flatscope.cli.run_data import verify_set
+
+    verify_set(name, data_root)
+
+
+# In the order of the help. Studies come with the package of the papers, which is asked when it is needed.
+STUDY_LINE = "Figures and tables of the four papers, re-run with a verdict."
+COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {
+    "demo": demo,
+    "measure": measure,
+    "compare": compare,
+    "audit": audit,
+    "landscape": landscape,
+    "spectrum": spectrum,
+    "train": train,
+    "report": report,
+    "measures": measures,
+    "sweep": sweep,
+    "data": data,
+    "study": None,
+}
 # Several processes of these would write the same files at once, and each would do all of the work.
 ALONE = ("demo", "landscape", "train", "sweep", "study")
 
 
 class Commands(TyperGroup):
-    """A group that lists its commands from the table above, and imports the one that is to run."""
+    """A group that lists its commands from the table above, and builds the one that is to run."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands.update({name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()})
+        self.commands.update({name: TyperCommand(name, help=help_line(name)) for name in COMMANDS})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the words name, itself and not its entry in the list."""
@@ -67,12 +211,17 @@ class Commands(TyperGroup):
         return name, load_command(str(name)), rest
 
 
+def help_line(name: str) -> str:
+    """What a command does, in a line."""
+    found = COMMANDS[name]
+    if found is None:
+        return STUDY_LINE
+    return str(found.info.help) if isinstance(found, typer.Typer) else str(found.__doc__)
+
+
 def load_command(name: str) -> Any:
-    """Import one of the commands."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    found: typer.Typer | Callable[..., None] = (
-        from_papers(attribute) if module == "papers" else getattr(importlib.import_module(module), attribute)
-    )
+    """One of the commands, built."""
+    found = COMMANDS[name] or from_papers("command")
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name

@@ -30,6 +30,9 @@ Initial = Annotated[
         help=f"Weights before training, for distances; else {INITIAL_FILE} where --weights is a folder with it."
     ),
 ]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else on stdout.")]
+ReportFile = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
+StoreRoot = Annotated[str, typer.Option("--store", help="Folder of the results, or an address (s3://…).")]
 _AS_LOAD_CALLS_THEM = {"data": "name", "data_root": "root", "data_seed": "seed"}
 
 
@@ -134,6 +137,174 @@ class EffortOptions:
     curvature: Annotated[str, typer.Option(help="hessian, or gauss_newton where the cheaper matrix is wanted.")] = (
         "hessian"
     )
+
+    def for_effort(self) -> dict[str, Any]:
+        """As arguments of `effort.make_effort`."""
+        return _own(self, EffortOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions):
+    """Options of `flatscope measure`."""
+
+    initial: Initial = None
+    bounds: Annotated[bool, typer.Option(help="Evaluate the bounds that do not take long as well.")] = False
+    bound: Annotated[
+        list[str] | None, typer.Option("--bound", help='Bound to evaluate: name or glob, or "all"; repeatable.')
+    ] = None
+    delta: Annotated[float, typer.Option(help="Bounds hold with probability 1 - delta.")] = 0.05
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None
+    as_json: JsonFlag = False
+    out: Annotated[
+        Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html; bounds to NAME-bounds.")
+    ] = None
+    report: ReportFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(CheckpointsOptions, MeasureOptions):
+    """Options of `flatscope compare`."""
+
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Two or more: safetensors, state dicts, or folders of checkpoints.")
+    ]
+    name: Annotated[list[str] | None, typer.Option(help="What to call a checkpoint; repeatable, in order.")] = None
+    tolerance: Annotated[
+        float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
+    ] = 1e-5
+    as_json: JsonFlag = False
+    out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None
+    report: ReportFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCommand(NetworkOptions, MeasureOptions):
+    """Options of `flatscope audit`."""
+
+    initial: Initial = None
+    by: Annotated[
+        list[str] | None,
+        typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
+    ] = None
+    trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3
+    as_json: JsonFlag = False
+    out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeCommand(NetworkOptions):
+    """Options of `flatscope landscape`."""
+
+    space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
+        "weights"
+    )
+    directions: Annotated[str, typer.Option(help="gaussian, filter or hessian.")] = "gaussian"
+    to: Annotated[
+        Path | None, typer.Option(help="Weights of another network of the same model: the way to it is the direction.")
+    ] = None
+    grid: Annotated[int, typer.Option(help="Points per axis, an odd number.")] = 41
+    span: Annotated[float, typer.Option(help="Coordinates run from -span to span.")] = 1.0
+    dimensions: Annotated[int, typer.Option(help="1 for a line, 2 for a plane.")] = 2
+    part: Annotated[str, typer.Option(help="train or test samples.")] = "train"
+    noise: Annotated[float, typer.Option(help="Length of a direction over the root of the number of entries.")] = 0.05
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Length in units of the weights' norm; in psi, of each value itself.")
+    ] = False
+    rule: Annotated[str, typer.Option(help="Skeleton of the paths: max_product, cyclic or diagonal.")] = "max_product"
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder that keeps finished rows: the same command goes on where it stopped.")
+    ] = None
+    as_json: JsonFlag = False
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write .npz, .parquet, .json, .csv, .png, .svg, .pdf or .html; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumCommand(NetworkOptions):
+    """Options of `flatscope spectrum`."""
+
+    top: Annotated[int, typer.Option(help="How many of the largest eigenvalues to find.")] = 10
+    bottom: Annotated[int, typer.Option(help="How many of the smallest.")] = 0
+    layer: Annotated[str | None, typer.Option(help="Of this layer's weight alone; else of all parameters.")] = None
+    curvature: Annotated[str, typer.Option(help="hessian or gauss_newton.")] = "hessian"
+    tolerance: Annotated[float, typer.Option(help="Relative accuracy of the eigenvalues.")] = 1e-3
+    draws: Annotated[int, typer.Option(help="Random starts of the density; 0 for eigenvalues alone.")] = 5
+    steps: Annotated[int, typer.Option(help="Curvature products of each start.")] = 64
+    memory: Annotated[str | None, typer.Option(help='What a pass may use: "8GiB"; else a share of what is free.')] = (
+        None
+    )
+    as_json: JsonFlag = False
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write the density as .npz, .parquet, .json, .csv, .png, .svg, .pdf, or both as .html."),
+    ] = None
+    pairs_out: Annotated[
+        Path | None, typer.Option(help="Write the eigenvalues as .npz (with the vectors), .parquet, .json or .csv.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(ModelOptions, DataOptions):
+    """Options of `flatscope train`; neither model nor data are needed where a file describes many networks."""
+
+    out: Annotated[Path, typer.Option(help="Folder for checkpoint, weights and history; resumes what it finds.")]
+    model: ModelName = ""
+    data: DataName = ""
+    population: Annotated[
+        Path | None,
+        typer.Option(help="TOML file that describes many networks, trained at once; see examples/population.toml."),
+    ] = None
+    # From here on the defaults are those of TrainConfig, which a test holds them to.
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0
+    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 64
+    epochs: Annotated[int, typer.Option(help="Passes over the data at most.")] = 10
+    lr_step: Annotated[list[str] | None, typer.Option(help="epoch:factor; repeatable.")] = None
+    lr_decay: Annotated[float, typer.Option(help="Factor on the rate after each epoch.")] = 1.0
+    loss: Annotated[str, typer.Option(help="cross_entropy or mse.")] = "cross_entropy"
+    stop_loss: Annotated[float | None, typer.Option(help="Stop below this training loss.")] = None
+    stop_zero_error: Annotated[bool, typer.Option(help="Stop at zero training error.")] = False
+    stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None
+    augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = "none"
+    init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand:
+    """Options of `flatscope report`."""
+
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables, audits, surfaces, populations (.parquet, .json, .npz, .csv), folders of training runs or of "
+            "studies (results/NAME, or results/NAME/SCALE); name=path gives a name, things with one name belong to "
+            "one network."
+        ),
+    ]
+    out: Annotated[Path, typer.Option(help="The page to write, .html.")] = Path("report.html")
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None
+    target: Annotated[str, typer.Option(help="Column of the generalization gap in a population.")] = ""
+    measures: Annotated[
+        list[str] | None, typer.Option("--measure", "-m", help="Column of a measure in a population; repeatable.")
+    ] = None
+    figures: Annotated[Path | None, typer.Option(help="Folder for static figures of the same data.")] = None
+    formats: Annotated[str, typer.Option("--format", help="Of pdf, svg, png; several with commas.")] = "png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Where the trials of a sweep run."""
+
+    store: StoreRoot
+    engine: Annotated[str, typer.Option(help="local (processes here) or ray.")] = "local"
+    workers: Annotated[int | None, typer.Option(help="Units at once; 0 runs them in this process.")] = None
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None
+    cpus: Annotated[float, typer.Option(help="Cores for each unit.")] = 1
+    gpus: Annotated[float, typer.Option(help="GPUs for each unit; a fraction shares one.")] = 0
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

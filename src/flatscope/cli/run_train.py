@@ -1,4 +1,4 @@
-"""`flatscope train --population file.toml`: many networks, described in one file.
+"""`flatscope train`: one network, or with `--population file.toml` many, described in one file.
 
 The file has a table `[data]` (`name` and options of `flatscope.training.data.load`), a table `[model]` (`name` and its
 options, beside it or, as in a sweep, as `options = {…}` with the `seed` of the weights), a table `[train]` with what
@@ -15,27 +15,87 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import typer
 from torch import nn
 
-from flatscope.cli.output import show_grid, show_note
-from flatscope.cli.sources import load_model
+from flatscope.cli.options import INITIAL_FILE
+from flatscope.cli.output import check_folder, show_grid, show_note
+from flatscope.cli.sources import load_data, load_model, parse_model_options
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
 from flatscope.training import data as data_sets
+from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.initialization import initialize
+from flatscope.training.loop import train as train_model
 from flatscope.training.population import train_population
 from flatscope.training.population_result import Population
 from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, Build
-from flatscope.training.weights import save_weights
+from flatscope.training.weights import WEIGHTS_FILE, save_weights
 
+if TYPE_CHECKING:
+    from flatscope.cli.options import TrainCommand
+
+BESIDE_POPULATION = ("population", "out", "device", "data_root")
 TABLES = ("data", "model", "train", "trials", "grid")
 NESTED = ("model_options", "init_options", "labels")
 SHOWN = 20
+
+
+def run_train(given: TrainCommand, typed: list[str]) -> None:
+    """Train, show, save; `typed` are the options that stand on the command line."""
+    check_folder(given.out)
+    if given.population is not None:
+        _refuse_beside_population(typed)
+        train_file(given.population, given.out, given.device, given.data_root)
+        return
+    for name, value in (("--model", given.model), ("--data", given.data)):
+        if not value:
+            raise InputError(f"{name}, or --population with a file", "neither", where="flatscope train")
+    settings = {name: getattr(given, name) for name in TrainConfig().to_dict() if hasattr(given, name)}
+    config = TrainConfig.from_dict(settings | {"lr_steps": [_step(entry) for entry in given.lr_step or ()]})
+    place = usable_device(given.device)
+    options = parse_model_options(given.model_option)
+    loaded = load_data(given)
+    network = load_model(given.model, None, loaded, given.seed, options)
+    if given.init is not None:
+        initialize(network, given.init, given.seed)
+    checkpoint = given.out / "checkpoint"
+    if not (checkpoint / WEIGHTS_FILE).exists():  # a run that is taken up, or refused, keeps the weights it began with
+        save_weights(network, given.out / INITIAL_FILE)
+    result = train_model(network.to(place), loaded, config, checkpoint=checkpoint)
+    if result.resumed_from:
+        show_note(f"resumed after epoch {result.resumed_from}")
+    save_weights(result.model, given.out / "weights.safetensors")
+    write_whole(given.out / "history.csv", result.history.to_csv(index=False).encode())
+    last = result.history.iloc[-1]
+    shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
+    show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
+    show_note(f"weights in {given.out / 'weights.safetensors'}, before training in {given.out / INITIAL_FILE}")
+    if result.diverged:
+        raise typer.Exit(code=1)
+
+
+def _refuse_beside_population(typed: list[str]) -> None:
+    """Settings on the command line that the file would silently overrule."""
+    for name in typed:
+        if name not in BESIDE_POPULATION:
+            option = "--" + name.replace("_", "-")
+            fix = "Write it into the file, under [train], [model] or [data]"
+            raise InputError("settings in the file alone", f"{option} on the command line", "--population", fix)
+
+
+def _step(entry: str) -> list[float]:
+    """`80:0.1` as [80, 0.1]."""
+    epoch, _, factor = entry.partition(":")
+    try:
+        return [int(epoch), float(factor)]
+    except ValueError as problem:
+        raise InputError("epoch:factor, as in 80:0.1", repr(entry), where="--lr-step") from problem
 
 
 def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> None:

@@ -11,8 +11,8 @@ import pandas as pd
 from rich.console import Console
 
 from flatscope.auditing import audit
-from flatscope.cli.audit import show_audit
 from flatscope.cli.output import check_place, command_line, show_grid
+from flatscope.cli.run_audit import show_audit
 from flatscope.context import Context
 from flatscope.errors import NumericalWarning
 from flatscope.landscapes import Surface, landscape

@@ -1,26 +1,142 @@
-"""A measured network on a terminal: fit and gap, the measures to look at first, then all of them by family."""
+"""`flatscope measure` and `flatscope measures`: fit and gap, the measures to look at first, then all by family."""
 
 from __future__ import annotations
 
+import fnmatch
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import typer
 from rich.box import SIMPLE
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope.cli.output import console
+from flatscope import measuring
+from flatscope.catalogue import catalogue_markdown, measure_page
+from flatscope.cli.output import (
+    check_place,
+    command_line,
+    console,
+    network_meta,
+    note_found_initial,
+    note_missing_weights,
+    show_grid,
+    show_note,
+    show_table,
+)
+from flatscope.cli.sources import (
+    check_measures,
+    chosen_bounds,
+    find_initial,
+    load_problem,
+    parse_dtype,
+    parse_model_options,
+    parse_options,
+    saved_error,
+    split_options,
+)
 from flatscope.context import Context
+from flatscope.effort import make_effort
+from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number, numbered
-from flatscope.registry import Declaration, declarations
+from flatscope.ranks import process_group
+from flatscope.registry import PAPERS, Declaration, declarations
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
+from flatscope.reports.page import report as write_report
 from flatscope.table import Table
 from flatscope.training.data import Data, Source
+from flatscope.training.weights import read_weights
 
+if TYPE_CHECKING:
+    from flatscope.cli.options import MeasureCommand
+
+MISFIT = (
+    "most training samples are misclassified: are these the inputs that the network was trained on? "
+    "(--standardize and --no-standardize, --flatten for vectors, labels that count from 0)"
+)
 SHORT = 34  # letters of a remark that is not put below the table
 NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
 MOST = 0.5
 OTHERS = "others"  # measures that a table of another version has
+
+
+def run_measure(given: MeasureCommand) -> None:
+    """Measure, show, save."""
+    # Everything that can be wrong with the command is refused before any data is read.
+    check_measures(given.measures)
+    certificates = chosen_bounds(given.bounds, given.bound)
+    options, bound_options = split_options(parse_options(given.option or ()), with_bounds=bool(certificates))
+    parse_model_options(given.model_option)
+    if not 0 < given.delta < 1:
+        raise InputError("a probability between 0 and 1", repr(given.delta), where="--delta")
+    make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
+    number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
+    for path, endings in ((given.out, Table.ENDINGS), (given.report, (".html",))):
+        if path is not None:
+            check_place(path, endings)
+    with process_group(given.device) as own_device:
+        before = None if begun is None else read_weights(begun)
+        problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
+        context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
+        tables = {"measures": measuring.measure(problem, given.measures, options=options, context=context)}
+        if certificates:
+            tables["bounds"] = measuring.bounds(
+                problem, certificates, options=bound_options, delta=given.delta, context=context
+            )
+        fit = Fit.of(context, loaded)
+        if problem.ranks.rank:
+            return  # every rank has the same tables; the first one shows them
+    doubt = fit.doubt(saved_error(given.weights))
+    for table in tables.values():
+        table.meta |= network_meta(given)
+        if doubt:
+            table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
+    if given.as_json:
+        whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
+        typer.echo(json.dumps(whole, indent=1) if certificates else tables["measures"].to_json())
+    else:
+        show_measured(tables["measures"], fit)
+        if certificates:
+            show_table(tables["bounds"], title="bounds")
+    show_note(str(fit))
+    left = [name for name in declarations("bound") if name not in certificates]
+    if given.bounds and left:
+        show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
+    if given.weights is not None and not fit.fits:
+        show_note(MISFIT)
+    note_missing_weights(given.weights)
+    note_found_initial(given.initial, begun)
+    if given.out is not None:
+        tables["measures"].save(given.out)
+        if certificates:
+            tables["bounds"].save(given.out.with_stem(f"{given.out.stem}-bounds"))
+    if given.report is not None:
+        write_report(list(tables.values()), given.report, command=command_line())
+        show_note(f"report written to {given.report}")
+
+
+def list_measures(names: list[str] | None, markdown: bool) -> None:
+    """The measures and bounds, or pages on some of them."""
+    if markdown:
+        typer.echo(catalogue_markdown())
+        return
+    if names:
+        known = declarations() | declarations("bound")
+        for name in names:
+            matching = fnmatch.filter(known, name)
+            if not matching:
+                raise UnknownNameError.among(name, known, "measure or bound")
+            for match in matching:
+                typer.echo(measure_page(known[match]))
+        return
+    for kind in ("measure", "bound"):
+        rows = [
+            [e.name, e.per, e.summary, ", ".join(sorted(e.invariant_under)) or "—", e.cost, PAPERS[e.paper]]
+            for e in declarations(kind).values()
+        ]
+        show_grid(["name", "per", "what", "invariant under", "cost", "paper"], rows, title=f"{kind}s")
 
 
 @dataclass(frozen=True)

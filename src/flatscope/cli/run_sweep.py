@@ -2,78 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import numbered
+from flatscope.sweeps.engines import run as run_units
+from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.work import check_configs
 
 if TYPE_CHECKING:
-    from flatscope.sweeps.plan import Sweep
-    from flatscope.sweeps.store import Store
-
-# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
-
-app = typer.Typer(help="Many trials, each trained and measured once; kills lose nothing.", no_args_is_help=True)
-
-StoreRoot = Annotated[str, typer.Option("--store", help="Folder of the results, or an address (s3://…).")]
-Engine = Annotated[str, typer.Option(help="local (processes here) or ray.")]
-Workers = Annotated[int | None, typer.Option(help="Units at once; 0 runs them in this process.")]
-Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster.")]
-Cpus = Annotated[float, typer.Option(help="Cores for each unit.")]
-Gpus = Annotated[float, typer.Option(help="GPUs for each unit; a fraction shares one.")]
-Name = Annotated[str | None, typer.Option(help="Which sweep, if the store has several.")]
+    from flatscope.cli.options import EngineOptions
 
 
-@app.command("run")
-def run(
-    file: Annotated[Path, typer.Argument(help="TOML file that describes the sweep.")],
-    store: StoreRoot,
-    engine: Engine = "local",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = 1,
-    gpus: Gpus = 0,
-) -> None:
-    """Run what the store does not have; run the same command again, or `resume`, after a kill."""
-    from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
-    from flatscope.sweeps.store import Store
-    from flatscope.sweeps.work import check_configs
-
+def run_file(file: Path, given: EngineOptions) -> None:
+    """Run what the store does not have of the sweep that a file describes."""
     sweep = Sweep.from_file(file)
     if sweep.work == TRAIN_AND_MEASURE:  # only of it is known what it needs
         check_configs(sweep.configs(), str(file))
-    kept = Store(store)
+    kept = Store(given.store)
     _note_changes(sweep, kept)
     kept.remember(sweep.name, sweep.to_dict())
-    _run(sweep, kept, engine, workers, address, cpus, gpus)
+    _run(sweep, kept, given)
 
 
-@app.command("resume")
-def resume(
-    store: StoreRoot,
-    name: Name = None,
-    engine: Engine = "local",
-    workers: Workers = None,
-    address: Address = None,
-    cpus: Cpus = 1,
-    gpus: Gpus = 0,
-) -> None:
+def run_remembered(name: str | None, given: EngineOptions) -> None:
     """Go on with a sweep that the store remembers."""
-    from flatscope.sweeps.store import Store
-
-    kept = Store(store)
-    _run(_remembered(kept, name), kept, engine, workers, address, cpus, gpus)
+    kept = Store(given.store)
+    _run(_remembered(kept, name), kept, given)
 
 
-@app.command("status")
-def status(store: StoreRoot) -> None:
-    """How far the sweeps of a store are; exit code 1 if trials failed."""
-    from flatscope.sweeps.store import Store
-
+def show_status(store: str) -> None:
+    """How far the sweeps of a store are."""
     kept = Store(store)
     running, failures = kept.running(), kept.failures()
     rows = []
@@ -90,40 +55,29 @@ def status(store: StoreRoot) -> None:
         raise typer.Exit(code=1)
 
 
-@app.command("export")
-def export(
-    out: Annotated[Path, typer.Argument(help="File to write: .parquet or .csv.")],
-    store: StoreRoot,
-) -> None:
-    """Write all results of a store to one table: a row per trial, its settings and its metrics."""
-    from flatscope.sweeps.store import Store
-
+def export_results(out: Path, store: str) -> None:
+    """All results of a store as one table."""
     check_place(out, (".parquet", ".csv"))
     kept = Store(store)
     kept.export(out)
     show_note(f"{numbered(len(kept.frame()), 'trial')} in {out}")
 
 
-def _run(
-    sweep: Sweep, store: Store, engine: str, workers: int | None, address: str | None, cpus: float, gpus: float
-) -> None:
-    from flatscope.sweeps.engines import run as run_units
-
+def _run(sweep: Sweep, store: Store, given: EngineOptions) -> None:
     units = sweep.units()
     trials = [config for unit in units for config in unit]
     there = sum(config in store for config in trials)
     if there:
         verb = "is" if len(trials) == 1 else "are"
         show_note(f"{there} of {numbered(len(trials), 'trial')} {verb} done already")
-    frame = run_units(units, sweep.work, store, engine=engine, workers=workers, address=address, cpus=cpus, gpus=gpus)
+    settings = {field.name: getattr(given, field.name) for field in fields(given) if field.name != "store"}
+    frame = run_units(units, sweep.work, store, **settings)
     show_grid(["sweep", "trials", "done"], [[sweep.name, str(len(trials)), str(len(frame))]])
     show_note(f"results in {store.root}; `flatscope sweep export OUT.parquet --store {store.root}` writes one table")
 
 
 def _note_changes(sweep: Sweep, store: Store) -> None:
     """A file that was changed under the same name replaces the plan; trials that are no longer in it stay stored."""
-    from flatscope.sweeps.plan import Sweep
-
     known = store.plans().get(sweep.name)
     before = {store.key(config) for config in Sweep.from_dict(known).configs()} if known else set()
     dropped = before - {store.key(config) for config in sweep.configs()}
@@ -134,8 +88,6 @@ def _note_changes(sweep: Sweep, store: Store) -> None:
 
 
 def _plans(store: Store) -> dict[str, Sweep]:
-    from flatscope.sweeps.plan import Sweep
-
     plans = {name: Sweep.from_dict(plan, f"plan {name}") for name, plan in store.plans().items()}
     if not plans:
         fix = "Run one: flatscope sweep run FILE.toml --store DIR"

@@ -3,83 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-from flatscope.cli.options import CheckpointsOptions, MeasureOptions
+from flatscope import comparing
 from flatscope.cli.output import check_place, command_line, show_grid, show_note
+from flatscope.cli.sources import (
+    check_measures,
+    load_loss,
+    load_model,
+    load_source,
+    parse_model_options,
+    parse_options,
+)
+from flatscope.comparing import Comparison
 from flatscope.errors import InputError
+from flatscope.problem import Problem
+from flatscope.ranks import process_group
+from flatscope.reports.page import report as write_report
 
 if TYPE_CHECKING:
-    from flatscope.comparing import Comparison
-    from flatscope.problem import Problem
-
-# What loads torch is imported inside the commands: their help, and a slip in one, should not take seconds.
+    from flatscope.cli.options import CompareCommand
 
 
-def compare(
-    checkpoints: Annotated[
-        list[Path], typer.Argument(help="Two or more: safetensors, state dicts, or folders of checkpoints.")
-    ],
-    networks: CheckpointsOptions,
-    asked: MeasureOptions,
-    name: Annotated[list[str] | None, typer.Option(help="What to call a checkpoint; repeatable, in order.")] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
-    ] = 1e-5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, nothing else.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
-) -> None:
-    """Rank checkpoints by every measure that may rank them, and name those that may not."""
-    from flatscope import comparing
-    from flatscope.cli.sources import (
-        check_measures,
-        load_loss,
-        load_model,
-        load_source,
-        parse_model_options,
-        parse_options,
-    )
-    from flatscope.comparing import Comparison
-    from flatscope.problem import Problem
-    from flatscope.ranks import process_group
-    from flatscope.reports.page import report as write_report
-
-    check_measures(asked.measures)
-    options, factory_options = parse_options(asked.option or ()), parse_model_options(networks.model_option)
-    for path, endings in ((out, Comparison.ENDINGS), (report, (".html",))):
+def run_compare(given: CompareCommand) -> None:
+    """Compare, show, save."""
+    check_measures(given.measures)
+    options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
+    for path, endings in ((given.out, Comparison.ENDINGS), (given.report, (".html",))):
         if path is not None:
             check_place(path, endings)
-    model = networks.model
-    if len(model) not in (1, len(checkpoints)):
-        raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
-    names = _names(checkpoints, name)
-    loaded = load_source(networks)
-    with process_group(networks.device) as own_device:
+    model = given.model
+    if len(model) not in (1, len(given.checkpoints)):
+        raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
+    names = _names(given.checkpoints, given.name)
+    loaded = load_source(given)
+    with process_group(given.device) as own_device:
         problems: dict[str, Problem] = {}
-        for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
-            network = load_model(factory, path, loaded, networks.seed, factory_options)
-            settings = load_loss(networks) | {"device": own_device}
+        for called, path, factory in zip(
+            names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
+        ):
+            network = load_model(factory, path, loaded, given.seed, factory_options)
+            settings = load_loss(given) | {"device": own_device}
             problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
         found = comparing.compare(
-            problems, names=asked.measures, seed=networks.seed, options=options, tolerance=tolerance
+            problems, names=given.measures, seed=given.seed, options=options, tolerance=given.tolerance
         )
         if next(iter(problems.values())).ranks.rank:
             return  # every rank has the same comparison; the first one shows it
     command = command_line()
-    found.meta |= {"model": ", ".join(model), "data": networks.data, "command": command}
-    if as_json:
+    found.meta |= {"model": ", ".join(model), "data": given.data, "command": command}
+    if given.as_json:
         typer.echo(found.to_json())
     else:
         show_comparison(found)
-    if out is not None:
-        found.save(out)
-    if report is not None:
-        write_report([found, found.tables], report, command=command)
-        show_note(f"report written to {report}")
+    if given.out is not None:
+        found.save(given.out)
+    if given.report is not None:
+        write_report([found, found.tables], given.report, command=command)
+        show_note(f"report written to {given.report}")
 
 
 def show_comparison(found: Comparison) -> None:

@@ -1,0 +1,48 @@
+"""`flatscope report`: one page from saved tables, audits, landscapes, populations, training runs and studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flatscope.cli.output import check_folder, check_place, command_line, show_note
+from flatscope.errors import InputError
+from flatscope.files import PICTURES
+from flatscope.formatting import numbered
+from flatscope.reports.figures import save_figures
+from flatscope.reports.items import HISTORY_FILE, VERDICTS_FILE, read_item
+from flatscope.reports.page import report as write_report
+
+if TYPE_CHECKING:
+    from flatscope.cli.options import ReportCommand
+
+
+def run_report(given: ReportCommand) -> None:
+    """Read, write the page and the figures."""
+    check_place(given.out, (".html",))
+    if given.figures is not None:
+        check_folder(given.figures)
+    chosen = [name.strip().lower() for name in given.formats.split(",") if name.strip()]
+    for name in chosen or [""]:
+        if name not in PICTURES:
+            raise InputError(f"formats of {', '.join(PICTURES)}", repr(given.formats), where="--format")
+    places = [place for item in given.items for place in _with_scales(item)]
+    found = [pair for place in places for pair in read_item(place, given.target, given.measures or ())]
+    page = write_report(found, given.out, title=given.title, command=command_line())
+    show_note(f"report written to {page}, {page.stat().st_size / 1e6:.1f} MB")
+    if given.figures is not None:
+        saved = save_figures(found, given.figures, chosen)
+        show_note(f"{numbered(len(saved), 'figure')} written to {given.figures}")
+
+
+def _with_scales(given: str) -> list[str]:
+    """What was given; for the folder of a study, the folders of the scales at which it was run."""
+    name, equals, path = given.partition("=")
+    name, folder = (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
+    if any((folder / file).is_file() for file in (HISTORY_FILE, VERDICTS_FILE)):
+        return [given]
+    scales = [verdicts.parent for verdicts in sorted(folder.glob(f"*/{VERDICTS_FILE}"))]
+    if not scales and any(folder.glob(f"*/*/{VERDICTS_FILE}")):
+        fix = f"Name one of them, or make a page of all: flatscope study export report.html --results {folder}"
+        raise InputError("the folder of one study", "a folder of several", where=str(folder), fix=fix)
+    return [f"{name or folder.name}={scale}" for scale in scales] or [given]
