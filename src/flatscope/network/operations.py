@@ -102,7 +102,7 @@ TABLE: dict[str, Meaning] = {
         unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy""",
         MOVE,
     ),
-    **_each("detach data", replace(MOVE, paths=path_rules.same, identity=True)),
+    **_each("detach data", replace(MOVE, paths=path_rules.same, stretch=stretch_rules.entrywise, identity=True)),
     **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),
     **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, homogeneous=None, moves=False)),
     **_each(

@@ -242,7 +242,8 @@ class _Tracer:
     def _track(self, tensor: Tensor, labels: Tensor, sources: frozenset[str]) -> None:
         known = self._tracked.get(id(tensor))
         if known is not None and known.labels.shape == labels.shape:
-            known.labels.copy_(labels)  # changed in place: views of these labels change with them, as the tensor's do
+            if not torch.equal(known.labels, labels):
+                known.labels.copy_(labels)  # changed in place: views of these labels change with them, as the tensor's
             known.sources |= sources
         else:
             self._tracked[id(tensor)] = _Tracked(tensor, labels, sources)
