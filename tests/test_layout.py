@@ -68,7 +68,6 @@ USED_INSIDE = {
     "flatscope.guards",
     "flatscope.inspection",
     "flatscope.interpolation",
-    "flatscope.measures.desiderata",
     "flatscope.measures.gradient_noise",
     "flatscope.measures.interactions",
     "flatscope.measures.pac_bayes",

@@ -2,7 +2,7 @@
 
 Claims about every network ("all fit", "never above") are about an extreme that was seen: `largest`, `smallest` and
 `every` say so, and how large a share of such networks that covers. A minimum or maximum of several estimates needs
-intervals that hold for all of them at once: `joint_level` and `smallest_of`, `largest_of`, `farthest_of`.
+intervals that hold for all of them at once: `joint_level` and `smallest_of`, `farthest_of`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = [
     "farthest_of",
     "joint_level",
     "largest",
-    "largest_of",
     "lead_of_correlations",
     "log_ratio",
     "mean",
@@ -164,11 +163,6 @@ def joint_level(number: int) -> float:
 def smallest_of(estimates: Sequence[Estimate]) -> Estimate:
     """The smallest of several numbers whose intervals hold at once (each of `joint_level`)."""
     return _one_of(estimates, min)
-
-
-def largest_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The largest of several numbers whose intervals hold at once (each of `joint_level`)."""
-    return _one_of(estimates, max)
 
 
 def farthest_of(estimates: Sequence[Estimate]) -> Estimate:

@@ -16,12 +16,8 @@ from flatscope_papers.theory.linear import (
     logistic_descent,
     max_margin,
     minimum_norm,
-    robust_hinge,
-    robust_square,
-    robust_square_bounds,
     step_limit,
 )
-from flatscope_papers.theory.uncertainty import is_atomic
 
 
 def system(n: int = 10, d: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -133,83 +129,6 @@ def test_logistic_descent_turns_towards_the_margin_slowly() -> None:
         assert run.cosines[-1] > run.cosines[0]
         assert 0.8 < run.margin_ratios[-1] <= 1 + 1e-12
         assert run.sideways[-1] < 0.15 * float(run.weight.norm())
-
-
-def test_robust_hinge_is_the_worst_case_and_below_the_regularised_loss() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for seed in range(20):
-        X, y = separable(seed=seed, unit=True, shift=-0.2)
-        weight = torch.randn(3, generator=generator, dtype=torch.float64)
-        exact, above = robust_hinge(weight, 0.1, X, y, 0.3)
-        assert exact <= above + 1e-12
-        worst = X - 0.3 * y[:, None] * weight / weight.norm()
-        assert float((1 - y * (worst @ weight + 0.1)).clamp_min(0).mean()) == pytest.approx(exact)
-        for _ in range(20):
-            noise = torch.randn(X.shape, generator=generator, dtype=torch.float64)
-            other = X + 0.3 * noise / noise.norm(dim=1, keepdim=True)
-            assert float((1 - y * (other @ weight + 0.1)).clamp_min(0).mean()) <= exact + 1e-12
-
-
-@pytest.mark.parametrize("uncertain", ["inputs", "weights", "weights-linf"])
-def test_robust_square_is_the_worst_case(uncertain: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    X, y = system(6, 3)
-    weight = torch.randn(3, generator=generator, dtype=torch.float64)
-    exact, radius = robust_square(weight, X, y, 0.2, uncertain=uncertain), 0.2
-    residual, length = y - X @ weight, weight.norm()
-    sign = -torch.sign(residual)[:, None]
-    if uncertain == "inputs":
-        moved = ((X + radius * sign * weight / length) * weight).sum(1)
-    elif uncertain == "weights":
-        moved = ((weight + radius * length * sign * X / X.norm(dim=1, keepdim=True)) * X).sum(1)
-    else:
-        moved = ((weight + radius * length * sign * X.sign()) * X).sum(1)
-    assert float((y - moved).square().mean()) == pytest.approx(exact)
-    largest = 0.0
-    for _ in range(2000):
-        noise = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-        noise = noise.sign() if uncertain == "weights-linf" else noise / noise.norm(dim=1, keepdim=True)
-        scale = radius * (1 if uncertain == "inputs" else length)
-        values = ((X + scale * noise) @ weight) if uncertain == "inputs" else ((weight + scale * noise) * X).sum(1)
-        largest = max(largest, float((y - values).square().mean()))
-    assert 0.6 * exact < largest <= exact * (1 + 1e-12)
-    for c in (0.2, 1.0, 5.0):
-        below, above = robust_square_bounds(weight, X, y, radius, c=c, uncertain=uncertain)
-        assert below <= exact <= above
-
-
-def test_robust_square_loss_lies_above_ridge() -> None:
-    """x = y = 1, ρ = 0.3: min robust = ρ² = 0.09 above min ridge = ρ²/(1 + ρ²) = 0.0826, against eq. (42)."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    grid = torch.linspace(0.8, 1.1, 3001, dtype=torch.float64)
-    robust = min(robust_square(w[None], one, one[0], 0.3) for w in grid)
-    ridge = min(robust_square_bounds(w[None], one, one[0], 0.3)[0] for w in grid)
-    assert robust == pytest.approx(0.09, abs=1e-6)
-    assert ridge == pytest.approx(0.09 / 1.09, abs=1e-6)
-
-
-def test_atomic_sets_have_one_support_both_ways() -> None:
-    """Definition 4 directly: the support function of w and of −w on many directions."""
-    generator = torch.Generator().manual_seed(0)
-    half = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    zero = torch.zeros(1, 3, dtype=torch.float64)
-    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
-    inner = 0.3 * half[:1]  # its mirror image is not a point of the set, but lies in the hull
-    cases = {
-        "mirrored": (torch.cat([zero, half, -half]), True),
-        "cube with a point inside": (torch.cat([zero, cube, 0.1 * inner]), True),
-        "one sided": (torch.cat([zero, half]), False),
-        "mirrored but for one corner": (torch.cat([zero, half, -half[1:], -0.9 * half[:1]]), False),
-        "without zero": (torch.cat([half, -half]), False),
-        "zero alone": (zero, True),
-    }
-    directions = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
-    for name, (points, expected) in cases.items():
-        assert is_atomic(points) == expected, name
-        values = points @ directions.T
-        symmetric = torch.allclose(values.amax(0), (-values).amax(0), rtol=0, atol=1e-9)
-        assert symmetric == (expected or name == "without zero"), name
-    assert not is_atomic(torch.tensor([[0.0], [math.inf]]))
 
 
 def test_what_is_refused() -> None:

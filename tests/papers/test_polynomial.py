@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope_papers.theory.linear import descend, step_limit
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
 from flatscope_papers.theory.polynomial_operator import (
     BinaryTree,
-    composed_degree,
     monomial_count,
     monomials,
-    polynomial_operator,
     ridge_rank,
 )
 
@@ -129,13 +126,12 @@ def test_no_relu_is_left_anywhere() -> None:
 def test_layers_multiply_their_degrees() -> None:
     net = seeded(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)))
     twin = polynomial_twin(net, inputs(), degree=2)
-    assert twin.degree == composed_degree(2, 2) == 4
+    assert twin.degree == 4
     line = inputs(1) + torch.linspace(-1, 1, 13, dtype=torch.float64)[:, None] * inputs(2)[1:]
     values = twin.model(line).detach()
     scale = float(values.abs().max())
     assert float(torch.diff(values, n=5, dim=0).abs().max()) < 1e-10 * scale
     assert float(torch.diff(values, n=4, dim=0).abs().max()) > 1e-6 * scale
-    assert composed_degree(10, 5) == 10**5
 
 
 def test_ranges_are_recorded_and_values_outside_counted() -> None:
@@ -189,20 +185,6 @@ def test_ridge_functions_span_all_polynomials_with_enough_directions(dimension: 
     assert ridge_rank(dimension, degree, count) == count
     assert ridge_rank(dimension, degree, count - 1) == count - 1
     assert ridge_rank(dimension, degree, count + 5) == count
-
-
-def test_the_operator_interpolates_and_descent_finds_it() -> None:
-    X, Y = inputs(6, 3), inputs(6, 2)
-    L = polynomial_operator(X, Y, 2)
-    V = monomials(X, 2)
-    torch.testing.assert_close(V @ L, Y, rtol=0, atol=1e-10)
-    for column in range(2):
-        run = descend(V, Y[:, column], 0.9 * step_limit(V), 8000)
-        torch.testing.assert_close(run.weights, L[:, column], rtol=0, atol=1e-10)
-    other = L + torch.randn(L.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    other -= torch.linalg.pinv(V) @ (V @ other - Y)
-    torch.testing.assert_close(V @ other, Y, rtol=0, atol=1e-9)
-    assert float(other.norm()) > float(L.norm())
 
 
 def test_binary_tree_is_the_written_recursion() -> None:

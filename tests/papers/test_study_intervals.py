@@ -259,7 +259,6 @@ def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
 def test_extremes_of_estimates() -> None:
     some = [Estimate(-3.0, -4.0, -2.0), Estimate(1.0, -1.0, 3.0)]
     assert intervals.farthest_of(some) == Estimate(3.0, 2.0, 4.0)
-    assert intervals.largest_of(some) == Estimate(1.0, -1.0, 3.0)
     assert intervals.smallest_of([*some, Estimate(0.0)]) == Estimate(-3.0)
     assert math.isnan(intervals.smallest_of([*some, Estimate(math.nan)]).value)
     assert intervals.absolute(some[1]) == Estimate(1.0, 0.0, 3.0)

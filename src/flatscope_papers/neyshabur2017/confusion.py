@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.measures.desiderata import desiderata
 from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
@@ -32,6 +31,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     table_of,
     verdict_note,
 )
+from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.neyshabur2017.label_networks import SIZES as LABEL_SIZES
 from flatscope_papers.tables import grid
 

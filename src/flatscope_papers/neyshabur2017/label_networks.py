@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatscope.measures.desiderata import desiderata
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
@@ -23,6 +22,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     slope,
     verdict_note,
 )
+from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.tables import grid
 
 LABELS = {"true": 0.0, "random": 1.0}

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.measures.desiderata import desiderata
 from flatscope_papers import intervals
 from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Range
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
@@ -30,6 +29,7 @@ from flatscope_papers.neyshabur2017.complexity import (
     table_of,
     verdict_note,
 )
+from flatscope_papers.neyshabur2017.desiderata import desiderata
 from flatscope_papers.tables import grid
 
 SIZES = grid(__name__)

@@ -1,22 +1,40 @@
-"""SGD as noise, and the cases in which its limit is known: Langevin dynamics, linear and polynomial networks."""
+"""Theory of Zhang et al. (2017) to play with: SGD as noise, and the cases in which its limit is known.
 
-from flatscope import SGLD
-from flatscope.training.langevin import quadratic_variance
-from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, run_chains
-from flatscope_papers.theory.linear import max_margin, minimum_norm
+| what | names |
+|---|---|
+| chains of SGD with noise | `run_chains`, `ChainRun`, `SampleNoise`, `gradient_of`, `quadratic_variance` |
+| potentials with minima of equal depth (Figures 7 to 10) | `TwoBasins`, `ValleyAndPoint`, `simulate` |
+| the noise of mini-batch gradients (Figure 5) | `noise_at`, `noise_spectrum`, `GradientNoise` |
+| linear networks: minimum norm, maximum margin, descent | `minimum_norm`, `max_margin`, `descend`, `logistic_descent` |
+| polynomial networks | `polynomial_twin`, `PolynomialActivation`, `monomials`, `monomial_count`, `BinaryTree` |
+| the sum of squared paths as a regulariser | `path_penalty` |
+"""
+
+from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, quadratic_variance, run_chains
+from flatscope_papers.theory.gradient_noise import GradientNoise, noise_at, noise_spectrum
+from flatscope_papers.theory.linear import descend, logistic_descent, max_margin, minimum_norm
 from flatscope_papers.theory.path_penalty import path_penalty
-from flatscope_papers.theory.polynomial import polynomial_twin
+from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
+from flatscope_papers.theory.polynomial_operator import BinaryTree, monomial_count, monomials
 from flatscope_papers.theory.potentials import TwoBasins, ValleyAndPoint, simulate
 
 __all__ = [
-    "SGLD",
+    "BinaryTree",
     "ChainRun",
+    "GradientNoise",
+    "PolynomialActivation",
     "SampleNoise",
     "TwoBasins",
     "ValleyAndPoint",
+    "descend",
     "gradient_of",
+    "logistic_descent",
     "max_margin",
     "minimum_norm",
+    "monomial_count",
+    "monomials",
+    "noise_at",
+    "noise_spectrum",
     "path_penalty",
     "polynomial_twin",
     "quadratic_variance",

@@ -253,3 +253,22 @@ def diagnose(series: Tensor, starts: Tensor) -> Mixing:
     time_scale = max(1.0, 2 * float(pairs[:positive].sum()) - 1) if len(pairs) else 1.0
     effective = records * chains / time_scale
     return Mixing(gap, effective, (variance / effective) ** 0.5)
+
+
+def quadratic_variance(curvature: float, lr: float, noise: float, momentum: float = 0.0) -> float:
+    """Exact stationary variance on U = kx²/2: (1 + β)γ'²/((1 − β)γk(2 + 2β − γk)), for any stable step.
+
+    The Boltzmann value T/k is its limit for small steps; the difference is the error of the discretisation
+    (without momentum γ'²/(2γk − γ²k²)). It follows from x_{t+1} = (1 + β − γk)x_t − βx_{t−1} + γ'ξ_t.
+
+    Raises:
+        InputError: the recursion is not stable, γk outside (0, 2 + 2β).
+
+    Example:
+        >>> round(quadratic_variance(curvature=3.0, lr=0.1, noise=0.2), 4)
+        0.0784
+    """
+    step, limit = lr * curvature, 2 * (1 + momentum)
+    if not 0 < step < limit:
+        raise InputError(f"lr * curvature in (0, {limit:g})", f"{step:g}", where="quadratic_variance")
+    return (1 + momentum) * noise**2 / ((1 - momentum) * step * (limit - step))

@@ -244,48 +244,6 @@ def logistic_descent(X: Tensor, y: Tensor, *, steps: int = 10_000, lr: float | N
     return LogisticRun(tuple(looks), cosines, ratios, sides, weight)
 
 
-def robust_hinge(
-    weight: Tensor, bias: float, X: Tensor, y: Tensor, radius: float, *, uncertain: str = "inputs"
-) -> tuple[float, float]:
-    """Worst mean hinge loss, eq. (37), and the regularised loss (38) above it.
-
-    Each sample meets its own worst disturbance of size `radius` = ρ: mean [1 − y_i(wᵀx_i + b) + ρ‖w‖h_i]₊ with h as
-    in `max_margin`, and mean [1 − y_i(wᵀx_i + b)]₊ + ρ‖w‖·mean h_i.
-    """
-    X, y = _pair(X, y, "robust_hinge")
-    shift = radius * float(weight.double().norm()) * _sizes(X, uncertain)
-    loss = 1 - y * (X @ weight.double() + bias)
-    return float((loss + shift).clamp_min(0).mean()), float((loss.clamp_min(0) + shift).mean())
-
-
-def robust_square(weight: Tensor, X: Tensor, y: Tensor, radius: float, *, uncertain: str = "weights") -> float:
-    """Worst mean square loss, mean (|y_i − wᵀx_i| + s_i)² with s_i = ρ‖w‖h_i, h as in `max_margin`.
-
-    Eq. (39) prints mean (y_i − wᵀx_i)² + ρ²‖w‖, which misses the cross term and a square.
-    """
-    residual, shift = _square_parts(weight, X, y, radius, uncertain)
-    return float((residual + shift).square().mean())
-
-
-def robust_square_bounds(
-    weight: Tensor, X: Tensor, y: Tensor, radius: float, *, c: float = 1.0, uncertain: str = "weights"
-) -> tuple[float, float]:
-    """Ridge-like losses on the two sides of `robust_square`: r² + s² ≤ (|r| + s)² ≤ (1 + 1/c)r² + (1 + c)s².
-
-    Eq. (42) claims the robust loss to lie below the ridge one; it lies above.
-    """
-    residual, shift = _square_parts(weight, X, y, radius, uncertain)
-    below = residual.square() + shift.square()
-    above = (1 + 1 / c) * residual.square() + (1 + c) * shift.square()
-    return float(below.mean()), float(above.mean())
-
-
-def _square_parts(weight: Tensor, X: Tensor, y: Tensor, radius: float, uncertain: str) -> tuple[Tensor, Tensor]:
-    X, y = _pair(X, y, "robust_square")
-    weight = weight.double()
-    return (y - X @ weight).abs(), radius * float(weight.norm()) * _sizes(X, uncertain)
-
-
 def _sizes(X: Tensor, uncertain: str) -> Tensor:
     """How far a unit disturbance moves wᵀx_i, in units of ‖w‖."""
     if uncertain not in UNCERTAIN:

@@ -28,11 +28,6 @@ def monomial_count(dimension: int, degree: int, *, homogeneous: bool = False) ->
     return math.comb(dimension - homogeneous + degree, degree)
 
 
-def composed_degree(degree: int, layers: int) -> int:
-    """k^l: the degree of l layers of degree k on top of one another."""
-    return int(degree**layers)
-
-
 def monomials(X: Tensor, degree: int, *, homogeneous: bool = False, symmetric: bool = True) -> Tensor:
     """All monomials of each row, (n, count).
 
@@ -62,20 +57,6 @@ def _orderings(chosen: tuple[int, ...]) -> int:
     for repeats in Counter(chosen).values():
         result //= math.factorial(repeats)
     return result
-
-
-def polynomial_operator(X: Tensor, Y: Tensor, degree: int, *, homogeneous: bool = False) -> Tensor:
-    """L = YV†, the shortest coefficients (count, outputs) with which monomials fit Y best.
-
-    Args:
-        X: inputs (n, d).
-        Y: targets (n, outputs).
-        degree: k.
-        homogeneous: as for `monomials`.
-    """
-    V = monomials(X.double(), degree, homogeneous=homogeneous)
-    inverse: Tensor = torch.linalg.pinv(V)
-    return inverse @ Y.double()
 
 
 def ridge_rank(dimension: int, degree: int, directions: int, *, seed: int = 0) -> int:
