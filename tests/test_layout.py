@@ -48,13 +48,13 @@ LEVELS = (
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
     {"tables"},
-    {"correlation_intervals", "reasons", "result", "declaration"},
+    {"correlation_intervals", "reasons", "study_result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},
-    {"catalogue", "former_names"},
+    {"known_studies", "former_names"},
     {"running", "reproduction"},
     {"pages"},
-    {"commands"},
+    {"study_commands"},
     {"__init__"},
 )
 # What a paper may import of the library is public: names of `flatscope` itself, its errors and its statistics. These

@@ -20,7 +20,7 @@ from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
 from flatscope.reports.population_frame import PopulationFrame
 from flatscope_papers.claims import Claim, Estimate, Finding
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -7,21 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatscope_papers.catalogue import find_study, studies
-    from flatscope_papers.commands import app as command
+    from flatscope_papers.known_studies import find_study, studies
     from flatscope_papers.pages.section import report_section
-    from flatscope_papers.result import load_result
     from flatscope_papers.running import study
+    from flatscope_papers.study_commands import app as command
+    from flatscope_papers.study_result import load_result
 
 __all__ = ["command", "find_study", "load_result", "report_section", "studies", "study"]
 
 # Loaded when first asked for: the help of a command should not wait for torch and Matplotlib.
 _HOMES = {
-    "command": ("commands", "app"),
-    "find_study": ("catalogue", "find_study"),
-    "load_result": ("result", "load_result"),
+    "command": ("study_commands", "app"),
+    "find_study": ("known_studies", "find_study"),
+    "load_result": ("study_result", "load_result"),
     "report_section": ("pages.section", "report_section"),
-    "studies": ("catalogue", "studies"),
+    "studies": ("known_studies", "studies"),
     "study": ("running", "study"),
 }
 

@@ -17,7 +17,7 @@ from flatscope.sweeps.store import Store
 
 FORMER_MODULES = {
     "flatscope_papers.smoke_data": "flatscope.studies.smoke_data",
-    "flatscope_papers.zhang2017.networks": "flatscope.studies.zhang2017_networks",
+    "flatscope_papers.zhang2017.all_conv_networks": "flatscope.studies.zhang2017_networks",
 }
 
 

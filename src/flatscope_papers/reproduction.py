@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope_papers.catalogue import studies
 from flatscope_papers.claims import NOT_RUN, Estimate, Finding
 from flatscope_papers.declaration import SCALES, Study
-from flatscope_papers.result import VERDICTS_FILE, StudyResult, estimate_text
+from flatscope_papers.known_studies import studies
+from flatscope_papers.study_result import VERDICTS_FILE, StudyResult, estimate_text
 
 
 def load_results(

@@ -22,12 +22,12 @@ from flatscope.inspection import usable_device
 from flatscope.sweeps import engines
 from flatscope.sweeps.store import Store
 from flatscope.version import __version__
-from flatscope_papers.catalogue import find_study
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over
+from flatscope_papers.known_studies import find_study
 from flatscope_papers.reasons import with_reasons
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
 DPI = 110  # small files: a page shows some fifty of them

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
 from flatscope_papers import studies
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 RUNNER = CliRunner()
 STUDY = "petzka2019-ridge"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.measures.gradient_noise import sample_gradients, vectorises
-from flatscope_papers.theory.gradient_noise import (
+from flatscope_papers.theory.mini_batch_noise import (
     GradientNoise,
     _anderson_p_value,
     adjusted_p_values,
@@ -124,7 +124,7 @@ def test_spectrum_by_memory_and_by_products(n: int, monkeypatch: pytest.MonkeyPa
     expected = torch.linalg.eigvalsh(centred.T @ centred / n).flip(0)
     assert torch.allclose(noise_spectrum(ctx, 4), expected[:4], rtol=1e-10)
     assert float(noise_spectrum(ctx, n).sum()) == pytest.approx(noise_at(ctx, 1).trace, rel=1e-10)
-    monkeypatch.setattr("flatscope_papers.theory.gradient_noise.KEPT_NUMBERS", 0)
+    monkeypatch.setattr("flatscope_papers.theory.mini_batch_noise.KEPT_NUMBERS", 0)
     assert torch.allclose(noise_spectrum(ctx, 4), expected[:4], rtol=1e-6)
     with pytest.raises(fs.InputError, match="eigenvalues"):
         noise_spectrum(ctx, n + 1)

@@ -18,7 +18,7 @@ from flatscope.reports import report
 from flatscope_papers import studies
 from flatscope_papers.pages.section import address
 from flatscope_papers.reproduction import latest, load_results
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 RESULTS = load_results(Path(__file__).parents[2] / "results")
 SHOWN = "[...document.querySelectorAll('article.study:not([hidden])')].map(e => e.dataset.paper)"

@@ -12,7 +12,7 @@ from flatscope_papers import studies
 from flatscope_papers.claims import judge
 from flatscope_papers.pages.reproduction_page import reproduction_markdown
 from flatscope_papers.reproduction import load_results
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 ROOT = Path(__file__).parents[2]
 RESULTS = load_results(ROOT / "results")

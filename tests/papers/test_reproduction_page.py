@@ -17,7 +17,7 @@ from flatscope_papers.claims import SIGNS, Estimate, judge
 from flatscope_papers.intervals import COVERED
 from flatscope_papers.pages.reproduction_page import reproduction_markdown, text
 from flatscope_papers.reproduction import claim_frame, claim_rows
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 NAME = "zhang2017-fig1"
 FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x"}

@@ -19,8 +19,8 @@ from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUC
 from flatscope_papers.petzka2019.last_layers import last_layers
 from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, stages
 from flatscope_papers.petzka2019.mnist import PER_NETWORK, lead_found, within_batches
+from flatscope_papers.petzka2019.regressions import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
-from flatscope_papers.petzka2019.theory import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
 

@@ -13,8 +13,8 @@ from scipy import stats
 from flatscope.registry import declarations, select
 from flatscope_papers import find_study, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
-from flatscope_papers.robustness.networks import SETTINGS, SIZES, stages
-from flatscope_papers.robustness.of_measures import found_in, kendalls, lead_of_best, ranked, summary
+from flatscope_papers.robustness.grid_networks import SETTINGS, SIZES, stages
+from flatscope_papers.robustness.robustness_of_measures import found_in, kendalls, lead_of_best, ranked, summary
 
 CLAIMS = find_study("robustness-of-measures").claims
 

@@ -19,11 +19,11 @@ from flatscope.training.models import build
 from flatscope_papers import find_study, studies, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
 from flatscope_papers.yi2019.balance import EPSILON, balance_found
-from flatscope_papers.yi2019.basis_paths import figure_1_error, found, with_at_most_one
 from flatscope_papers.yi2019.digit_networks import descend
 from flatscope_papers.yi2019.invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
-from flatscope_papers.yi2019.landscapes import compared, median_rise, related, stages
-from flatscope_papers.yi2019.pac_bayes import DELTA, SIGMAS, divergence, pac_found
+from flatscope_papers.yi2019.path_counts import figure_1_error, found, with_at_most_one
+from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, pac_found
+from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages
 
 NAMES = ["fig3", "invariance", "balance", "pac-bayes", "basis-paths"]
 

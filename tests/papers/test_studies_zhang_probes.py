@@ -17,7 +17,6 @@ from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
 from flatscope_papers.theory.polynomial_operator import BinaryTree
-from flatscope_papers.zhang2017.chains import MAPS
 from flatscope_papers.zhang2017.counts import (
     degree_of_composition,
     exponents,
@@ -27,11 +26,12 @@ from flatscope_papers.zhang2017.counts import (
     tree_support,
 )
 from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
-from flatscope_papers.zhang2017.landscape import LAMBDAS, difference_of_differences, harder, plateaus
-from flatscope_papers.zhang2017.margins import STARTS, compared, norms
+from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, estimates
 from flatscope_papers.zhang2017.minima import LABELS, minima, network
+from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, norms
 from flatscope_papers.zhang2017.perturbed import GAMMAS, robustness_estimates
-from flatscope_papers.zhang2017.radius import MOVED, OBJECTIVES, PRINTED, SETS, estimates
+from flatscope_papers.zhang2017.potential_chains import MAPS
+from flatscope_papers.zhang2017.three_points import LAMBDAS, difference_of_differences, harder, plateaus
 
 NAMES = [
     "fig5",

@@ -17,9 +17,8 @@ from flatscope.training.stacked_layers import StackedNetwork
 from flatscope_papers import find_study, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
 from flatscope_papers.theory.polynomial import PolynomialActivation
-from flatscope_papers.zhang2017 import architectures as zhang2017_architectures
-from flatscope_papers.zhang2017 import langevin as zhang2017_langevin
-from flatscope_papers.zhang2017.networks import (
+from flatscope_papers.zhang2017 import added_noise, architectures
+from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
     ClippedPolynomial,
     config,
@@ -27,19 +26,19 @@ from flatscope_papers.zhang2017.networks import (
     polynomial_all_conv,
     training,
 )
-from flatscope_papers.zhang2017.parameters import (
+from flatscope_papers.zhang2017.errors_by_size import (
+    curve_found,
+    natural_found,
+    random_found,
+)
+from flatscope_papers.zhang2017.errors_by_width import (
     EPOCHS_15,
     at_epoch,
     gap_found,
     why_affected,
     width_found,
 )
-from flatscope_papers.zhang2017.polynomial import overhead, similar_found
-from flatscope_papers.zhang2017.training import (
-    curve_found,
-    natural_found,
-    random_found,
-)
+from flatscope_papers.zhang2017.polynomial_networks import overhead, similar_found
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig6", "fig13", "fig14", "fig15", "fig21", "fig22", "fig23", "fig24"]
 W, SEEDS = 1_000, 3
@@ -264,7 +263,7 @@ def test_noise(shift: float, better: str, same: str) -> None:
         error += apart(seed, epoch, kind == "SGDL", 1)
         train = 0.1 + apart(seed, epoch, kind == "SGDL")
         rows.append({"kind": kind, "seed": seed, "epoch": epoch, "train_error": train, "test_error": error})
-    found = verdicts(claims_of("fig6"), zhang2017_langevin.found(pd.DataFrame(rows)))
+    found = verdicts(claims_of("fig6"), added_noise.found(pd.DataFrame(rows)))
     assert found == {"same_training": REPRODUCED, "same_validation": same, "better_validation": better}
 
 
@@ -301,14 +300,14 @@ def test_the_table_of_architectures() -> None:
         pd.DataFrame({"network": name, "seed": range(3), "train_accuracy": 100.0, "test_accuracy": value + jitter})
         for name, value in accuracies.items()
     )
-    built = zhang2017_architectures.counts()
-    full = verdicts(claims, zhang2017_architectures.found(points, built, full=True))
+    built = architectures.counts()
+    full = verdicts(claims, architectures.found(points, built, full=True))
     assert {full[f"parameters/{name}"] for name in built} == {REPRODUCED}
     assert full["better/small_alexnet"] == REPRODUCED
     assert full["better/small_inception"] == NOT_REPRODUCED
     assert full["better/wide_resnet"] == full["test/wide_resnet"] == NOT_JUDGED
     assert full["test/small_alexnet"] == REPRODUCED
     assert full["test/small_inception"] == NOT_REPRODUCED
-    few = zhang2017_architectures.found(points, built, full=False)
+    few = architectures.found(points, built, full=False)
     assert math.isnan(few["test/small_alexnet"].value)
     assert "50.0" in few["test/mlp_1x512"].note

@@ -15,7 +15,7 @@ from flatscope.stats.correlation import correlate
 from flatscope_papers import intervals
 from flatscope_papers.claims import NOT_JUDGED, PARTLY, REPRODUCED, Claim, Estimate, judge
 from flatscope_papers.correlation_intervals import pearson_ends
-from flatscope_papers.result import estimate_text
+from flatscope_papers.study_result import estimate_text
 
 SAMPLES = 240
 CORRECT = 0.95 - 3 * math.sqrt(0.95 * 0.05 / SAMPLES)  # three standard errors of so many samples

@@ -14,10 +14,10 @@ import pytest
 from flatscope.errors import InputError
 from flatscope.sweeps.store import Store
 from flatscope_papers import studies
-from flatscope_papers.catalogue import FOLDERS
 from flatscope_papers.claims import NEGATIVE
 from flatscope_papers.declaration import Config, Measured, each_trial, name_of
 from flatscope_papers.former_names import take_over, with_former_names
+from flatscope_papers.known_studies import FOLDERS
 from flatscope_papers.tables import words_of
 
 FILE = """
@@ -112,7 +112,10 @@ def test_a_function_of_one_trial_does_a_unit() -> None:
 
 def test_what_the_first_version_stored_is_taken_over() -> None:
     store = Store("memory://former_names")
-    config = {"networks": [{"model": {"name": "flatscope_papers.zhang2017.networks:polynomial_all_conv"}}], "seed": 1}
+    config = {
+        "networks": [{"model": {"name": "flatscope_papers.zhang2017.all_conv_networks:polynomial_all_conv"}}],
+        "seed": 1,
+    }
     former = with_former_names(config)
     assert former["networks"][0]["model"]["name"] == "flatscope.studies.zhang2017_networks:polynomial_all_conv"
     store.write(former, {"loss": 0.5}, frames={"history": pd.DataFrame({"epoch": [1]})})

@@ -14,7 +14,7 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.neyshabur2017.complexity import COLOURS
-from flatscope_papers.neyshabur2017.interactions import (
+from flatscope_papers.neyshabur2017.deep_networks import (
     CONVENTIONS,
     FLOOR,
     PANELS,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
-from flatscope_papers.neyshabur2017.interactions import WEIGHTS, histogram
+from flatscope_papers.neyshabur2017.deep_networks import WEIGHTS, histogram
 
 # Two bell curves overlap by 0.9 if they lie a quarter of a standard deviation apart, or if one is 1.23 times as wide;
 # by 0.75 if they lie 0.64 apart, or if one is 1.7 times as wide.

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from flatscope.registry import PAPERS
-from flatscope_papers.catalogue import studies
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, SIGNS
 from flatscope_papers.declaration import Study
 from flatscope_papers.intervals import COVERED
+from flatscope_papers.known_studies import studies
 from flatscope_papers.reproduction import latest, rows_of
-from flatscope_papers.result import PICTURE_FILE, StudyResult
+from flatscope_papers.study_result import PICTURE_FILE, StudyResult
 
 Results = Mapping[str, Mapping[str, StudyResult]]
 Row = Mapping[str, str]

@@ -13,7 +13,7 @@ from flatscope.registry import PAPERS
 from flatscope.reports.charts import Colours
 from flatscope.reports.markup import Part, Section, fragment, source
 from flatscope_papers.claims import SIGNS
-from flatscope_papers.result import StudyResult
+from flatscope_papers.study_result import StudyResult
 
 BADGES = {"reproduced": "good", "partly": "fair", "not reproduced": "poor", "not judged": ""}
 FEW = 3  # more studies than that are counted by paper and can be filtered

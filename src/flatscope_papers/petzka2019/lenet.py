@@ -18,7 +18,7 @@ import pandas as pd
 
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Runs, Stage
-from flatscope_papers.petzka2019.population import train_and_follow
+from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.tables import grid
 
 RULE = "loss 0.1"

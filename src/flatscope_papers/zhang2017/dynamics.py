@@ -22,7 +22,14 @@ from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
-from flatscope_papers.zhang2017.chains import MAPS, density_map, histograms, potential_map, potential_of, run_potential
+from flatscope_papers.zhang2017.potential_chains import (
+    MAPS,
+    density_map,
+    histograms,
+    potential_map,
+    potential_of,
+    run_potential,
+)
 
 DIMENSIONS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.02

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.zhang2017.networks import (
+from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
     ends,
     histories,
     per_seed,
     stage,
 )
-from flatscope_papers.zhang2017.training import SHARE, draw_errors
+from flatscope_papers.zhang2017.errors_by_size import SHARE, draw_errors
 
 EPOCHS_15 = 30
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.zhang2017.networks import (
+from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
     ends,
     histories,

@@ -19,12 +19,12 @@ from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
-from flatscope_papers.zhang2017.networks import SIZES, histories, stage
-from flatscope_papers.zhang2017.parameters import against_parameters
-from flatscope_papers.zhang2017.training import (
+from flatscope_papers.zhang2017.all_conv_networks import SIZES, histories, stage
+from flatscope_papers.zhang2017.errors_by_size import (
     against_size,
     curve_found,
 )
+from flatscope_papers.zhang2017.errors_by_width import against_parameters
 
 RADIUS, DEGREE = 5.0, 10
 

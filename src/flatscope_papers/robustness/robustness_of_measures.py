@@ -22,7 +22,7 @@ from flatscope.stats.correlation_table import correlation_table
 from flatscope_papers import intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, study
-from flatscope_papers.robustness.networks import SETTINGS, STOP_LOSS, population, stages
+from flatscope_papers.robustness.grid_networks import SETTINGS, STOP_LOSS, population, stages
 
 Floats = NDArray[np.float64]
 SIGNS = {"lower": 1.0, "higher": -1.0}  # a good network has a low value: it should rise with the gap

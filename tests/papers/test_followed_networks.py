@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from flatscope.sweeps.store import Store
-from flatscope_papers.petzka2019 import population as petzka2019_population
-from flatscope_papers.petzka2019.population import has_settled, train_and_follow
+from flatscope_papers.petzka2019 import followed_networks
+from flatscope_papers.petzka2019.followed_networks import has_settled, train_and_follow
 
 
 class BrokenOff(BaseException):
@@ -36,7 +36,7 @@ def test_a_population_that_is_broken_off_is_seen_as_one_that_is_not(
     configs = [config(seed) for seed in (0, 1)]
     plain, store = Store(tmp_path / "plain"), Store(tmp_path / "store")
     train_and_follow(configs, plain, lambda fraction, note: None)
-    monkeypatch.setattr(petzka2019_population, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(followed_networks, "CHECKPOINT_SECONDS", 0.0)
 
     def broken_off(fraction: float, note: str) -> None:
         if note == f"epoch {epoch}":

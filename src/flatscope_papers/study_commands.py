@@ -16,7 +16,7 @@ from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.formatting import numbered
 
 if TYPE_CHECKING:
-    from flatscope_papers.result import StudyResult
+    from flatscope_papers.study_result import StudyResult
 
 # Inside the commands is imported what they need: help and slips must not wait for torch, plots and statistics.
 
@@ -37,8 +37,8 @@ EXPORTS = (".md", ".csv", ".parquet", ".html")
 @app.command("list")
 def list_studies(results: Results = None) -> None:
     """All studies, and the verdicts of those that have been run."""
-    from flatscope_papers.catalogue import studies
     from flatscope_papers.claims import counted
+    from flatscope_papers.known_studies import studies
     from flatscope_papers.reproduction import claim_rows, latest, load_results
 
     damaged: dict[tuple[str, str], DataFileError] = {}
@@ -70,8 +70,8 @@ def run(
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.result import VERDICTS_FILE
     from flatscope_papers.running import study
+    from flatscope_papers.study_result import VERDICTS_FILE
 
     check_scale(scale)
     failed = []
@@ -105,8 +105,8 @@ def show(
 ) -> None:
     """Claims and verdicts of a saved result; without one, what the study would do."""
     from flatscope.registry import PAPERS
-    from flatscope_papers.catalogue import find_study
     from flatscope_papers.declaration import check_scale
+    from flatscope_papers.known_studies import find_study
     from flatscope_papers.reproduction import by_size, latest, load_results
 
     entry, folder = find_study(name), _saved_folder(results)
@@ -151,7 +151,7 @@ def export(
     """Write every claim with its verdict to one file."""
     from flatscope import report
     from flatscope.guards import whole_file, write_whole
-    from flatscope_papers.catalogue import studies
+    from flatscope_papers.known_studies import studies
     from flatscope_papers.pages.reproduction_page import reproduction_markdown
     from flatscope_papers.reproduction import claim_frame, latest, load_results
 
@@ -198,7 +198,7 @@ def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    from flatscope_papers.catalogue import studies
+    from flatscope_papers.known_studies import studies
 
     known = list(studies())
     chosen: dict[str, None] = {}
@@ -214,7 +214,7 @@ def _warn_without_gpu(names: list[str], scale: str, device: str | None) -> None:
     """Before days of work: what the paper scale trains, where there is no GPU for it."""
     import torch
 
-    from flatscope_papers.catalogue import find_study
+    from flatscope_papers.known_studies import find_study
 
     if scale != "paper" or ((device or "cuda").startswith("cuda") and torch.cuda.is_available()):
         return

@@ -15,7 +15,7 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
-from flatscope_papers.theory.gradient_noise import noise_at
+from flatscope_papers.theory.mini_batch_noise import noise_at
 
 PRINTED_ERROR = 0.000965
 SHOWN = 8  # components in the figure

@@ -2,7 +2,7 @@
 
 Every network is looked at after a list of epochs, and when its training loss first falls below a list of levels: once
 as it is and once after the paper's random layer-wise reparameterization. So the correlations of Figures 1 and 2 can be
-read at any stop rule, while the rule that is judged was fixed before (see `petzka2019_lenet`).
+read at any stop rule, while the rule that is judged was fixed before (see `lenet`).
 """
 
 from __future__ import annotations

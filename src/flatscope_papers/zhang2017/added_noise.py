@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Estimate
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
-from flatscope_papers.zhang2017.networks import SIZES, config
-from flatscope_papers.zhang2017.training import two_panels
+from flatscope_papers.zhang2017.all_conv_networks import SIZES, config
+from flatscope_papers.zhang2017.errors_by_size import two_panels
 
 TEMPERATURE = 1e-5
 LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
