@@ -14,7 +14,7 @@ import torch
 
 import flatscope as fs
 from flatscope.training.data import load
-from flatscope.training.labels import random_labels
+from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build
 

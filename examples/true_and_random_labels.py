@@ -14,12 +14,12 @@ import pandas as pd
 import torch
 
 import flatscope as fs
-from flatscope.measures.desiderata import desiderata
 from flatscope.measures.pac_bayes import kl_at_sharpness
 from flatscope.training.data import Data, load
-from flatscope.training.labels import random_labels
+from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, evaluate, train
 from flatscope.training.models import build
+from flatscope_papers.neyshabur2017.desiderata import desiderata
 
 LEVEL = 0.05  # expected sharpness at which the divergence is read off, as in the paper's text
 NORMS = [f"{norm}_over_margin" for norm in ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")]

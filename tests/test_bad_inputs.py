@@ -24,7 +24,7 @@ from flatscope.factories import find_factory
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 from flatscope.training.loop import train
-from flatscope.training.weights import load_weights
+from flatscope.training.weight_files import load_weights
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3

@@ -22,7 +22,7 @@ from flatscope.bounds.classical import (
 from flatscope.bounds.compositional import best_units, least_error, size_ratio, total_error
 from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl, unit_prior_kl
 from flatscope.bounds.rademacher import L1Class, dudley, l1_class, local_margin_bound, margin_bound, smooth_entropy
-from flatscope.bounds.robustness import Partition, best_gap, dyadic_grid, log_weight, robust_gap
+from flatscope.bounds.robustness import TriedPartition, best_gap, dyadic_grid, log_weight, robust_gap
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.partitions import spread_by_sample
 from flatscope.training.loop import TrainConfig, epoch_order, train
@@ -213,7 +213,7 @@ def test_robust_gap_by_hand_and_weights_of_partitions() -> None:
         0.1 + 2 * math.sqrt((8 * math.log(2) + 2 * math.log(20)) / 100)
     )
     assert sum(math.exp(-log_weight(k)) for k in range(1, 20_000)) == pytest.approx(1, abs=1e-4)
-    partitions = [Partition(1, 2, 0.9), Partition(2, 8, 0.1), Partition(3, 10_000, 0.0)]
+    partitions = [TriedPartition(1, 2, 0.9), TriedPartition(2, 8, 0.1), TriedPartition(3, 10_000, 0.0)]
     value, best = best_gap(partitions, 1.0, 100, 0.05)
     assert best.index == 2
     assert value == pytest.approx(0.1 + math.sqrt((16 * math.log(2) + 2 * (math.log(20) + log_weight(2))) / 100))

@@ -15,7 +15,7 @@ from test_cli import run as run  # a fixture
 
 import flatscope as fs
 from flatscope import Table
-from flatscope.training.data import Source, load, load_or_read
+from flatscope.training.data import DataSource, load, load_or_read
 
 FILE = '''
 import collections
@@ -135,7 +135,7 @@ def test_test_parts_are_taken_and_left_out(mine: str) -> None:
     for name in ("both", "two_loaders", "mixed", "by_name"):
         loaded = load_or_read(f"{mine}:{name}")
         assert loaded.test is not None
-        assert isinstance(loaded, Source) == (name != "both")
+        assert isinstance(loaded, DataSource) == (name != "both")
         assert load_or_read(f"{mine}:{name}", test_size=0).test is None
 
 
@@ -144,7 +144,7 @@ def test_sources_become_arrays_where_samples_are_drawn_or_changed(mine: str) -> 
     for name in ("data_set", "mixed", "batches"):
         assert torch.equal(load(f"{mine}:{name}").train[0], arrays.train[0])
         drawn = load_or_read(f"{mine}:{name}", train_size=6)
-        assert not isinstance(drawn, Source)
+        assert not isinstance(drawn, DataSource)
         assert drawn.train[1].bincount().tolist() == [2, 2, 2]
         assert load_or_read(f"{mine}:{name}", standardize=True).how == "standardised"
     for name in ("dicts", "several"):

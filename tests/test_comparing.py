@@ -25,7 +25,7 @@ from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 from flatscope.training.loop import train
 from flatscope.training.models import build
-from flatscope.training.weights import save_weights
+from flatscope.training.weight_files import save_weights
 
 SOME = ["margin", "hessian_trace", "l1_path_norm", "l2_norm", "rho_sum", "parameter_count", "perturbation_robustness"]
 WIDTHS = (64, 12, 10)

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from flatscope.errors import InputError
 from flatscope.training.data import load
-from flatscope.training.labels import confusion_set, corrupt_labels, random_labels
+from flatscope.training.label_noise import confusion_set, corrupt_labels, random_labels
 
 Y = torch.arange(20_000) % 10
 

@@ -7,7 +7,7 @@ import graphlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ USED_INSIDE = {
     "flatscope.symmetries.path_matrix",
     "flatscope.symmetries.scaling",
     "flatscope.training.data",
-    "flatscope.training.labels",
+    "flatscope.training.label_noise",
     "flatscope.training.langevin",
     "flatscope.training.loop",
     "flatscope.training.models",
@@ -96,6 +96,10 @@ USED_INSIDE = {
     "flatscope.training.trials",
     "flatscope.version",
 }
+# Names that stand for two things; to be shortened, never to be added to.
+REPEATED_CLASSES: set[str] = set()
+REPEATED_MODULES = {"pac_bayes", "products", "robustness"}
+MOST_HIDDEN_IMPORTS = 20
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
 OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
 
@@ -186,6 +190,48 @@ def unsafe_calls(tree: ast.AST) -> list[str]:
 @by_file
 def test_imports_go_one_way(path: Path) -> None:
     assert wrong_imports(module_name(path), ast.parse(path.read_text()), package_of(path)) == []
+
+
+def repeated(names: Iterable[tuple[str, str]]) -> set[str]:
+    """Names that stand for more than one thing, of (name, place)."""
+    places: dict[str, set[str]] = {}
+    for name, place in names:
+        places.setdefault(name, set()).add(place)
+    return {name for name, found in places.items() if len(found) > 1}
+
+
+def classes(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, f"{path}:{node.lineno}"
+
+
+def modules(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Modules by the last part of their name, packages by the name of their folder."""
+    for path in paths:
+        yield (path.parent.name if path.stem == "__init__" else path.stem), str(path)
+
+
+def test_no_two_classes_or_modules_of_the_library_have_one_name() -> None:
+    """The lists only get shorter: a name that is no longer repeated has to leave them."""
+    own = [path for path in FILES if package_of(path) == "flatscope"]
+    assert repeated(classes(own)) == REPEATED_CLASSES
+    assert repeated(modules(own)) == REPEATED_MODULES
+    assert repeated([("Estimate", "a.py"), ("Estimate", "b.py"), ("Table", "a.py")]) == {"Estimate"}
+
+
+def test_few_imports_of_our_own_hide_inside_functions() -> None:
+    """Each one hides what a module stands on; commands have one each, so that their help is quick."""
+    hidden = {
+        f"{module_name(path)}, line {line}"
+        for path in FILES
+        if package_of(path) == "flatscope"
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for line, _ in imports(function)
+    }
+    assert len(hidden) <= MOST_HIDDEN_IMPORTS, sorted(hidden)
 
 
 @pytest.mark.parametrize("package", ["flatscope", "flatscope_papers"])

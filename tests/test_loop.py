@@ -23,7 +23,7 @@ from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rat
 from flatscope.training.initialization import initialize
 from flatscope.training.loop import TrainingInterrupted, crop_and_flip, evaluate, train
 from flatscope.training.models import build, mlp
-from flatscope.training.weights import load_weights, read_weights, save_weights
+from flatscope.training.weight_files import load_weights, read_weights, save_weights
 
 torch.set_num_threads(1)
 
@@ -265,7 +265,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 import test_loop
-from flatscope.training import weights
+from flatscope.training import weight_files
 from flatscope.training.loop import train
 
 def wait():

@@ -18,7 +18,7 @@ import flatscope
 from flatscope.errors import InputError, UnknownNameError, WeightsError
 from flatscope.training import group_training, stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.labels import corrupt_labels
+from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
 from flatscope.training.population import PopulationInterrupted, train_population

@@ -15,7 +15,7 @@ import flatscope as fs
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
 from flatscope.measures.radius import flatness_radii, unit_normals
 from flatscope.training.data import load
-from flatscope.training.labels import random_labels
+from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build
 

@@ -23,7 +23,7 @@ from flatscope.context import Context
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
 from flatscope.training.models import build
-from flatscope.training.weights import save_weights
+from flatscope.training.weight_files import save_weights
 
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 

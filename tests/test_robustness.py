@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.measures.partitions import (
     Grid,
-    Nearest,
+    NearestCentre,
     greedy_cover,
     k_means,
     partition_robustness,
@@ -201,7 +201,7 @@ def test_partition_robustness_by_comparing_all_pairs() -> None:
     vectors = tiny.xt
     for partition, cells in (
         (Grid(1.0, -3.0, 3.0), 6**4 * 3),
-        (Nearest(vectors[:2]), 2 * 3),
+        (NearestCentre(vectors[:2]), 2 * 3),
         (k_means(vectors, 3), 3 * 3),
         (greedy_cover(vectors, 1e9), 1 * 3),
     ):
@@ -210,17 +210,17 @@ def test_partition_robustness_by_comparing_all_pairs() -> None:
         assert found.spread == pytest.approx(brute_force(problem, partition), rel=1e-12)
         assert 0 <= found.mean_spread <= found.spread
         assert 1 <= found.occupied <= min(cells, 11)
-    coarse, fine = (partition_robustness(fs.Context(problem), Nearest(vectors[:k])) for k in (1, 7))
+    coarse, fine = (partition_robustness(fs.Context(problem), NearestCentre(vectors[:k])) for k in (1, 7))
     assert coarse.cells < fine.cells
     assert coarse.alone <= fine.alone
-    clipped = partition_robustness(fs.Context(problem), Nearest(vectors[:1]), largest=0.5)
+    clipped = partition_robustness(fs.Context(problem), NearestCentre(vectors[:1]), largest=0.5)
     assert clipped.spread <= 0.5
 
 
 def test_partition_robustness_is_what_the_bound_uses() -> None:
     """With a single centre every input is in one cell, whichever test input the bound takes."""
     tiny = mlp()
-    one_cell = partition_robustness(fs.Context(tiny.problem()), Nearest(tiny.xt[:1]), largest=1.0)
+    one_cell = partition_robustness(fs.Context(tiny.problem()), NearestCentre(tiny.xt[:1]), largest=1.0)
     table = fs.bounds(tiny.problem(), "robustness", delta=0.05, options={"robustness": {"levels": 1}})
     cells, spread = (float(part.split("=")[1]) for part in table.to_frame()["reason"][0].split(",")[:2])
     assert cells == one_cell.cells == 3

@@ -11,7 +11,7 @@ from test_interactions import network
 
 import flatscope as fs
 from flatscope.bounds.sharpness_theorem import (
-    Constants,
+    TheoremConstants,
     flip_constant,
     flip_constant_corrected,
     lemma_1,
@@ -22,7 +22,7 @@ from flatscope.bounds.sharpness_theorem import (
 from flatscope.errors import InputError
 from flatscope.measures.interactions import interaction_ratios, relu_chain
 
-TWO = Constants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
+TWO = TheoremConstants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
 
 
 def test_lemma_3_second_moment_is_exact() -> None:
@@ -87,7 +87,7 @@ def test_bound_is_evaluated_at_the_best_noise_and_marked(form: str, corrected: b
 def test_other_networks_and_losses_are_refused() -> None:
     assert "chain of dense" in fs.bounds(smooth().problem(), "sharpness_theorem_1").to_frame()["reason"].iloc[0]
     for wrong in (
-        lambda: Constants((4, 4), (1.0,), 0.0, 1, 1, 1, 1),
+        lambda: TheoremConstants((4, 4), (1.0,), 0.0, 1, 1, 1, 1),
         lambda: fs.bounds(mlp().problem(), "sharpness_theorem_1", options={"sharpness_theorem_1": {"flip_delta": 2.0}}),
         lambda: flip_constant_corrected(0, 0.1),
     ):

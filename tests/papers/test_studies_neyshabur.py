@@ -17,7 +17,7 @@ import flatscope as fs
 from flatscope.measures.interactions import relu_chain
 from flatscope.sweeps.store import Store
 from flatscope.training.data import load
-from flatscope.training.labels import confusion_set
+from flatscope.training.label_noise import confusion_set
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge

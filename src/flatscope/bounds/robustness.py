@@ -43,7 +43,7 @@ def log_weight(index: int) -> float:
 
 
 @dataclass(frozen=True)
-class Partition:
+class TriedPartition:
     """One of the partitions tried: its number, cells K and spread ε(S)."""
 
     index: int
@@ -51,7 +51,9 @@ class Partition:
     spread: float
 
 
-def best_gap(partitions: Iterable[Partition], largest: float, n: int, delta: float) -> tuple[float, Partition]:
+def best_gap(
+    partitions: Iterable[TriedPartition], largest: float, n: int, delta: float
+) -> tuple[float, TriedPartition]:
     """The smallest value of (19) over partitions, and where it is."""
     found = [(robust_gap(p.spread, p.cells, largest, n, delta, log_weight(p.index)), p) for p in partitions]
     if not found:
@@ -98,7 +100,7 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
     cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
     partitions = [
-        Partition(index, size * classes, float(spread_by_sample(cells[:, index - 1], losses, n).max()))
+        TriedPartition(index, size * classes, float(spread_by_sample(cells[:, index - 1], losses, n).max()))
         for index, size in enumerate(sizes, start=1)
     ]
     value, best = best_gap(partitions, 1.0, n, delta)

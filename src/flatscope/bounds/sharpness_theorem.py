@@ -62,7 +62,7 @@ def flip_constant_corrected(width: int, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class Constants:
+class TheoremConstants:
     """What the theorem needs to know of a network.
 
     Attributes:
@@ -89,7 +89,7 @@ class Constants:
             raise InputError("μ > 0 and a positive norm for each layer", f"{self.mu}, {self.norms}", where="Theorem 1")
 
 
-def theorem_1(c: Constants, sigmas: Sequence[float], flips: Sequence[float], n: int, delta: float) -> float:
+def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[float], n: int, delta: float) -> float:
     """The right-hand side of Theorem 1 with the O replaced by one.
 
     Args:
@@ -110,7 +110,7 @@ def theorem_1(c: Constants, sigmas: Sequence[float], flips: Sequence[float], n: 
     return (fixed + flipped) * c.lipschitz * c.outputs + math.sqrt((kl + math.log(1 / delta)) / n)
 
 
-def simplified(c: Constants, sigma: float, n: int, delta: float, flips: Sequence[float] | None = None) -> float:
+def simplified(c: TheoremConstants, sigma: float, n: int, delta: float, flips: Sequence[float] | None = None) -> float:
     """The simplified bound that follows Theorem 1, with the O replaced by one.
 
     σ(1 + (1 + σC₂C₃)C₂) C_L mean‖f(x)‖ + √((d²/μ⁴ Σ h_i h_{i-1} / σ² + ln(1/δ)) / n). With `flips` the factors
@@ -188,7 +188,7 @@ def sharpness_theorem_1(
     return Value(value, exact=False, reason=f"σ {sigma:.3g}; μ {c.mu:.3g}, C2 {c.c2:.3g}, C3 {c.c3:.3g}")
 
 
-def _constants(ctx: Context, samples: int, lipschitz: float) -> Constants:
+def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:
     chain = ctx.sweep(relu_chain, samples=samples)
     mu = float(condition_c1_mu(ctx, samples=samples).value)
     c2, c3 = (float(found[""].value) for found in (_c2(ctx, samples), condition_c3(ctx, samples=samples)))
@@ -198,7 +198,7 @@ def _constants(ctx: Context, samples: int, lipschitz: float) -> Constants:
         for inputs, targets in ctx.batches():
             total += float(ctx.forward(inputs).double().flatten(1).norm(dim=1).sum())
             ctx.count("forward", len(targets))
-    return Constants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
+    return TheoremConstants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
 
 
 def _c2(ctx: Context, samples: int) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from flatscope.errors import UnknownNameError
 from flatscope.ranks import process_group
 from flatscope.symmetries.audit import Audit
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope.training.weights import read_weights
+from flatscope.training.weight_files import read_weights
 
 if TYPE_CHECKING:
     from flatscope.cli.options import AuditCommand

@@ -27,7 +27,7 @@ from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, load
 from flatscope.training.loop import train
 from flatscope.training.models import build
-from flatscope.training.weights import save_weights
+from flatscope.training.weight_files import save_weights
 
 WIDTHS = (64, 64, 32, 10)
 # One stop rule for both: curvature of cross-entropy falls with the loss, so only equal losses compare.

@@ -46,8 +46,8 @@ from flatscope.registry import PAPERS, Declaration, declarations
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
 from flatscope.reports.page import report as write_report
 from flatscope.table import Table
-from flatscope.training.data import Data, Source
-from flatscope.training.weights import read_weights
+from flatscope.training.data import Data, DataSource
+from flatscope.training.weight_files import read_weights
 
 if TYPE_CHECKING:
     from flatscope.cli.options import MeasureCommand
@@ -152,7 +152,7 @@ class Fit:
     error: tuple[float, float | None] | None
 
     @classmethod
-    def of(cls, context: Context, data: Data | Source) -> Fit:
+    def of(cls, context: Context, data: Data | DataSource) -> Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         train, test = context.scores(), None if problem.test is None else context.scores("test")

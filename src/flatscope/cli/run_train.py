@@ -35,7 +35,7 @@ from flatscope.training.loop import train as train_model
 from flatscope.training.population import train_population
 from flatscope.training.population_result import Population
 from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, Build
-from flatscope.training.weights import WEIGHTS_FILE, save_weights
+from flatscope.training.weight_files import WEIGHTS_FILE, save_weights
 
 if TYPE_CHECKING:
     from flatscope.cli.options import TrainCommand

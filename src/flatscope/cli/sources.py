@@ -22,9 +22,9 @@ from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope.training import models
 from flatscope.training.checkpoint import STATE_FILE
-from flatscope.training.data import Data, Source, load, load_or_read
+from flatscope.training.data import Data, DataSource, load, load_or_read
 from flatscope.training.initialization import private_randomness
-from flatscope.training.weights import WEIGHTS_FILE, load_weights
+from flatscope.training.weight_files import WEIGHTS_FILE, load_weights
 
 Options = dict[str, dict[str, Any]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def load_model(
     model: str,
     weights: Path | None = None,
-    data: Data | Source | None = None,
+    data: Data | DataSource | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
@@ -106,7 +106,7 @@ def load_data(given: DataOptions) -> Data:
     return load(**given.for_load())
 
 
-def load_source(given: DataOptions) -> Data | Source:
+def load_source(given: DataOptions) -> Data | DataSource:
     """The samples that a command line describes, for a `Problem`: also loaders, read as they come."""
     return load_or_read(**given.for_load())
 
@@ -117,7 +117,7 @@ def load_loss(given: ProblemOptions) -> dict[str, Any]:
     return {**given.for_problem(), **named}
 
 
-def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | Source]:
+def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | DataSource]:
     """The problem that a command line describes, and its data; `settings` go to `Problem` before those given."""
     loss = load_loss(given)
     loaded = load_source(given)

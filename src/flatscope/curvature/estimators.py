@@ -40,7 +40,7 @@ class Operator(Protocol):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TraceEstimate:
     """A number with the standard error of its estimator and the products it took."""
 
     value: float
@@ -59,7 +59,7 @@ def trace(
     most_products: int = 1024,
     block: int = 16,
     offset: float = 0.0,
-) -> Estimate:
+) -> TraceEstimate:
     """Trace to a requested relative standard error (Hutch++ with sequential stopping).
 
     A sketch catches the few large eigenvalues exactly: tr(QᵀAQ) with Q an orthonormal basis of A applied to
@@ -83,7 +83,7 @@ def trace(
             "positive accuracy, products and block", f"{accuracy}, {most_products}, {block}", where="trace"
         )
     if size <= min(MULTIPLIED_OUT, most_products):
-        return Estimate(_trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True)
+        return TraceEstimate(_trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True)
     basis = torch.zeros(size, 0, dtype=torch.float64)
     top = 0.0
     if sketch:
@@ -101,7 +101,7 @@ def trace(
         value = top + float(samples.mean())
         stderr = float(samples.std()) / math.sqrt(len(samples))
         if stderr <= accuracy * abs(offset + value):
-            return Estimate(value, stderr, products, False, True)
+            return TraceEstimate(value, stderr, products, False, True)
         if products >= most_products:
             warnings.warn(
                 f"trace: standard error {stderr:.2g} of {value:.4g} after {products} products, asked for "
@@ -109,7 +109,7 @@ def trace(
                 NumericalWarning,
                 stacklevel=2,
             )
-            return Estimate(value, stderr, products, False, False)
+            return TraceEstimate(value, stderr, products, False, False)
         look *= 2
 
 
@@ -222,7 +222,7 @@ def diagonal_sums(
     block = max(1, min(FIRST_LOOK, BLOCK_BYTES // (8 * size)))
     if size <= min(FEW, most_products) or (precision <= 0 and size <= MOST_EXACT):
         return _multiplied_out(operator, size, block)
-    draws = Draws(operator, signs, block)
+    draws = ProductDraws(operator, signs, block)
     keep = precision > 0 and 8 * size * FIRST_LOOK <= SKETCH_BYTES
     products = draws.take(FIRST_LOOK, keep=keep)
     look, deflated, missed = FIRST_LOOK, False, ""
@@ -252,7 +252,7 @@ def cheaper_one_by_one(directions: int, needed: float, most_products: int) -> bo
     return directions <= min(needed, most_products)
 
 
-class Draws:
+class ProductDraws:
     """Random products of an operator, with the directions of its large eigenvalues taken out if asked for."""
 
     def __init__(self, operator: DiagonalOperator, signs: Signs, block: int) -> None:

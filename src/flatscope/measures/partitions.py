@@ -59,7 +59,7 @@ class Grid:
 
 
 @dataclass(frozen=True, eq=False)
-class Nearest:
+class NearestCentre:
     """Each input belongs to the nearest of some centres (k, d): Voronoi cells."""
 
     centres: Tensor
@@ -73,7 +73,7 @@ class Nearest:
         return float(len(self.centres))
 
 
-def greedy_cover(x: Tensor, radius: float) -> Nearest:
+def greedy_cover(x: Tensor, radius: float) -> NearestCentre:
     """Centres among the rows of x so that each row is within `radius` of one: at least the covering number of x.
 
     Always the row that is furthest from all centres so far becomes the next one. Since centres are more than `radius`
@@ -86,17 +86,17 @@ def greedy_cover(x: Tensor, radius: float) -> Nearest:
     while float(distance.max()) > radius:
         chosen.append(int(distance.argmax()))
         distance = torch.minimum(distance, (points - points[chosen[-1]]).norm(dim=1))
-    return Nearest(points[chosen])
+    return NearestCentre(points[chosen])
 
 
-def k_means(x: Tensor, k: int, seed: int = 0) -> Nearest:
+def k_means(x: Tensor, k: int, seed: int = 0) -> NearestCentre:
     """Centres, k of them, that are near to the rows of x, by Lloyd's algorithm (scikit-learn)."""
     from sklearn.cluster import KMeans
 
     if not 1 <= k <= len(x):
         raise InputError(f"1 to {len(x)} centres", str(k), where="k_means")
     fitted = KMeans(n_clusters=k, n_init=1, random_state=seed).fit(x.double().cpu().numpy())
-    return Nearest(torch.from_numpy(fitted.cluster_centers_))
+    return NearestCentre(torch.from_numpy(fitted.cluster_centers_))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flatscope.network.layers import ACTING
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS, Product
 from flatscope.network.program import Operation, replay, tensors_in, watched
-from flatscope.network.weights import Key, Plan, Writer
+from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
 from flatscope.samples import Inputs
 
@@ -54,7 +54,7 @@ class Survey(Writer):
     """A Writer that notes how parameters meet signals, for the plan."""
 
     def __init__(self, model: nn.Module, uses: list[Use]) -> None:
-        super().__init__(model, Plan())
+        super().__init__(model, WeightPlan())
         self.uses, self.changed = uses, False
 
     def follow(self, op: Operation) -> Any:
@@ -144,7 +144,7 @@ def write_out(model: nn.Module, example: Inputs) -> None:
     with untouched_randomness(), precise_math():
         changed = survey(model, example)[1]
     if changed:
-        set_plan(model, Plan())
+        set_plan(model, WeightPlan())
 
 
 def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:
@@ -158,12 +158,12 @@ def uncovered(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def plan_of(model: nn.Module) -> Plan | None:
+def plan_of(model: nn.Module) -> WeightPlan | None:
     """What a plain network answers in other words; None where nothing."""
     return getattr(model, _PLAN, None)
 
 
-def set_plan(model: nn.Module, plan: Plan) -> None:
+def set_plan(model: nn.Module, plan: WeightPlan) -> None:
     """Let a module's forward run by a plan, in place of the one it has."""
     if plan_of(model) is None:
         own = model.__dict__.get("forward")
@@ -191,7 +191,7 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
     for name, value in twin.named_parameters():
         if name in absorbed - kept:
             value.requires_grad_(False)
-    set_plan(twin, Plan({key: acting_name(name) for name, (key, _) in made.items()}))
+    set_plan(twin, WeightPlan({key: acting_name(name) for name, (key, _) in made.items()}))
 
 
 def acting_name(name: str) -> str:

@@ -32,7 +32,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeightPlan:
     """What the plain network answers in other words.
 
     Attributes:
@@ -141,7 +141,7 @@ class Writer:
         plan: what to answer in other words.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: WeightPlan) -> None:
         self.weights, self.plan = Weights(model), plan
         buffers = dict(model.named_buffers())
         self._skipped = {id(buffers[name]) for name in plan.skipped if name in buffers}

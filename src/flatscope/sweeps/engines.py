@@ -29,6 +29,7 @@ from flatscope.factories import find_factory
 from flatscope.progress import Advance, progress
 from flatscope.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
 from flatscope.sweeps.configuration import key_of, plain, to_json
+from flatscope.sweeps.ray_engine import run_ray
 from flatscope.sweeps.store import Store
 
 POLL_SECONDS = 0.1
@@ -271,8 +272,6 @@ def run(
             if not missing:
                 pass
             elif engine == "ray":
-                from flatscope.sweeps.ray_engine import run_ray
-
                 run_ray(board, work, store, workers=workers, address=address, cpus=cpus, gpus=gpus)
             elif workers == 0:
                 run_here(board, work, store)

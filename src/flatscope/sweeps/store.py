@@ -30,7 +30,7 @@ from flatscope.guards import whole_file, write_whole
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope.sweeps.leases import Leases
 from flatscope.sweeps.trial_files import DamagedTrial, TrialFiles
-from flatscope.training.weights import WEIGHTS_FILE, plain_tensors
+from flatscope.training.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.version import __version__
 
 __all__ = ["DamagedTrial", "Store", "Stored"]

@@ -40,7 +40,7 @@ from flatscope.training import models
 from flatscope.training.data import Data, load
 from flatscope.training.initialization import schemes
 from flatscope.training.known_files import SETS
-from flatscope.training.labels import confusion_set
+from flatscope.training.label_noise import confusion_set
 from flatscope.training.population import Population, PopulationView, train_population
 from flatscope.training.public_sets import EMBEDDED
 from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, read_trials

@@ -23,7 +23,7 @@ from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.units import entry_channels
-from flatscope.network.weights import Plan
+from flatscope.network.weights import WeightPlan
 from flatscope.samples import Inputs
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -209,7 +209,7 @@ def _without(model: nn.Module, norm: _Norm) -> nn.Module:
     module = _plain_module(model, norm)
     if module is not None:
         return _replaced(model, module, nn.Identity())
-    plan = plan_of(model) or Plan()
+    plan = plan_of(model) or WeightPlan()
     set_plan(model, replace(plan, skipped=plan.skipped | {norm.mean}))
     return model
 
@@ -224,7 +224,7 @@ def _as_layer(model: nn.Module, norm: _Norm) -> nn.Module:
     names = acting_name(f"{owner}.weight"), acting_name(f"{owner}.bias")
     model.register_parameter(names[0], layer.weight)  # type: ignore[arg-type]
     model.register_parameter(names[1], layer.bias)  # type: ignore[arg-type]
-    plan = plan_of(model) or Plan()
+    plan = plan_of(model) or WeightPlan()
     set_plan(model, replace(plan, affine={**plan.affine, norm.mean: names}))
     return model
 

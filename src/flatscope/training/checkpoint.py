@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, UnknownNameError, WeightsError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope.training.weights import (
+from flatscope.training.weight_files import (
     MODEL_PREFIX,
     STATE_KEY,
     WEIGHTS_FILE,

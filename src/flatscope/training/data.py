@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.training.data_set import Array, Data, Pair, Raw, Source
-from flatscope.training.download import fetch
+from flatscope.training.data_set import Array, Data, DataSource, Pair, Raw, collected, from_function, from_npz
 from flatscope.training.known_files import SETS
-from flatscope.training.own_data import collected, from_function, from_npz
-from flatscope.training.public_sets import EMBEDDED, Listing, available, data_root, locate, read_part, verify
+from flatscope.training.public_sets import EMBEDDED, Listing, available, data_root, fetch, locate, read_part, verify
 
 __all__ = [
     "Data",
+    "DataSource",
     "Listing",
-    "Source",
     "available",
     "data_root",
     "fetch",
@@ -44,7 +42,7 @@ MOMENT_CHUNK = 1024  # samples at a time: the float64 copies stay at 25 MB for C
 
 
 def load(
-    name: str | Path | Raw | Source,
+    name: str | Path | Raw | DataSource,
     root: str | Path | None = None,
     *,
     train_size: int | None = None,
@@ -81,8 +79,8 @@ def load(
     if standardize_by not in STANDARDS:
         raise UnknownNameError.among(str(standardize_by), STANDARDS, "standardize_by")
     with_test = test_size != 0
-    found = name if isinstance(name, Raw | Source) else _raw_samples(str(name), root, seed, download, with_test)
-    raw = collected(found, with_test) if isinstance(found, Source) else found
+    found = name if isinstance(name, Raw | DataSource) else _raw_samples(str(name), root, seed, download, with_test)
+    raw = collected(found, with_test) if isinstance(found, DataSource) else found
 
     def select(samples: Pair, size: int | None, part: str) -> Pair:
         x, y = _draw(samples, size, seed, balanced, f"{part}_size of {raw.name}")
@@ -105,7 +103,7 @@ def load(
     return Data(raw.name, tensors[0], tensors[1] if test else None, raw.classes, mean, std, seed, raw.notes, raw.scale)
 
 
-def load_or_read(name: str | Path, root: str | Path | None = None, **options: Any) -> Data | Source:
+def load_or_read(name: str | Path, root: str | Path | None = None, **options: Any) -> Data | DataSource:
     """As `load`; but loaders and batches of a user's function are read as they come where nothing more is asked.
 
     Args:
@@ -114,7 +112,7 @@ def load_or_read(name: str | Path, root: str | Path | None = None, **options: An
         options: other arguments of `load`.
     """
     found = from_function(str(name)) if _is_function(str(name)) else name
-    if isinstance(found, Source) and not any(options.get(asked) for asked in CHANGES):
+    if isinstance(found, DataSource) and not any(options.get(asked) for asked in CHANGES):
         return replace(found, test=None) if options.get("test_size") == 0 else found
     return load(found, root, **options)
 
@@ -208,7 +206,7 @@ def _is_function(name: str) -> bool:
     return ":" in name and not name.endswith(".npz")
 
 
-def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> Raw | Source:
+def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, with_test: bool) -> Raw | DataSource:
     if name == EMBEDDED:
         return _digits(seed)
     if name in SETS:

@@ -1,15 +1,87 @@
-"""Loss, error and gradient of a network over a whole set of samples, in eval mode."""
+"""Samples with their targets as training wants them, and loss and error of a network on them."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flatscope.errors import InputError
 from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.pairs import Pair
+
+Pair = tuple[Tensor, Tensor]
+
+
+def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
+    """Training and test pair, whichever of the accepted forms they came in."""
+    if hasattr(data, "train") and not isinstance(data, nn.Module):
+        train_pair, test_pair = data.train, getattr(data, "test", None)
+    elif isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        train_pair, test_pair = data, None
+    elif isinstance(data, tuple | list) and len(data) == 2:
+        train_pair, test_pair = data
+    else:
+        train_pair, test_pair = None, None
+    test_pair = test if test is not None else test_pair
+    for pair in (train_pair, test_pair) if test_pair is not None else (train_pair,):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
+            raise InputError(
+                "(x, y), ((x, y), (x_test, y_test)) or an object with such pairs as .train and .test",
+                type(data).__name__ if pair is train_pair else f"a test set of type {type(pair).__name__}",
+                where="train, data",
+            )
+    return train_pair, test_pair
+
+
+def check_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:
+    """Refuse a stop rule or a batch size that these targets or this network cannot have."""
+    if config.stop_zero_error and y.is_floating_point():
+        raise InputError("classes as targets", "real numbers", where="train, stop_zero_error")
+    if len(y) % config.batch_size == 1 and any(isinstance(part, nn.BatchNorm1d) for part in model.modules()):
+        got = f"one sample in the last batch ({len(y)} samples, batch size {config.batch_size})"
+        raise InputError("at least two samples per batch for BatchNorm", got, where="train, batch_size")
+
+
+def checked_pair(model: nn.Module, pair: Pair, config: TrainConfig, device: torch.device, where: str) -> Pair:
+    """The pair on the model's device, once a forward pass on two samples has shown that all parts fit."""
+    x, y = (tensor.to(device) for tensor in pair)
+    if len(x) == 0 or y.dim() == 0 or len(x) != len(y):
+        raise InputError("as many targets as inputs, at least one", f"{len(x)} and {tuple(y.shape)}", where=where)
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        raise InputError("finite inputs", "NaN or infinite values", where=where)
+    if config.augmentation == "crop-flip" and x.dim() != 4:
+        raise InputError("images (n, channels, height, width) for crop-flip", str(tuple(x.shape)), where=where)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = model(x[:2])
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        got = f"{tuple(x.shape)} of {x.dtype} ({str(error).splitlines()[0]})"
+        raise InputError("inputs that the model takes", got, where=where, fix="Check shape and dtype") from None
+    finally:
+        model.train(was_training)
+    return x, checked_targets(outputs, y, config.loss, where)
+
+
+def checked_targets(outputs: Tensor, y: Tensor, loss: str, where: str) -> Tensor:
+    """Targets that fit the outputs: classes as int64, or as many real numbers per sample as there are outputs."""
+    if loss == "cross_entropy" or not y.is_floating_point():
+        if y.dim() != 1 or y.is_floating_point() or outputs.dim() != 2:
+            got = f"targets {tuple(y.shape)} of {y.dtype} and outputs {tuple(outputs.shape)}"
+            raise InputError("one class number per sample and one output per class", got, where=where)
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= outputs.shape[1]:
+            raise InputError(f"classes 0 to {outputs.shape[1] - 1}", f"{low} to {high}", where=where)
+        return y.long()
+    if y[0].numel() != outputs[0].numel():
+        got = f"targets {tuple(y.shape)} for outputs {tuple(outputs.shape)}"
+        raise InputError("as many target values per sample as outputs", got, where=where)
+    return y.to(outputs.dtype)
+
 
 EVALUATION_BATCH = 500
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import CheckpointPace, learning_rate
+from flatscope.training.evaluation import Pair
 from flatscope.training.loop import COLUMNS, TrainingInterrupted, TrainResult, stop_rule, train
-from flatscope.training.pairs import Pair
 from flatscope.training.population_group import (
     Group,
     PopulationView,

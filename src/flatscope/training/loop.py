@@ -30,9 +30,16 @@ from flatscope.training.checkpoint import (
     stream_seed,
     write_checkpoint,
 )
-from flatscope.training.evaluation import batch_loss, evaluate, evaluation
+from flatscope.training.evaluation import (
+    Pair,
+    batch_loss,
+    check_settings,
+    checked_pair,
+    evaluate,
+    evaluation,
+    unpack_pairs,
+)
 from flatscope.training.initialization import private_randomness
-from flatscope.training.pairs import Pair, check_settings, checked_pair, unpack_pairs
 
 __all__ = ["TrainConfig", "TrainResult", "TrainingInterrupted", "epoch_order", "evaluate", "learning_rate", "train"]
 

@@ -17,8 +17,8 @@ from flatscope.errors import InputError
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import CheckpointPace, prepare_folder
+from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
-from flatscope.training.pairs import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.population_group import Group, PopulationView, Record, fill, tensors_of
 from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork

@@ -24,7 +24,7 @@ from flatscope.training.checkpoint import fingerprint
 from flatscope.training.stack import Stack
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import Trial, TrialData
-from flatscope.training.weights import plain_tensors
+from flatscope.training.weight_files import plain_tensors
 
 STATE_KEY = "flatscope_population_state"
 _WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."

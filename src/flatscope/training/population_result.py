@@ -14,8 +14,8 @@ from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.problem import Problem
 from flatscope.results import Result
+from flatscope.training.evaluation import Pair
 from flatscope.training.loop import COLUMNS
-from flatscope.training.pairs import Pair
 from flatscope.training.population_group import Group, Record
 from flatscope.training.trials import CONFIG_KEYS, Trial
 from flatscope.version import __version__

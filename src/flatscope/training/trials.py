@@ -17,7 +17,7 @@ from flatscope.training import models
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, sample_order
 from flatscope.training.initialization import initialize, private_randomness
-from flatscope.training.labels import corrupt_labels
+from flatscope.training.label_noise import corrupt_labels
 
 Build = str | Callable[[Mapping[str, Any]], nn.Module]
 Pairs = Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
