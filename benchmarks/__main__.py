@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.timing import Row, machine
 
-FAMILIES = ("curvature", "population", "sharpness", "norms", "radius", "landscape")
+FAMILIES = ("curvature", "spectra", "population", "sharpness", "norms", "radius", "landscape")
 GPU_FAMILIES: tuple[str, ...] = ("population", "sharpness", "radius", "landscape")
 HEADER = ["what", "flatscope", "peer", "ratio", "target", "met", "note"]
 

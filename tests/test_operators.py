@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import flatscope as fs
+from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.operators import GaussNewton, Hessian, batched_gradient
 from flatscope.errors import InputError, UnknownNameError
 
@@ -146,3 +149,70 @@ def test_a_batch_of_vectors_without_a_batching_rule() -> None:
     vectors = torch.eye(3, dtype=torch.float64)
     found = batched_gradient([Square.apply(x)], [x], [vectors])[0]
     torch.testing.assert_close(found, torch.diag(2 * x.detach()))
+
+
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 6, 3),
+    "strided, dilated, padded": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), dilation=2),
+    "grouped, without bias": lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False),
+    "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4),
+    "padding by word": lambda: nn.Conv2d(4, 6, 3, padding="same"),
+    "reflected": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2),
+    "one dimension": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 5, stride=3), nn.Unflatten(2, (-1, 1))),
+    "three dimensions": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, (2, 3, 3), padding=1, stride=(1, 2, 1)), nn.Flatten(1, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions_have_the_same_first_and_second_derivatives(kind: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), CONVOLUTIONS[kind](), nn.Tanh(), nn.Flatten()).double()
+        x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    params = list(body.parameters())
+
+    def products(fast: bool) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        with FastConvolutions() if fast else nullcontext():
+            loss = body(x).square().sum(1).pow(1.5).sum()
+        gradients = torch.autograd.grad(loss, params, create_graph=True)
+        generator = torch.Generator().manual_seed(1)
+        vectors = [torch.randn(2, *p.shape, generator=generator, dtype=torch.float64) for p in params]
+        one = torch.autograd.grad(gradients, params, [v[0] for v in vectors], retain_graph=True, create_graph=True)
+        third = torch.autograd.grad(
+            [(a * v[1]).sum() for a, v in zip(one, vectors, strict=True)], params, retain_graph=True
+        )
+        return list(gradients), batched_gradient(gradients, params, vectors), list(third)
+
+    for found, expected in zip(products(fast=True), products(fast=False), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_output_padding_of_which_pytorch_has_no_second_derivative() -> None:
+    """By finite differences: PyTorch's own double backward refuses it."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator).double().requires_grad_() for shape in [(2, 2, 3), (2, 1, 3)])
+
+    def convolved(x: Tensor, weight: Tensor) -> Tensor:
+        with FastConvolutions():
+            return nn.functional.conv_transpose1d(x, weight, stride=2, padding=1, output_padding=1).tanh()
+
+    assert torch.autograd.gradcheck(convolved, (x, weight))
+    assert torch.autograd.gradgradcheck(convolved, (x, weight))
+
+
+def test_the_fast_convolutions_are_those_that_run() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)).double()
+    problem = fs.Problem(model, train=(torch.randn(2, 1, 4, 4).double(), torch.tensor([0, 1])))
+    operator = fs.hessian(problem)
+    operator @ torch.ones(operator.size)
+    graph, names = [operator._kept[0].gradients[0].grad_fn], set()
+    while graph:
+        node = graph.pop()
+        names.add(type(node).__name__)
+        graph += [following for following, _ in node.next_functions if following is not None]
+    assert "_WeightGradientBackward" in names
+    assert "ConvolutionBackward0" not in names

@@ -18,10 +18,11 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import precise_math
 from flatscope.params import Params, count, flatten, unflatten
-from flatscope.samples import Batch
+from flatscope.samples import Batch, Inputs
 
 BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 96 * 2**20
@@ -171,6 +172,10 @@ class CurvatureOperator(ABC):
     def _leaves(self) -> Params:
         return {name: self.ctx.params[name].detach().requires_grad_() for name in self.names}
 
+    def _outputs(self, inputs: Inputs, leaves: Params) -> Tensor:
+        with FastConvolutions():
+            return self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+
     def _unstacked(self, columns: Tensor) -> list[Tensor]:
         """The columns as one tensor (k, *shape) per parameter."""
         parts, start = [], 0
@@ -199,7 +204,7 @@ class Hessian(CurvatureOperator):
         inputs, targets = batch
         leaves = self._leaves()
         tensors = list(leaves.values())
-        loss = self.ctx.problem.loss(self.ctx.forward(inputs, {**self.ctx.params, **leaves}), targets).sum()
+        loss = self.ctx.problem.loss(self._outputs(inputs, leaves), targets).sum()
         if not loss.requires_grad:  # none of these parameters is used
             return GradientGraph(tensors, {})
         gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
@@ -233,7 +238,7 @@ class GaussNewton(CurvatureOperator):
         inputs, targets = batch
         leaves = self._leaves()
         tensors = list(leaves.values())
-        outputs = self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+        outputs = self._outputs(inputs, leaves)
         if not outputs.requires_grad:
             return None
         # J v by the double-backward trick: d/du of (J^T u) along v, at any u; no forward-mode support needed.
