@@ -34,6 +34,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"stopping", "effort"},
     {"curvature", "perturbation"},
+    {"planning"},
     {"measuring", "catalogue"},
     {"measures"},
     {"bounds"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -36,6 +38,21 @@ def untouched_randomness(generators: Iterable[torch.Generator] = ()) -> Iterator
             torch.cuda.set_rng_state_all(cuda_states)
         for generator, state in kept:
             generator.set_state(state)
+
+
+def let_go(problem: BaseException) -> None:
+    """Clear the variables of the frames that an exception came through: they hold the tensors that did not fit."""
+    seen: set[int] = set()
+    links: list[BaseException | None] = [problem]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            links += [link.__context__, link.__cause__]
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, Effort
-from flatscope.effort import make_effort
+from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import let_go, precise_math, untouched_randomness
+from flatscope.planning import Schedule, Step, make_schedule
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
@@ -26,10 +28,12 @@ from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
 Options = Mapping[str, Mapping[str, Any]]
+Watch = Callable[[Declaration, list[dict[str, Any]]], None]
 NOT_A_NUMBER = (
     "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
     "or a network whose training did not diverge"
 )
+LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 INFINITE = "infinite: more than a float holds, or a division by zero"
 
 
@@ -44,6 +48,7 @@ def measure(
     memory: int | str | None = None,
     curvature: str = "hessian",
     context: Context | None = None,
+    watch: Watch | None = None,
 ) -> Table:
     """Measure a trained network.
 
@@ -59,6 +64,7 @@ def measure(
         memory: what sweeps may use: bytes, or "8GiB"; None for a share of what is free.
         curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
         context: share the sweeps of an earlier call (its seed and its effort are used).
+        watch: called with the declaration and the rows of each one as it is done.
 
     Returns:
         A table with a row per number. A measure that has no value here gives one row with NaN and the reason.
@@ -70,7 +76,7 @@ def measure(
         8.0
     """
     ctx = _context(problem, "measure", seed, (precision, budget, memory, curvature), context)
-    return _run(ctx, "measure", names, options or {}, {})
+    return _run(ctx, "measure", names, options or {}, {}, watch)
 
 
 def bounds(
@@ -85,6 +91,7 @@ def bounds(
     memory: int | str | None = None,
     curvature: str = "hessian",
     context: Context | None = None,
+    watch: Watch | None = None,
 ) -> Table:
     """Evaluate generalization bounds; each row says whether it is vacuous and what it assumes.
 
@@ -99,9 +106,24 @@ def bounds(
         memory: what sweeps may use.
         curvature: "hessian" or "gauss_newton".
         context: share the sweeps of an earlier call (its seed and its effort are used).
+        watch: called with the declaration and the rows of each one as it is done.
     """
     ctx = _context(problem, "bound", seed, (precision, budget, memory, curvature), context)
-    return _run(ctx, "bound", names, options or {}, {"delta": delta})
+    return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
+
+
+def plan(context: Context, names: str | Iterable[str] | None = None, kind: str = "measure") -> Schedule:
+    """What `measure` (or `bounds`) would do, and how long it would take: a pass over a batch is timed.
+
+    Args:
+        context: the network, and how much effort may be made.
+        names: as in `measure`.
+        kind: "measure" or "bound".
+    """
+    chosen = select(names, kind)
+    left_out = [name for name, entry in declarations(kind).items() if names is None and entry not in chosen]
+    with untouched_randomness(context.problem.generators), precise_math():
+        return make_schedule(context, chosen, left_out, timed=True)
 
 
 def _context(
@@ -120,7 +142,14 @@ def _context(
     return context
 
 
-def _run(ctx: Context, kind: str, names: str | Iterable[str] | None, options: Options, common: dict[str, Any]) -> Table:
+def _run(
+    ctx: Context,
+    kind: str,
+    names: str | Iterable[str] | None,
+    options: Options,
+    common: dict[str, Any],
+    watch: Watch | None,
+) -> Table:
     problem = ctx.problem
     chosen = select(names, kind)
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
@@ -129,14 +158,14 @@ def _run(ctx: Context, kind: str, names: str | Iterable[str] | None, options: Op
         if twice := ", ".join(given.keys() & common.keys()):
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
-    per_measure = [(entry, checked.get(entry.name, {})) for entry in chosen]
-    rows: list[dict[str, Any]] = []
+    found: dict[str, list[dict[str, Any]]] = {}
     with untouched_randomness(problem.generators), precise_math():
         begun = time.perf_counter()
-        with progress("Measuring", total=len(chosen)) as advance:
-            for entry, given in per_measure:
-                rows.extend(_rows(ctx, entry, given, common))
-                advance(1, note=entry.name)
+        for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
+            found[entry.name] = rows
+            if watch is not None:
+                watch(entry, rows)
+    rows = [row for entry in chosen for row in found[entry.name]]
     meta = {
         "version": __version__,
         "torch": torch.__version__,
@@ -155,6 +184,44 @@ def _run(ctx: Context, kind: str, names: str | Iterable[str] | None, options: Op
     return Table(rows, meta)
 
 
+def _steps(
+    ctx: Context, schedule: Schedule, options: Options, common: dict[str, Any]
+) -> Iterator[tuple[Declaration, list[dict[str, Any]]]]:
+    """The rows of one measure after the other; within a budget, if there is one."""
+    whole, left, slowness = ctx.effort, schedule.units, 1.0
+    spent = expected = 0.0
+    with progress("Measuring", total=max(left, 1e-9), lines=True, counted=False) as advance:
+        for number, step in enumerate(schedule.steps, start=1):
+            note = f"{step.entry.name} ({number} of {len(schedule.steps)})"
+            advance(0, note=note)
+            seconds = slowness * step.units * (schedule.seconds or 0.0)
+            begun = time.monotonic()
+            if _has_time(ctx, whole, step, seconds):
+                if whole.deadline is not None and step.stops:  # its share of what is left, by cost
+                    share = (whole.deadline - begun) * min(1.0, step.units / max(left, 1e-9))
+                    ctx.effort = replace(whole, deadline=begun + share)
+                rows = list(_rows(ctx, step.entry, dict(options.get(step.entry.name, {})), common))
+                ctx.effort = whole
+            else:
+                late = Value(math.nan, exact=False, reason=f"not begun: would take about {time_text(seconds)}")
+                rows = list(_laid_out(ctx, step.entry, late, {}, common, 0.0, 0.0))
+            left -= step.units
+            if step.units >= 1 and schedule.seconds:  # passes of other kinds may cost more here than they usually do
+                spent, expected = spent + time.monotonic() - begun, expected + step.units * schedule.seconds
+                slowness = max(1.0, spent / expected)
+            advance(step.units, note=note)
+            yield step.entry, rows
+
+
+def _has_time(ctx: Context, effort: Effort, step: Step, seconds: float) -> bool:
+    """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
+    if effort.deadline is None or step.units == 0:
+        return True
+    left = effort.deadline - time.monotonic()
+    enough = left > 0 and left >= seconds * (LEAST_SHARE if step.stops else 1.0)
+    return not ctx.problem.ranks.anywhere(not enough)
+
+
 def _declared(name: str, kind: str) -> Declaration:
     known = declarations(kind)
     if name not in known:
@@ -171,10 +238,10 @@ def device_text(device: torch.device) -> str:
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
     begun = time.perf_counter()
-    folded = entry.on_folded and has_batchnorm(ctx.problem.model)
     with ctx.charged() as spent:
         try:
             point = _point(ctx, entry)
+            point.effort = ctx.effort  # a way of writing the network that was made earlier had another deadline
             _refuse_missing(point, entry)
             result: Result = entry.function(point, **common, **given)
         except NotApplicable as problem:
@@ -189,14 +256,31 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
                 raise  # the other ranks may be waiting for this one in the middle of a sweep
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
             reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            let_go(problem)
             warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
             result = Value(math.nan, exact=False, reason=reason)
+        except BaseException as problem:  # interrupted: nothing may be held by a traceback that somebody keeps
+            let_go(problem)
+            raise
     shown = {name: value for name, value in given.items() if value != entry.options[name]}
+    yield from _laid_out(ctx, entry, result, shown, common, float(sum(spent.values())), time.perf_counter() - begun)
+
+
+def _laid_out(
+    ctx: Context,
+    entry: Declaration,
+    result: Result,
+    shown: dict[str, Any],
+    common: dict[str, Any],
+    passes: float,
+    seconds: float,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a result."""
     fixed = {
         "measure": entry.name,
-        "folded": folded,
-        "passes": float(sum(spent.values())),
-        "seconds": time.perf_counter() - begun,
+        "folded": entry.on_folded and has_batchnorm(ctx.problem.model),
+        "passes": passes,
+        "seconds": seconds,
         "seed": ctx.seed,
         "dtype": str(ctx.problem.dtype).removeprefix("torch."),
         "version": __version__,

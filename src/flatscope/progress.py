@@ -1,8 +1,9 @@
-"""A progress bar with time left, for work that takes more than two seconds on a terminal; silent elsewhere."""
+"""Progress with time left: a bar on a terminal, for work of over two seconds; a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,38 +12,84 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 DELAY_SECONDS = 2.0
+LINE_SECONDS = 10.0
 
 Advance = Callable[..., None]
 
 
 @contextmanager
-def progress(description: str, total: float | None, *, console: Console | None = None) -> Iterator[Advance]:
+def progress(
+    description: str, total: float | None, *, console: Console | None = None, lines: bool = False, counted: bool = True
+) -> Iterator[Advance]:
     """Yield `advance(steps=1, note="")`; the bar appears on stderr once the work has run for two seconds.
+
+    `note` says what is being done. What is printed to stderr meanwhile stands above the bar.
 
     Args:
         description: what is being done, in one or two words.
         total: how many steps there will be; None if unknown.
         console: where to draw; stderr by default, so that stdout stays clean for `--json`.
+        lines: whether to print a line every ten seconds where there is no terminal; silent there by default.
+        counted: whether steps are things to count; False where they are shares of the work.
     """
     console = console or Console(stderr=True)
-    if not console.is_terminal or os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
+    if os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
         yield lambda steps=1, note="": None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    elif console.is_terminal:
+        with _bar(description, total, console, counted) as advance:
+            yield advance
+    elif lines:
+        with _lines(description, total, console) as advance:
+            yield advance
+    else:
+        yield lambda steps=1, note="": None
+
+
+@contextmanager
+def _bar(description: str, total: float | None, console: Console, counted: bool) -> Iterator[Advance]:
+    count = (MofNCompleteColumn(),) if counted else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *count, TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
     task = bar.add_task(description, total=total, note="")
     begun = time.monotonic()
-    shown = False
+    visible = False
 
     def advance(steps: float = 1, note: str = "") -> None:
-        nonlocal shown
+        nonlocal visible
         bar.update(task, advance=steps, note=note)
-        if not shown and time.monotonic() - begun > DELAY_SECONDS:
+        if not visible and time.monotonic() - begun > DELAY_SECONDS:
             bar.start()
-            shown = True
+            visible = True
 
     try:
         yield advance
     finally:
-        if shown:
+        if visible:
             bar.stop()
+
+
+@contextmanager
+def _lines(description: str, total: float | None, console: Console) -> Iterator[Advance]:
+    """A line every ten seconds, by a thread: one step may take minutes."""
+    begun, done, doing, ended = time.monotonic(), 0.0, "", threading.Event()
+
+    def advance(steps: float = 1, note: str = "") -> None:
+        nonlocal done, doing
+        done, doing = done + steps, note
+
+    def speak() -> None:
+        while not ended.wait(LINE_SECONDS):
+            spent = time.monotonic() - begun
+            share = done / total if total else 0.0
+            left = f", about {spent * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+            part = f" {share:.0%}" if total else ""
+            what = f": {doing}" if doing else ""
+            console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        ended.set()
+        thread.join()

@@ -85,6 +85,7 @@ class Declaration:
     needs: frozenset[str] = frozenset()
     cost: str = "light"
     passes: Mapping[str, float] | None = None
+    typical: Mapping[str, float] | None = None
     exact: bool = True
     on_folded: bool = False
     conventions: str = ""
@@ -156,6 +157,7 @@ def measure(
     needs: Iterable[str] = (),
     cost: str = "light",
     passes: Mapping[str, float] | None = None,
+    typical: Mapping[str, float] | None = None,
     exact: bool = True,
     on_folded: bool = False,
     conventions: str = "",
@@ -177,6 +179,8 @@ def measure(
             read off the network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers.
         cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
         passes: the most passes over the data, by kind, with default options; None if it depends on the data.
+        typical: what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all
+            columns and the "gradient", which measures share, or a "column" pass of each output that is its own.
         exact: whether the value has no estimator error.
         on_folded: whether BatchNorm is folded into the layers first.
         conventions: what the paper leaves open and how it is read here.
@@ -204,6 +208,7 @@ def measure(
                 needs=frozenset(needs),
                 cost=cost,
                 passes=None if passes is None else MappingProxyType(dict(passes)),
+                typical=None if typical is None else MappingProxyType(dict(typical)),
                 exact=exact,
                 on_folded=on_folded,
                 conventions=conventions,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE
@@ -41,6 +44,7 @@ from flatscope.context import Context
 from flatscope.effort import make_effort
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number, numbered
+from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, declarations
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
@@ -80,10 +84,13 @@ def run_measure(given: MeasureCommand) -> None:
         before = None if begun is None else read_weights(begun)
         problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
         context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
-        tables = {"measures": measuring.measure(problem, given.measures, options=options, context=context)}
+        if not problem.ranks.rank:
+            show_note(str(measuring.plan(context, given.measures)))
+        watch = _shown_as_they_come(speaks=not problem.ranks.rank)
+        tables = {"measures": measuring.measure(problem, given.measures, options=options, context=context, watch=watch)}
         if certificates:
             tables["bounds"] = measuring.bounds(
-                problem, certificates, options=bound_options, delta=given.delta, context=context
+                problem, certificates, options=bound_options, delta=given.delta, context=context, watch=watch
             )
         fit = Fit.of(context, loaded)
         if problem.ranks.rank:
@@ -115,6 +122,28 @@ def run_measure(given: MeasureCommand) -> None:
     if given.report is not None:
         write_report(list(tables.values()), given.report, command=command_line())
         show_note(f"report written to {given.report}")
+
+
+def _shown_as_they_come(speaks: bool) -> measuring.Watch:
+    """Show each result above the progress bar, where a person has waited for a while."""
+    begun = time.monotonic()
+
+    def watch(entry: Declaration, rows: list[dict[str, Any]]) -> None:
+        if speaks and sys.stderr.isatty() and time.monotonic() - begun > DELAY_SECONDS:
+            typer.echo(one_line(rows), err=True)
+
+    return watch
+
+
+def one_line(rows: list[dict[str, Any]]) -> str:
+    """A finished measure as one line of text: its value, or its values' range, or why there is none."""
+    name, values = rows[0]["measure"], [row["value"] for row in rows]
+    finite = [value for value in values if not math.isnan(value)]
+    if not finite:
+        return f"{name}: {rows[0]['reason']}"
+    if len(values) == 1:
+        return f"{name}: {number(finite[0])}" + (f" ± {rows[0]['stderr']:.2g}" if rows[0]["stderr"] else "")
+    return f"{name}: {number(min(finite))} to {number(max(finite))} ({len(values)} values)"
 
 
 def list_measures(names: list[str] | None, markdown: bool) -> None:

@@ -58,16 +58,10 @@ class BothEnds:
             raise InputError("a tolerance between 0 and 1", str(tolerance), where="eigenvalue")
         if self._dense:
             return self._multiplied_out(place)
-        step = 0
-        while True:
-            if step == len(self._ends):
-                if self._space.closed or step == MOST_PRODUCTS or (step and self._late()):
-                    break
-                self._advance()
-            if self._reached(step, place, tolerance):
-                break
-            step += 1
-        release(self._operator)
+        try:
+            step = self._first_step(place, tolerance)
+        finally:
+            release(self._operator)  # also where a product fails: this object may outlive that
         last = min(step, len(self._ends) - 1)
         converged = self._space.closed or self._reached(last, place, tolerance)
         if not converged:
@@ -75,6 +69,18 @@ class BothEnds:
         values, residuals = self._ends[last]
         vector = self._space.vectors(self._space.ritz()[2][:, [0, -1]])[place].double().cpu()
         return Eigenpair(float(values[place]), vector, float(residuals[place]), converged, last + 1)
+
+    def _first_step(self, place: int, tolerance: float) -> int:
+        """The first step that fulfils what is asked, or the one at which there is no going on."""
+        step = 0
+        while True:
+            if step == len(self._ends):
+                if self._space.closed or step == MOST_PRODUCTS or (step and self._late()):
+                    return step
+                self._advance()
+            if self._reached(step, place, tolerance):
+                return step
+            step += 1
 
     def _reached(self, step: int, place: int, tolerance: float) -> bool:
         """Whether the residual is small enough after a step, and the Ritz value has come to rest.

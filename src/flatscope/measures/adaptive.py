@@ -36,6 +36,7 @@ LABELS = ("data", "model")
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     cost="long",
+    typical={"forward": 94, "backward": 94},
     exact=False,
     on_folded=True,
     falls_with_loss=True,

@@ -38,6 +38,7 @@ NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are ro
     direction="lower",
     invariant_under={"layer_scaling", "permutation"},
     cost="long",
+    typical={"forward": 800, "backward": 800},
     exact=False,
     conventions="the layer's weight without its bias, as rows; A acts on input features (channels of a convolution)",
     search="lower",

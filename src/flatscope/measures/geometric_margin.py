@@ -8,6 +8,7 @@ in general: a search bounds it from above, a Lipschitz constant from below.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ ROUNDING = 1e-6  # by which norms found by iteration may be too small
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
     needs={"classes"},
     cost="long",
+    typical={"forward": 1000, "backward": 1000},
     exact=False,
     conventions="ℓ2 distance of inputs as the network receives them, not held to the range of pixels; 0 where "
     "misclassified; the lower end comes from Lipschitz constants, which a rescaling does change",
@@ -76,7 +78,8 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     remarks = [constants if isinstance(constants, str) else "", _cut_short(ctx, len(value), samples, part)]
     if shallow is None:
         moved = f"their last round shortened none by more than {last_gain:.1g}"
-        remarks.insert(0, f"upper bound: best of {restarts} searches; {moved}")
+        ended = "; searches ended early, the time was up" if out_of_time(ctx) else ""
+        remarks.insert(0, f"upper bound: best of {restarts} searches; {moved}{ended}")
     if bool(value.isinf().any()):
         remarks.append(f"no other class found for {int(value.isinf().sum())} samples")
     reason = "; ".join(remark for remark in remarks if remark)
@@ -92,6 +95,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
     needs={"classes"},
     cost="sweep",
+    typical={"column": 0.5},
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
     "do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`",
 )
@@ -165,7 +169,7 @@ def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
         network, start = _Flat(ctx, x), x[right].flatten(1)
-        found = nearest_changes(network, start, y[right], restarts, generator)
+        found = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
         distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
     return distances, gain
 

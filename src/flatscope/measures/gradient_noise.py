@@ -26,6 +26,7 @@ CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
     direction="none",
     invariant_under={"permutation"},
     cost="sweep",
+    typical={"forward": 6, "gradient": 1},
     passes={"forward": 2, "backward": 2},
     falls_with_loss=True,
     conventions="all trainable parameters; covariance over the training samples (divided by n), of a mini-batch S/b "

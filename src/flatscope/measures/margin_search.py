@@ -51,7 +51,14 @@ class Nearest:
         return better
 
 
-def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, generator: torch.Generator) -> Nearest:
+def nearest_changes(
+    network: Network,
+    x: Tensor,
+    y: Tensor,
+    restarts: int,
+    generator: torch.Generator,
+    late: Callable[[], bool] = bool,
+) -> Nearest:
     """Search from samples that are classified correctly.
 
     Args:
@@ -60,11 +67,14 @@ def nearest_changes(network: Network, x: Tensor, y: Tensor, restarts: int, gener
         y: labels (n,).
         restarts: the first third heads for the nearest other classes by linearisation, the rest starts at random.
         generator: of the random points; all samples share them, so that none depends on its neighbours.
+        late: says when no further restart may be begun; never by default.
     """
     nearest = Nearest(x)
     order = classes_by_distance(network, x, y)
     targets = min(order.shape[1], max(1, restarts // 3))
     for restart in range(restarts):
+        if restart and late():
+            break
         start, j = x, order[:, restart % targets]
         if restart >= targets:
             start, j = _random_start(network, nearest, y, SPREAD ** (restart % 3 - 1), generator)

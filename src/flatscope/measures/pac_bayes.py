@@ -40,6 +40,7 @@ TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
     direction="lower",
     invariant_under={"permutation"},
     cost="long",
+    typical={"forward": 30},
     passes={"forward": 5500},
     exact=False,
     on_folded=True,

@@ -44,6 +44,7 @@ POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight bec
     direction="lower",
     invariant_under=SCALINGS,
     cost="sweep",
+    typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 12},
     on_folded=True,
     headline="curvature in path space",
     falls_with_loss=True,
@@ -124,6 +125,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     direction="lower",
     invariant_under=SCALINGS,
     cost="long",
+    typical={"forward": 200, "backward": 200},
     exact=False,
     on_folded=True,
     falls_with_loss=True,
@@ -153,7 +155,7 @@ def psi_epsilon(
         restarts: number of ascents.
         steps: steps of each ascent.
     """
-    ctx = ctx.sweep(in_double)
+    ctx = double_context(ctx)
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     if restarts < 1 or steps < 1:
@@ -195,6 +197,7 @@ def psi_epsilon(
     direction="lower",
     invariant_under=SCALINGS,
     cost="long",
+    typical={"forward": 160},
     exact=False,
     on_folded=True,
     falls_with_loss=True,
@@ -226,7 +229,7 @@ def psi_expected(
         law: "ball": uniform in the ball; "sphere": uniform on its surface; "gaussian": independent normals whose
             root mean square length is the radius (with a warning).
     """
-    ctx = ctx.sweep(in_double)
+    ctx = double_context(ctx)
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     if law not in LAWS:
@@ -276,6 +279,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     direction="higher",
     invariant_under=SCALINGS,
     cost="sweep",
+    typical={"forward": 25},
     on_folded=True,
     conventions="certified, not tight; a lower bound of the true radius, computed in float64; states of ReLUs on the "
     "training samples, the choices of max-pooling may change; equation (32) as printed is not safe",
@@ -322,6 +326,13 @@ def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
     if not epsilon > 0 or (relative and epsilon >= 1):
         raise InputError("a positive radius, below 1 if relative", str(epsilon), where="epsilon", fix=POLE)
     return epsilon * paths.nearest_pole if relative else epsilon
+
+
+def double_context(ctx: Context) -> Context:
+    """The same point in float64, made once, with the present effort."""
+    twin = ctx.sweep(in_double)
+    twin.effort = ctx.effort
+    return twin
 
 
 def in_double(ctx: Context) -> Context:

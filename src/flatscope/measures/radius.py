@@ -33,6 +33,7 @@ DRAWN_NUMBERS = 2**26
     direction="higher",
     invariant_under={"permutation"},
     cost="long",
+    typical={"forward": 32 * 15},
     exact=False,
     on_folded=True,
     falls_with_loss=True,

@@ -35,6 +35,7 @@ IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with wh
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
     needs={"classes"},
     cost="sweep",
+    typical={"forward": 15},
     passes={"forward": 51},
     exact=False,
     function_only=True,
@@ -170,6 +171,7 @@ def checked_gammas(gammas: Any) -> tuple[float, ...]:
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     cost="sweep",
+    typical={"forward": 1, "column": 0.5},
     conventions="Jacobian of all outputs, Frobenius norm, training samples in the order of the data; high: bound by "
     "the gradient of a dense first layer, which holds for every such network, whatever its activation patterns",
 )

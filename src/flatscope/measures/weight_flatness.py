@@ -101,6 +101,7 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     invariant_under={"permutation"},
     needs={"layers"},
     cost="sweep",
+    typical={"sweep": 1, "column": 1},
     falls_with_loss=True,
     conventions="algebraically largest eigenvalue; the layer's weight without its bias",
 )
@@ -121,6 +122,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, 
     direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
+    typical={"curvature": 14},
     headline="curvature, sharpest direction",
     falls_with_loss=True,
     conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for",
@@ -142,6 +144,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     direction="none",
     invariant_under={"permutation"},
     cost="sweep",
+    typical={"curvature": 20},
     falls_with_loss=True,
     conventions="all trainable parameters; negative at a saddle point or away from a minimum",
 )

@@ -1,0 +1,125 @@
+"""What a measurement will take: an estimate in passes for every measure, seconds from a timed pass, and a schedule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flatscope.context import Context
+from flatscope.effort import time_text
+from flatscope.registry import Declaration
+
+# In units of a forward pass over the training data.
+WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": 4.0}
+COLUMN = 2.2  # a backward pass of one column of the sweep, with what is read from it
+# What others have paid for already: the sweep's columns, and the gradient.
+SHARED = ("sweep", "gradient")
+# Measures that declare neither `passes` nor `typical` take what their kind of cost usually takes.
+BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
+TIMED_SAMPLES = 256
+LONG_SHOWN = 4
+
+
+def units(entry: Declaration, columns: int, paid: set[str] | None = None) -> float:
+    """Estimated cost of a measure or bound, in forward passes over the training data.
+
+    Args:
+        entry: the declaration.
+        columns: of the sweep: outputs of the network, less one under softmax.
+        paid: shared work that is done already.
+    """
+    declared = entry.typical or entry.passes
+    expected = BY_COST[entry.cost] if declared is None else declared
+    weights = WEIGHTS | {"sweep": 1 + COLUMN * columns, "column": COLUMN * columns, "gradient": 2.0}
+    return sum(weights[kind] * number for kind, number in expected.items() if kind not in (paid or ()))
+
+
+def shared_work(entry: Declaration) -> set[str]:
+    """What a measure leaves behind for those that come after it."""
+    declared = entry.typical or entry.passes
+    return {kind for kind in (BY_COST[entry.cost] if declared is None else declared) if kind in SHARED}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measure with its estimated cost, in forward passes over the training data."""
+
+    entry: Declaration
+    units: float
+
+    @property
+    def stops(self) -> bool:
+        """Whether it ends early with what it has when its time is up."""
+        return not self.entry.exact or bool(self.entry.search)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Measures in the order in which they are computed.
+
+    Attributes:
+        steps: with their costs.
+        seconds: of one forward pass over the training data; None where it was not timed.
+        left_out: names of those that were not chosen because they take long.
+    """
+
+    steps: tuple[Step, ...]
+    seconds: float | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> float:
+        """Cost of all."""
+        return sum(step.units for step in self.steps)
+
+    def __str__(self) -> str:
+        """One line: how many measures, how long, and what is left out."""
+        kind = self.steps[0].entry.kind if self.steps else "measure"
+        text = f"{len(self.steps)} {kind}{'' if len(self.steps) == 1 else 's'}"
+        if self.seconds is not None:
+            text += f", about {time_text(self.units * self.seconds)}"
+        if self.left_out:
+            names = ", ".join(self.left_out[:LONG_SHOWN]) + (", …" if len(self.left_out) > LONG_SHOWN else "")
+            text += f"; {len(self.left_out)} long ones left out: {names}"
+        return text
+
+
+def make_schedule(
+    ctx: Context, chosen: Sequence[Declaration], left_out: Sequence[str] = (), *, timed: bool = False
+) -> Schedule:
+    """The measures as they will be computed: with a budget cheap ones first, else in their own order.
+
+    Args:
+        ctx: the network, and how much effort may be made.
+        chosen: declarations.
+        left_out: names to mention.
+        timed: whether to time a pass, without a budget as well.
+    """
+    budget = ctx.effort.deadline is not None
+    columns = max(1, ctx.problem.n_outputs - 1)
+    paid: set[str] = set()
+    ordered = sorted(chosen, key=lambda entry: units(entry, columns)) if budget else list(chosen)
+    steps = []
+    for entry in ordered:
+        steps.append(Step(entry, units(entry, columns, paid)))
+        paid |= shared_work(entry)
+    seconds = ctx.sweep(seconds_of_a_pass) if budget or timed else None
+    return Schedule(tuple(steps), seconds, tuple(left_out))
+
+
+def seconds_of_a_pass(ctx: Context) -> float:
+    """Time of a forward pass over the training data, from a batch of it: the faster of two runs."""
+    inputs, targets = next(iter(ctx.batches(size=min(TIMED_SAMPLES, ctx.problem.batch_size))))
+    device, best = ctx.problem.device, float("inf")
+    for _ in range(2):
+        begun = time.perf_counter()
+        with torch.no_grad():
+            ctx.forward(inputs)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begun)
+    ctx.count("forward", 2 * len(targets))
+    return best * ctx.problem.n_train / len(targets)

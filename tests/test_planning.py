@@ -1,0 +1,231 @@
+"""Plans, budgets, and what is left behind when a measure fails or is interrupted."""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from networks import mlp
+from rich.console import Console
+from torch import Tensor, nn
+
+import flatscope as fs
+from flatscope import measuring, planning, progress, registry
+from flatscope.context import Context
+from flatscope.planning import make_schedule, units
+from flatscope.registry import Declaration, declarations, select
+
+WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
+
+
+@pytest.fixture
+def _forget() -> Iterator[None]:
+    """What a test declares is gone after it."""
+    before = dict(registry._REGISTRY)
+    yield
+    registry._REGISTRY.clear()
+    registry._REGISTRY.update(before)
+
+
+def declare(name: str, function: Any, **words: Any) -> None:
+    function.__name__, function.__doc__ = name, "Something."
+    registry.measure(**(WORDS | words))(function)
+
+
+class Slow(nn.Module):
+    """A network of which a forward pass takes a while."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.layer, self.seconds = nn.Linear(4, 3), seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 2 and self.seconds:
+            time.sleep(self.seconds)
+        found: Tensor = self.layer(x)
+        return found
+
+
+def slow_problem(seconds: float = 0.02) -> fs.Problem:
+    torch.manual_seed(0)
+    problem = fs.Problem(Slow(0.0), (torch.randn(40, 4), torch.arange(40) % 3))
+    problem.model.seconds = seconds  # type: ignore[assignment]
+    return problem
+
+
+def test_every_measure_and_bound_has_an_estimate() -> None:
+    for kind in ("measure", "bound"):
+        for entry in declarations(kind).values():
+            assert units(entry, 9) >= 0
+            assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column"}
+    by_cost = {entry.name: units(entry, 9) for entry in declarations().values()}
+    assert by_cost["parameter_count"] == 0
+    assert by_cost["expected_flatness"] > by_cost["functional_margin"]
+    assert by_cost["psi_trace"] > by_cost["hessian_trace"]
+
+
+def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
+    ctx = Context(mlp().problem())
+    plan = make_schedule(ctx, select(["hessian_trace", "layer_trace"]))
+    assert plan.steps[0].units > 1
+    assert plan.steps[1].units == 0
+    text = str(measuring.plan(ctx))
+    assert text.startswith(f"{len(select(None))} measures, about ")
+    assert "long ones left out: " in text
+
+
+def test_a_plan_is_near_the_truth() -> None:
+    """Of a network whose forward pass dominates all: a plan is the count of its passes."""
+    problem = slow_problem(0.03)
+    plan = measuring.plan(Context(problem), "expected_flatness")
+    assert plan.seconds is not None
+    assert 0.03 <= plan.seconds < 0.3
+    begun = time.monotonic()
+    fs.measure(problem, "expected_flatness", options={"expected_flatness": {"draws": 64}}, precision=0)
+    assert 0.3 < plan.units * plan.seconds / (time.monotonic() - begun) < 3
+
+
+def test_a_budget_is_kept_and_what_is_not_begun_says_so() -> None:
+    problem, names = slow_problem(), ["hessian_min_eigenvalue", "sharpness", "expected_flatness", "functional_margin"]
+    fs.measure(problem, names, options={"sharpness": {"steps": 2}, "expected_flatness": {"draws": 4}})  # warm
+    options = {"expected_flatness": {"draws": 2000, "sigma": 1e-9}}
+    begun = time.monotonic()
+    table = fs.measure(problem, ["geometric_margin", *names], options=options, budget=1.5, precision=0)
+    assert time.monotonic() - begun < 1.5 + 1.5
+    frame = table.to_frame().drop_duplicates("measure").set_index("measure")
+    assert list(frame.index) == ["geometric_margin", *names]  # in the order of the call
+    assert math.isfinite(frame.loc["functional_margin", "value"])  # the cheap one came first
+    assert "of 2,000 draws: the time was up" in frame.loc["expected_flatness", "reason"]
+    assert frame.loc["expected_flatness", "stderr"] > 0
+    assert frame.loc["geometric_margin", "reason"].startswith("not begun: would take about ")
+
+
+@pytest.mark.usefixtures("_forget")
+def test_what_cannot_stop_is_not_begun_without_time() -> None:
+    declare("endless_one", lambda ctx: pytest.fail("was begun"), typical={"forward": 10_000})
+    table = fs.measure(slow_problem(), ["endless_one", "parameter_count"], budget="2s")
+    reason = table.reason("endless_one")
+    assert reason.startswith("not begun: would take about ")
+    assert reason.endswith(("min", "s", "h"))
+    assert math.isnan(table.to_frame().iloc[0]["value"])
+    assert table["parameter_count"] == 15
+
+
+def test_a_search_ends_in_time_and_says_so() -> None:
+    problem = slow_problem(0.005)
+    table = fs.measure(problem, "epsilon_flatness", budget=1.0, options={"epsilon_flatness": {"steps": 1000}})
+    assert "ended early, the time was up" in table.reason("epsilon_flatness")
+
+
+def test_without_a_budget_nothing_is_timed() -> None:
+    table = fs.measure(mlp().problem(), "parameter_count")
+    assert table.meta["passes"] == {}
+
+
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_a_measure_that_fails_holds_no_memory(kind: type[Exception]) -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def failing(ctx: Context) -> float:
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        return ctx.sweep(lambda _: _deeper(large))
+
+    def _deeper(large: Tensor) -> float:
+        copy = large.clone()
+        held.append(weakref.ref(copy))
+        try:
+            raise ValueError("first")
+        except ValueError as first:
+            raise kind("too large") from first
+
+    declare("failing_one", failing)
+    context = Context(mlp().problem())
+    known = set(context._cache)
+    with pytest.warns(RuntimeWarning, match="failing_one failed"):
+        table = fs.measure(context.problem, ["failing_one", "parameter_count"], context=context)
+    assert table.reason("failing_one").startswith(f"failed: {kind.__name__}: too large")
+    assert all(reference() is None for reference in held)
+    assert set(context._cache) <= known | {key for key in context._cache if "failing" not in str(key)}
+    assert math.isfinite(fs.measure(context.problem, "hessian_trace", context=context)["hessian_trace"])
+
+
+@pytest.mark.usefixtures("_forget")
+def test_an_interrupted_measure_holds_no_memory_while_its_traceback_is_kept() -> None:
+    held: list[weakref.ref[Tensor]] = []
+
+    def interrupted(ctx: Context) -> float:
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        raise KeyboardInterrupt
+
+    declare("interrupted_one", interrupted)
+    context = Context(mlp().problem())
+    with pytest.raises(KeyboardInterrupt) as kept:
+        fs.measure(context.problem, "interrupted_one", context=context)
+    assert kept.tb is not None
+    assert held[0]() is None
+    assert fs.measure(context.problem, "parameter_count", context=context)["parameter_count"] > 0
+
+
+def test_products_that_fail_keep_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eigensolver stays in the context for the other end of the spectrum; its graphs must not."""
+    from flatscope.curvature.operators import Hessian
+    from flatscope.measures.weight_flatness import whole_spectrum
+
+    torch.manual_seed(0)
+    problem = fs.Problem(
+        nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)), (torch.randn(30, 20), torch.arange(30) % 3)
+    )
+    context, plain, calls = Context(problem), Hessian._batch_product, [0]
+
+    def sometimes(self: Any, graph: Any, columns: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise RuntimeError("broken")
+        return plain(self, graph, columns)
+
+    monkeypatch.setattr(Hessian, "_batch_product", sometimes)
+    with pytest.warns(RuntimeWarning, match="broken"):
+        fs.measure(problem, "hessian_max_eigenvalue", context=context)
+    gc.collect()
+    assert context.sweep(whole_spectrum)._operator._kept == []  # type: ignore[attr-defined]
+    again = fs.measure(problem, "hessian_max_eigenvalue", context=context)["hessian_max_eigenvalue"]
+    assert again == pytest.approx(fs.measure(problem, "hessian_max_eigenvalue")["hessian_max_eigenvalue"], rel=1e-3)
+
+
+def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.05)
+    monkeypatch.delenv("RANK", raising=False)
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=False)
+    with progress.progress("Measuring", 4, console=console, lines=True) as advance:
+        advance(1, note="sharpness (2 of 4)")
+        time.sleep(0.3)
+    lines = written.getvalue().splitlines()
+    assert len(lines) >= 2
+    assert lines[-1].startswith("Measuring: 25% after 0 s, about ")
+    assert lines[-1].endswith("left: sharpness (2 of 4)")
+    with progress.progress("Quiet", 4, console=console) as advance:
+        advance(1)
+        time.sleep(0.1)
+    assert len(written.getvalue().splitlines()) == len(lines)
+
+
+def test_results_can_be_watched_as_they_come() -> None:
+    seen: list[str] = []
+
+    def watch(entry: Declaration, rows: list[dict[str, Any]]) -> None:
+        seen.append(entry.name)
+        assert all(row["measure"] == entry.name for row in rows)
+
+    fs.measure(mlp().problem(), ["layer_trace", "margin"], watch=watch)
+    assert seen == ["layer_trace", "margin"]
