@@ -46,5 +46,5 @@ def last_layers(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
 
 def _features(head: nn.Module, x: Tensor) -> Tensor:
     """What the layers in front give, some samples at a time."""
-    with torch.no_grad(), precise_math():
+    with precise_math(), torch.no_grad():
         return torch.cat([head(part) for part in torch.split(x, CHUNK.get(x.device.type, CHUNK["cpu"]))])
