@@ -79,6 +79,33 @@ def test_batches_of_every_form_give_the_same_numbers(form: str) -> None:
     assert numbers(bert(), FORMS[form]) == pytest.approx(numbers(bert(), (BATCH, Y)), rel=1e-6)
 
 
+def test_texts_of_many_lengths_have_every_measure_of_curvature() -> None:
+    """Batches of other lengths cannot be joined, and need not be."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 30)).double()
+    batches = [(IDS[i : i + 2, : 4 + i], next_tokens(IDS[i : i + 2, : 4 + i])) for i in range(3)]
+    whole = torch.cat([nn.functional.pad(x, (0, 7 - x.shape[1])) for x, _ in batches])
+    targets = torch.cat([nn.functional.pad(y, (0, 7 - y.shape[1]), value=-100) for _, y in batches])
+    names = ["hessian_trace", "layer_trace", "rho_sum", "relative_flatness", "layer_max_eigenvalue"]
+    frames = [
+        fs.measure(fs.Problem(ByKeyword(model), data, loss="next_token"), names, precision=0).to_frame()
+        for data in ([({"input_ids": x}, y) for x, y in batches], ({"input_ids": whole}, targets))
+    ]
+    assert not frames[0]["reason"].str.startswith("failed").any()
+    assert frames[0]["value"].notna().any()
+    assert frames[0]["value"].to_numpy() == pytest.approx(frames[1]["value"].to_numpy(), rel=1e-6, nan_ok=True)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        found: Tensor = self.net(input_ids)
+        return found
+
+
 def test_pictures() -> None:
     x = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert numbers(vit(), {"pixel_values": x, "labels": Y}) == pytest.approx(numbers(vit(), (x, Y)), rel=1e-9)

@@ -58,6 +58,32 @@ def test_probabilities_are_told_from_logits(model: nn.Module, words: str) -> Non
     assert table.meta["remarks"] == twin.meta["remarks"] == list(problem.remarks)
 
 
+@pytest.mark.parametrize(
+    ("model", "x", "y", "loss", "twice"),
+    [
+        (network(nn.Sigmoid(), classes=1), X, Y > 0, "bce", "sigmoid"),
+        (network(nn.Sigmoid(), nn.Flatten(0), classes=1), X, Y > 0, "bce", "sigmoid"),
+        (network(nn.Sigmoid()), X, functional.one_hot(Y, 3), "bce", "sigmoid"),
+        (network(nn.Softmax(2)), X.reshape(10, 4, 6), Y.reshape(10, 4), "next_token", "softmax"),
+        (
+            nn.Sequential(nn.Conv1d(6, 3, 1), nn.Softmax(1)),
+            X.reshape(10, 4, 6).mT,
+            Y.reshape(10, 4),
+            "cross_entropy",
+            "softmax",
+        ),
+    ],
+    ids=["one logit", "flat", "labels", "tokens", "pixels"],
+)
+def test_probabilities_under_other_losses(model: nn.Module, x: Tensor, y: Tensor, loss: str, twice: str) -> None:
+    with pytest.warns(UserWarning, match=f"{loss} takes logits: it applies a {twice} once more"):
+        fs.Problem(model, train=(x, y), loss=loss)
+    plain = nn.Sequential(*(part for part in model if not isinstance(part, nn.Sigmoid | nn.Softmax)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fs.Problem(plain, train=(x, y), loss=loss)
+
+
 def one_hot_logits() -> nn.Module:
     """Outputs that are 0 and 1 and sum to 1 at these weights only."""
     model = nn.Linear(3, 3, bias=False)

@@ -198,16 +198,16 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
     return "model"
 
 
-def probability_kind(outputs: Tensor) -> str:
-    """In words which probabilities these rows of outputs look like; empty where they look like none."""
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or not ((outputs >= 0) & (outputs <= 1)).all():
+def probability_kind(outputs: Tensor, least: int = 2) -> str:
+    """In words which probabilities these rows of at least so many outputs look like; empty where like none."""
+    if outputs.ndim != 2 or outputs.shape[1] < least or not ((outputs >= 0) & (outputs <= 1)).all():
         return ""
     if ((outputs.sum(1) - 1).abs() <= SUM_OF_ONE).all():
         return "probabilities, as after a softmax (none is negative, each row sums to 1)"
     return "between 0 and 1, as after a sigmoid" if (outputs > 0).any(0).all() else ""
 
 
-def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], params: Params) -> str:
+def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], params: Params, least: int = 2) -> str:
     """As `probability_kind`, where it is so at random weights too: by the last layer's kind and not by accident.
 
     Log-probabilities are not meant: cross-entropy of them, its derivatives and the margins are those of the logits.
@@ -216,8 +216,9 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
         outputs: at the network's own weights.
         forward: outputs on the same samples at given weights.
         params: the network's own weights; those that are drawn have the same root mean square.
+        least: number of outputs in a row from which on they may be probabilities.
     """
-    kind = probability_kind(outputs)
+    kind = probability_kind(outputs, least)
     generator = torch.Generator().manual_seed(0)
     for _ in range(DRAWS if kind else 0):
         drawn = {
@@ -225,6 +226,6 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
             * value.square().mean().sqrt()
             for name, value in params.items()
         }
-        if not probability_kind(forward(drawn)):
+        if not probability_kind(forward(drawn), least):
             return ""
     return kind

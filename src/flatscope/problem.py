@@ -40,7 +40,7 @@ from flatscope.targets import are_one_hot, check_next_tokens, check_targets, mis
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
 NOT_LOGITS = (
-    "the model's outputs are {kind}, but cross_entropy takes logits: it applies a softmax once more, and the loss, "
+    "the model's outputs are {kind}, but {loss} takes logits: it applies a {twice} once more, and the loss, "
     "curvature, sharpness and margins that come out are not those of the network as it is used. Let the model return "
     "what goes into its last function (the logits), or pass the loss that it was trained with as a function"
 )
@@ -204,7 +204,8 @@ class Problem:
         """Outputs of the network at `params` (its own by default); the module itself is not changed."""
         state = {**(self.params if params is None else params), **(self.buffers if buffers is None else buffers)}
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-        with running_model(self.dtype, self.device):
+        dtype = next((value.dtype for value in state.values() if value.is_floating_point()), self.dtype)
+        with running_model(dtype, self.device):
             return output_tensor(functional_call(self.model, state, args, keywords))
 
     def example(self, size: int = 2) -> Inputs:
@@ -288,11 +289,19 @@ class Problem:
 
     def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
         """What is allowed and hardly meant; said once here."""
-        if self.loss.name != "cross_entropy":
+        if self.loss.kind not in ("softmax", "logistic"):
             return ()
-        inputs, _ = self._probe("train")
-        kind = always_probabilities(outputs, lambda params: self.forward(inputs, params), self.params)
-        return (NOT_LOGITS.format(kind=kind),) if kind else ()
+        inputs, targets = self._probe("train")
+        least, twice = (2, "softmax") if self.loss.kind == "softmax" else (1, "sigmoid")
+
+        def rows(found: Tensor) -> Tensor:
+            logits, _ = self.loss.positions(found, targets)
+            return logits.flatten(0, -2) if least == 2 else logits
+
+        kind = always_probabilities(
+            rows(outputs), lambda params: rows(self.forward(inputs, params)), self.params, least
+        )
+        return (NOT_LOGITS.format(kind=kind, loss=self.loss.name, twice=twice),) if kind else ()
 
     def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
         try:

@@ -6,6 +6,8 @@ operation that only looks linear) the two disagree and the parameter falls back 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from flatscope.curvature.factors import output_columns
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.loss import as_loss
 from flatscope.network.layers import Call, recorded
-from flatscope.samples import Batch, Inputs, joined_inputs, moved, rows_of_inputs
+from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 
 PROBED_SAMPLES = 4
 CANDIDATES = 64
@@ -56,16 +58,16 @@ def telling_samples(ctx: Context) -> Batch:
         outputs = ctx.forward(inputs)
         moved_outputs = ctx.forward(inputs, {**ctx.params, **{name: ctx.params[name] + v for name, v in step.items()}})
     columns = output_columns(ctx.problem.loss, outputs, targets).values  # (k, n, ...)
-    along = (columns * (moved_outputs - outputs)).flatten(2).sum(2)  # (k, n)
+    along = (columns * (moved_outputs - outputs)).reshape(*columns.shape[:2], -1).sum(2)  # (k, n)
     size = along.square().sum(0).nan_to_num().cpu()
-    drawn = torch.randperm(len(chosen), generator=generator)[: PROBED_SAMPLES // 2].tolist()
+    drawn = torch.randperm(len(targets), generator=generator)[: PROBED_SAMPLES // 2].tolist()
     top = [i for i in size.argsort(descending=True).tolist() if i not in drawn][: PROBED_SAMPLES - len(drawn)]
     kept = torch.tensor(sorted(drawn + top), device=targets.device)
     return rows_of_inputs(inputs, kept), targets[kept]
 
 
 def _picked(ctx: Context, chosen: Tensor) -> Batch:
-    """The samples of these numbers, in one batch."""
+    """The samples of these numbers, in one batch; of texts padded to other lengths those of the commonest length."""
     parts: list[Batch] = []
     start = 0
     for inputs, targets in ctx.batches():
@@ -75,7 +77,13 @@ def _picked(ctx: Context, chosen: Tensor) -> Batch:
         start += len(targets)
         if start > int(chosen[-1]):
             break
-    return joined_inputs([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])
+    shapes = [tuple(part.shape[1:] for part in (*parts_of(inputs), targets)) for inputs, targets in parts]
+    counts: Counter[object] = Counter()
+    for shape, (_, targets) in zip(shapes, parts, strict=True):
+        counts[shape] += len(targets)
+    (common, _), *_ = counts.most_common(1)
+    alike = [part for shape, part in zip(shapes, parts, strict=True) if shape == common]
+    return joined_inputs([inputs for inputs, _ in alike]), torch.cat([targets for _, targets in alike])
 
 
 def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
+from flatscope.guards import running_model
 from flatscope.params import Params
 from flatscope.samples import Inputs, cut, moved, output_tensor, parts_of, shape_text
 
@@ -104,8 +105,10 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
         handles.append(module.register_forward_hook(leave, always_call=True))
     keywords = inputs if isinstance(inputs, dict) else {}
     positional = () if isinstance(inputs, dict) else parts_of(inputs)
+    weights = model.parameters() if params is None else params.values()
+    first = next((value for value in weights if value.is_floating_point()), torch.empty(0))
     try:
-        with watched(rule, stack):
+        with running_model(first.dtype, first.device), watched(rule, stack):
             if params is None:
                 return model(*positional, **keywords)
             return functional_call(model, params, positional, keywords)
