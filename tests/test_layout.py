@@ -81,6 +81,7 @@ USED_INSIDE = {
     "flatscope.reports.charts",
     "flatscope.reports.markup",
     "flatscope.samples",
+    "flatscope.stats.estimate",
     "flatscope.sweeps.configuration",
     "flatscope.sweeps.engines",
     "flatscope.sweeps.store",
@@ -161,9 +162,11 @@ def wrong_imports(name: str, tree: ast.AST, package: str = "flatscope") -> list[
 
 def inner_imports(tree: ast.AST) -> set[str]:
     """Modules of the library that are imported although they are not public."""
-    public = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "flatscope"}
+    public = {
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in PUBLIC_MODULES
+    }
     found = {f"flatscope.{target}".removesuffix(".__init__") for line, target in imports(tree) if line not in public}
-    return {name for name in found if name not in PUBLIC_MODULES and not name.startswith("flatscope.stats.")}
+    return found - PUBLIC_MODULES
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:

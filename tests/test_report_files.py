@@ -19,7 +19,7 @@ from flatscope.files import figure_bytes
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
 from flatscope.reports.population_frame import PopulationFrame
-from flatscope_papers.claims import Claim, Estimate, Finding
+from flatscope_papers.claims import Answer, Claim, Finding
 from flatscope_papers.study_result import StudyResult
 
 
@@ -132,8 +132,8 @@ def test_wrong_usage_is_refused_first(saved: Path, monkeypatch: pytest.MonkeyPat
 def test_a_study_has_its_claims(tmp_path: Path) -> None:
     claims = [Claim(f"c{n}", "Figure 1", f"claim number {n}", "correlation", "0.9", (0.5, 1.0)) for n in range(2)]
     findings = (
-        Finding(claims[0], Estimate(0.8, 0.7, 0.9, 5, "as said"), "reproduced"),
-        Finding(claims[1], Estimate(0.1, 0.0, 0.2, 5, ""), "not reproduced"),
+        Finding(claims[0], Answer(0.8, 0.7, 0.9, 5, "as said"), "reproduced"),
+        Finding(claims[1], Answer(0.1, 0.0, 0.2, 5, ""), "not reproduced"),
     )
     drawn = figure()
     result = StudyResult(

@@ -62,8 +62,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number found, with its interval.
+class Answer:
+    """The number found for a claim, with its interval.
 
     Attributes:
         value: NaN if it could not be had; `note` says why.
@@ -83,7 +83,7 @@ class Estimate:
     seen: str = ""
 
     @classmethod
-    def exact(cls, value: float, note: str = "") -> Estimate:
+    def exact(cls, value: float, note: str = "") -> Answer:
         """A number without any chance in it: a count, a closed form."""
         return cls(value, value, value, note=note)
 
@@ -93,26 +93,26 @@ class Finding:
     """A claim beside what was found."""
 
     claim: Claim
-    estimate: Estimate
+    answer: Answer
     verdict: str
 
     @property
     def undecided(self) -> bool:
         """Whether it is not reproduced although its interval reaches where the claim holds: more runs could turn it."""
-        low, high = self.estimate.low, self.estimate.high
-        if self.verdict != NOT_REPRODUCED or low is None or high is None or self.estimate.seen:
+        low, high = self.answer.low, self.answer.high
+        if self.verdict != NOT_REPRODUCED or low is None or high is None or self.answer.seen:
             return False
         return low <= self.claim.holds[1] and self.claim.holds[0] <= high
 
 
-def judge(claim: Claim, estimate: Estimate, scale: str) -> Finding:
+def judge(claim: Claim, answer: Answer, scale: str) -> Finding:
     """The verdict. Nothing is judged from a smoke run, nor from a number that is not there.
 
     Reproduced: the whole interval lies where the claim holds. Partly: the value does but its interval reaches out
     (or there is no interval), or the whole interval lies in the claim's wider range. Otherwise: not reproduced.
     """
-    value = estimate.value
-    whole = None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
+    value = answer.value
+    whole = None if answer.low is None or answer.high is None else (answer.low, answer.high)
     if scale == "smoke" or math.isnan(value):
         verdict = NOT_JUDGED
     elif whole and _inside(whole, claim.holds):
@@ -121,7 +121,7 @@ def judge(claim: Claim, estimate: Estimate, scale: str) -> Finding:
         verdict = PARTLY
     else:
         verdict = NOT_REPRODUCED
-    return Finding(claim, estimate, verdict)
+    return Finding(claim, answer, verdict)
 
 
 def _inside(inner: Range, outer: Range) -> bool:

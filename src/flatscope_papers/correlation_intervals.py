@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 
 LEVEL = 0.95
 FEWEST = 4
@@ -56,7 +56,7 @@ def pearson_ends(x: Floats, y: Floats, *, resamples: int = 2_000) -> tuple[float
 
 def spread_of_correlations(
     frame: pd.DataFrame, columns: Sequence[str], target: str, *, resamples: int = 2_000
-) -> Estimate:
+) -> Answer:
     """The largest difference between any two Pearson correlations with `target`.
 
     Args:
@@ -81,7 +81,7 @@ def lead_of_correlations(
     *,
     of_size: bool = False,
     resamples: int = 2_000,
-) -> Estimate:
+) -> Answer:
     """The Pearson correlation of `first` with `target` minus the largest among `others`.
 
     Args:
@@ -109,13 +109,13 @@ def _complete(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Floats, int]
     return kept, values.shape[1] - kept.shape[1]
 
 
-def _estimate(value: float, ends: tuple[float, float], n: int, dropped: int) -> Estimate:
+def _estimate(value: float, ends: tuple[float, float], n: int, dropped: int) -> Answer:
     words = [f"{dropped} networks without a value left out"] if dropped else []
     if math.isnan(value):
-        return Estimate(value, runs=n, note="; ".join([*words, "fewer than four networks"]))
+        return Answer(value, runs=n, note="; ".join([*words, "fewer than four networks"]))
     if not all(math.isfinite(end) for end in ends):
-        return Estimate(value, runs=n, note="; ".join([*words, "resamples without spread: no interval"]))
-    return Estimate(value, *ends, runs=n, note="; ".join(words))
+        return Answer(value, runs=n, note="; ".join([*words, "resamples without spread: no interval"]))
+    return Answer(value, *ends, runs=n, note="; ".join(words))
 
 
 def _simultaneous(values: Floats, pairs: Sequence[tuple[int, int]], resamples: int) -> tuple[Floats, Floats]:

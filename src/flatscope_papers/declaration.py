@@ -22,7 +22,7 @@ from flatscope.errors import UnknownNameError
 from flatscope.registry import PAPERS
 from flatscope.sweeps.store import Store, Stored
 from flatscope.sweeps.work import train_and_measure
-from flatscope_papers.claims import Claim, Estimate
+from flatscope_papers.claims import Answer, Claim
 from flatscope_papers.tables import Words, said_by_paper
 
 SCALES = ("smoke", "small", "paper")
@@ -113,14 +113,14 @@ class Analysis:
 
     Attributes:
         table: the numbers behind the figure, one row per point.
-        found: an estimate for every claim, by its key.
+        answers: one to every claim, by its key.
         draw: draws the figure, in the paper's arrangement, on an empty canvas.
         notes: what was seen beside the claims.
         reasons: why claims may fail, by their keys, where it takes these runs to tell; told only if they do.
     """
 
     table: pd.DataFrame
-    found: Mapping[str, Estimate]
+    answers: Mapping[str, Answer]
     draw: Callable[[Figure], None]
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Estimates with 95 % intervals for the claims of studies: means over seeds, differences, shares, correlations.
 
 Claims about every network ("all fit", "never above") are about an extreme that was seen: `largest`, `smallest` and
-`every` say so, and how large a share of such networks that covers. A minimum or maximum of several estimates needs
+`every` say so, and how large a share of such networks that covers. A minimum or maximum of several answers needs
 intervals that hold for all of them at once: `joint_level` and `smallest_of`, `farthest_of`.
 """
 
@@ -16,9 +16,9 @@ import pandas as pd
 from scipy import stats as scipy_stats
 
 from flatscope import InputError
-from flatscope.stats.correlation import correlate
-from flatscope.stats.estimate import paired, wilson
-from flatscope_papers.claims import Estimate
+from flatscope.stats import correlate, wilson
+from flatscope.stats.estimate import paired
+from flatscope_papers.claims import Answer
 from flatscope_papers.correlation_intervals import lead_of_correlations, pearson_ends, spread_of_correlations
 
 __all__ = [
@@ -52,7 +52,7 @@ def mean(
     resolution: float = 0.0,
     bounds: tuple[float, float] = ANY,
     level: float = LEVEL,
-) -> Estimate:
+) -> Answer:
     """Mean over independent runs, with Student's interval; without one for a single run.
 
     Args:
@@ -66,49 +66,49 @@ def mean(
     """
     kept = _finite(values)
     if len(kept) == 0:
-        return Estimate(math.nan, runs=0, note=note or "no finite value")
+        return Answer(math.nan, runs=0, note=note or "no finite value")
     centre = float(kept.mean())
     if len(kept) == 1:
-        return Estimate(centre, runs=1, note=note)
+        return Answer(centre, runs=1, note=note)
     spread = max(0.0 if np.ptp(kept) == 0 else float(kept.std(ddof=1)), resolution / math.sqrt(12))
     if spread == 0:
-        return Estimate(centre, runs=len(kept), note=_joined(note, f"the same in all {len(kept)} runs"))
+        return Answer(centre, runs=len(kept), note=_joined(note, f"the same in all {len(kept)} runs"))
     half = float(scipy_stats.t.ppf((1 + level) / 2, len(kept) - 1)) * spread / math.sqrt(len(kept))
     low, high = max(bounds[0], centre - half), min(bounds[1], centre + half)
-    return Estimate(centre, min(low, centre), max(high, centre), runs=len(kept), note=note)
+    return Answer(centre, min(low, centre), max(high, centre), runs=len(kept), note=note)
 
 
-def difference(first: Any, second: Any, note: str = "", *, level: float = LEVEL) -> Estimate:
+def difference(first: Any, second: Any, note: str = "", *, level: float = LEVEL) -> Answer:
     """Mean of `first` minus mean of `second`, independent runs, with Welch's interval."""
     a, b = _finite(first), _finite(second)
     if len(a) == 0 or len(b) == 0:
-        return Estimate(math.nan, runs=0, note=note or "no finite value on one side")
+        return Answer(math.nan, runs=0, note=note or "no finite value on one side")
     gap = float(a.mean() - b.mean())
     runs = len(a) + len(b)
     if len(a) < 2 or len(b) < 2:
-        return Estimate(gap, runs=runs, note=note)
+        return Answer(gap, runs=runs, note=note)
     if np.ptp(a) == 0 and np.ptp(b) == 0:
-        return Estimate(gap, runs=runs, note=_joined(note, "no spread over runs on either side"))
+        return Answer(gap, runs=runs, note=_joined(note, "no spread over runs on either side"))
     shares = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(a) - 1) + shares[1] ** 2 / (len(b) - 1))
     half = float(scipy_stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(sum(shares)))
-    return Estimate(gap, gap - half, gap + half, runs=runs, note=note)
+    return Answer(gap, gap - half, gap + half, runs=runs, note=note)
 
 
-def log_ratio(first: Any, second: Any, note: str = "") -> Estimate:
+def log_ratio(first: Any, second: Any, note: str = "") -> Answer:
     """Mean of log10(first) minus mean of log10(second): factors between positive quantities of any size."""
     a, b = _finite(first), _finite(second)
     if (a <= 0).any() or (b <= 0).any():
-        return Estimate(math.nan, runs=len(a) + len(b), note=note or "a value that is not positive")
+        return Answer(math.nan, runs=len(a) + len(b), note=note or "a value that is not positive")
     return difference(np.log10(a), np.log10(b), note)
 
 
-def paired_difference(first: Any, second: Any, note: str = "") -> Estimate:
+def paired_difference(first: Any, second: Any, note: str = "") -> Answer:
     """Mean of first − second over runs that belong together (the same seed, the same network)."""
     return mean(np.asarray(first, dtype=float) - np.asarray(second, dtype=float), note)
 
 
-def share(holds: Any, note: str = "", *, groups: Any = None) -> Estimate:
+def share(holds: Any, note: str = "", *, groups: Any = None) -> Answer:
     """Share of cases in which something holds, with Wilson's interval.
 
     Args:
@@ -119,18 +119,18 @@ def share(holds: Any, note: str = "", *, groups: Any = None) -> Estimate:
     """
     cases = np.asarray(holds, dtype=bool)
     if len(cases) == 0:
-        return Estimate(math.nan, runs=0, note=note or "no cases")
+        return Answer(math.nan, runs=0, note=note or "no cases")
     value = float(cases.mean())
     if groups is None:
         low, high = wilson(float(cases.sum()), len(cases))
-        return Estimate(value, low, high, runs=len(cases), note=note)
+        return Answer(value, low, high, runs=len(cases), note=note)
     several = pd.Series(np.asarray(groups)).nunique()
     low, high = wilson(value * several, several)
     words = _joined(note, f"{len(cases)} cases in {several} groups")
-    return Estimate(value, min(low, value), max(high, value), runs=several, note=words)
+    return Answer(value, min(low, value), max(high, value), runs=several, note=words)
 
 
-def largest(values: Any, note: str = "", of: str = "networks") -> Estimate:
+def largest(values: Any, note: str = "", of: str = "networks") -> Answer:
     """The largest value seen, for claims about every network; its range is what was seen, not an interval.
 
     Args:
@@ -141,18 +141,18 @@ def largest(values: Any, note: str = "", of: str = "networks") -> Estimate:
     return _extreme(values, note, of, max, "higher")
 
 
-def smallest(values: Any, note: str = "", of: str = "networks") -> Estimate:
+def smallest(values: Any, note: str = "", of: str = "networks") -> Answer:
     """The smallest value seen; see `largest`."""
     return _extreme(values, note, of, min, "lower")
 
 
-def every(holds: Any, note: str = "", of: str = "networks") -> Estimate:
+def every(holds: Any, note: str = "", of: str = "networks") -> Answer:
     """Whether something held every time it was tried; if not, the share with Wilson's interval."""
     cases = np.asarray(holds, dtype=bool)
     if len(cases) == 0 or not cases.all():
         return share(cases, note)
     words = _joined(note, f"{COVERED} in at least {_covered(len(cases))} of such {of}")
-    return Estimate(1.0, 1.0, 1.0, runs=len(cases), note=words, seen=of)
+    return Answer(1.0, 1.0, 1.0, runs=len(cases), note=words, seen=of)
 
 
 def joint_level(number: int) -> float:
@@ -160,50 +160,50 @@ def joint_level(number: int) -> float:
     return 1 - (1 - LEVEL) / number
 
 
-def smallest_of(estimates: Sequence[Estimate]) -> Estimate:
+def smallest_of(answers: Sequence[Answer]) -> Answer:
     """The smallest of several numbers whose intervals hold at once (each of `joint_level`)."""
-    return _one_of(estimates, min)
+    return _one_of(answers, min)
 
 
-def farthest_of(estimates: Sequence[Estimate]) -> Estimate:
+def farthest_of(answers: Sequence[Answer]) -> Answer:
     """The largest absolute value of several numbers whose intervals hold at once (each of `joint_level`)."""
-    return _one_of([absolute(estimate) for estimate in estimates], max)
+    return _one_of([absolute(answer) for answer in answers], max)
 
 
-def absolute(estimate: Estimate) -> Estimate:
+def absolute(answer: Answer) -> Answer:
     """The absolute value; an interval across zero then begins at zero."""
-    if estimate.low is None or estimate.high is None:
-        return Estimate(abs(estimate.value), runs=estimate.runs, note=estimate.note)
-    across = estimate.low <= 0 <= estimate.high
-    ends = sorted((abs(estimate.low), abs(estimate.high)))
-    return Estimate(abs(estimate.value), 0.0 if across else ends[0], ends[1], estimate.runs, estimate.note)
+    if answer.low is None or answer.high is None:
+        return Answer(abs(answer.value), runs=answer.runs, note=answer.note)
+    across = answer.low <= 0 <= answer.high
+    ends = sorted((abs(answer.low), abs(answer.high)))
+    return Answer(abs(answer.value), 0.0 if across else ends[0], ends[1], answer.runs, answer.note)
 
 
-def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Estimate:
+def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Answer:
     """Correlation with its bootstrap interval: studentised for Pearson's, BCa for those of ranks."""
     found = correlate(x, y, kind, resamples=0 if kind == "pearson" else 2_000)  # type: ignore[arg-type]
     words = _joined(note, found.note)
     if kind != "pearson":
         low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-        return Estimate(found.value, low, high, runs=found.n, note=words)
+        return Answer(found.value, low, high, runs=found.n, note=words)
     first, second, _ = paired(x, y)
     ends = None if math.isnan(found.value) else pearson_ends(first, second)
     if ends is None:
-        return Estimate(found.value, runs=found.n, note=_joined(words, "no interval from these networks"))
-    return Estimate(found.value, *ends, runs=found.n, note=words)
+        return Answer(found.value, runs=found.n, note=_joined(words, "no interval from these networks"))
+    return Answer(found.value, *ends, runs=found.n, note=words)
 
 
-def _extreme(values: Any, note: str, of: str, pick: Callable[[Floats], float], beyond: str) -> Estimate:
+def _extreme(values: Any, note: str, of: str, pick: Callable[[Floats], float], beyond: str) -> Answer:
     kept = np.asarray(values, dtype=np.float64).ravel()
     if len(kept) == 0:
-        return Estimate(math.nan, runs=0, note=note or f"no {of}")
+        return Answer(math.nan, runs=0, note=note or f"no {of}")
     if not np.isfinite(kept).all():  # a network without a number is no network within the range
-        return Estimate(math.nan, runs=len(kept), note=_joined(note, f"{of} without a finite value"))
+        return Answer(math.nan, runs=len(kept), note=_joined(note, f"{of} without a finite value"))
     value = float(pick(kept))
     if len(kept) == 1:
-        return Estimate(value, runs=1, note=note)
+        return Answer(value, runs=1, note=note)
     words = _joined(note, f"{COVERED} at least {_covered(len(kept))} of such {of} lie no {beyond}")
-    return Estimate(value, float(kept.min()), float(kept.max()), runs=len(kept), note=words, seen=of)
+    return Answer(value, float(kept.min()), float(kept.max()), runs=len(kept), note=words, seen=of)
 
 
 def _covered(n: int) -> str:
@@ -211,16 +211,16 @@ def _covered(n: int) -> str:
     return f"{math.floor(100 * (1 - LEVEL) ** (1 / n))} %"
 
 
-def _one_of(estimates: Sequence[Estimate], pick: Callable[..., Any]) -> Estimate:
-    if not estimates:
+def _one_of(answers: Sequence[Answer], pick: Callable[..., Any]) -> Answer:
+    if not answers:
         raise InputError("at least one estimate", "none", where="intervals")
-    chosen: Estimate = pick(estimates, key=lambda estimate: estimate.value)
-    if any(math.isnan(estimate.value) for estimate in estimates):
-        return next(estimate for estimate in estimates if math.isnan(estimate.value))
-    lows, highs = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
+    chosen: Answer = pick(answers, key=lambda answer: answer.value)
+    if any(math.isnan(answer.value) for answer in answers):
+        return next(answer for answer in answers if math.isnan(answer.value))
+    lows, highs = [answer.low for answer in answers], [answer.high for answer in answers]
     if None in lows or None in highs:
-        return Estimate(chosen.value, runs=chosen.runs, note=chosen.note)
-    return Estimate(chosen.value, pick(lows), pick(highs), chosen.runs, chosen.note)
+        return Answer(chosen.value, runs=chosen.runs, note=chosen.note)
+    return Answer(chosen.value, pick(lows), pick(highs), chosen.runs, chosen.note)
 
 
 def _finite(values: Any) -> Floats:

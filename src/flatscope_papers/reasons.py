@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from flatscope_papers.claims import NOT_REPRODUCED, Claim, Estimate, judge
+from flatscope_papers.claims import NOT_REPRODUCED, Answer, Claim, judge
 
 
 def with_reasons(
-    found: Mapping[str, Estimate], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
-) -> dict[str, Estimate]:
-    """The estimates; those of claims that are not reproduced with the reason that is given for them.
+    found: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
+) -> dict[str, Answer]:
+    """The answers; those of claims that are not reproduced with the reason that is given for them.
 
     Args:
-        found: estimates by the keys of the claims.
+        found: answers by the keys of the claims.
         claims: of the study.
         scale: of the run.
         reasons: why a claim may fail at this scale, by the key of the claim.
     """
     told = dict(found)
     for claim in claims:
-        estimate = told[claim.key]
-        if claim.key in reasons and judge(claim, estimate, scale).verdict == NOT_REPRODUCED:
-            words = "; ".join(part for part in (estimate.note, f"likeliest reason: {reasons[claim.key]}") if part)
-            told[claim.key] = replace(estimate, note=words)
+        answer = told[claim.key]
+        if claim.key in reasons and judge(claim, answer, scale).verdict == NOT_REPRODUCED:
+            words = "; ".join(part for part in (answer.note, f"likeliest reason: {reasons[claim.key]}") if part)
+            told[claim.key] = replace(answer, note=words)
     return told

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope_papers.claims import NOT_RUN, Estimate, Finding
+from flatscope_papers.claims import NOT_RUN, Answer, Finding
 from flatscope_papers.declaration import SCALES, Study
 from flatscope_papers.known_studies import studies
-from flatscope_papers.study_result import VERDICTS_FILE, StudyResult, estimate_text
+from flatscope_papers.study_result import VERDICTS_FILE, StudyResult, answer_text
 
 
 def load_results(
@@ -57,20 +57,20 @@ def claim_rows(results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[st
 
 
 def claim_frame(results: Mapping[str, Mapping[str, StudyResult]]) -> pd.DataFrame:
-    """The same as a table, with estimates and ranges as numbers too; NaN for an end that is not there."""
+    """The same as a table, with answers and ranges as numbers too; NaN for an end that is not there."""
     rows = []
     for declared in studies().values():
         result = latest(results.get(declared.name, {}))
-        nothing = (Finding(claim, Estimate(math.nan), NOT_RUN) for claim in declared.claims)
+        nothing = (Finding(claim, Answer(math.nan), NOT_RUN) for claim in declared.claims)
         findings = result.findings if result else nothing
         rows += [{**row, **_numbers(of)} for row, of in zip(rows_of(declared, results), findings, strict=True)]
     return pd.DataFrame(rows).astype({"runs": int})
 
 
 def _numbers(finding: Finding) -> dict[str, str | float]:
-    claim, estimate = finding.claim, finding.estimate
-    ranges = {"interval": (estimate.low, estimate.high), "holds": claim.holds, "partly": claim.partly or (None, None)}
-    found: dict[str, str | float] = {"key": claim.key, "value": estimate.value}
+    claim, answer = finding.claim, finding.answer
+    ranges = {"interval": (answer.low, answer.high), "holds": claim.holds, "partly": claim.partly or (None, None)}
+    found: dict[str, str | float] = {"key": claim.key, "value": answer.value}
     for name, (low, high) in ranges.items():
         found[f"{name}_low"] = math.nan if low is None else low
         found[f"{name}_high"] = math.nan if high is None else high
@@ -93,7 +93,7 @@ def rows_of(declared: Study, results: Mapping[str, Mapping[str, StudyResult]]) -
 def _outcome(result: StudyResult, key: str) -> str:
     """What came out for a claim, in words; nothing where the result does not know the claim."""
     found = [finding for finding in result.findings if finding.claim.key == key]
-    return f"{estimate_text(found[0].estimate)}, {found[0].verdict}" if found else ""
+    return f"{answer_text(found[0].answer)}, {found[0].verdict}" if found else ""
 
 
 def _row_without_result(declared: Study, number: int) -> dict[str, str]:

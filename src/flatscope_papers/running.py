@@ -90,13 +90,13 @@ def study(
 
 def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[str, Any]) -> StudyResult:
     """The analysis with its verdicts and its figure; every claim must have been answered, and nothing else."""
-    asked, answered = [claim.key for claim in declared.claims], list(analysis.found)
+    asked, answered = [claim.key for claim in declared.claims], list(analysis.answers)
     if sorted(asked) != sorted(answered):
         raise InputError(
-            f"an estimate for each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
+            f"an answer to each claim ({', '.join(asked)})", ", ".join(answered) or "none", where=declared.name
         )
     reasons = declared.words.reasons_at(scale) | dict(analysis.reasons)
-    told = with_reasons(analysis.found, declared.claims, scale, reasons)
+    told = with_reasons(analysis.answers, declared.claims, scale, reasons)
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):

@@ -134,7 +134,7 @@ def show(
     others = [other for other in by_size(saved) if other is not result]
     _list("Other scales", [f"{other.scale} ({other.counts}): --scale {other.scale}" for other in others])
     _list("Numbers", [f"{f.claim.statement}: {f.claim.number}" for f in result.findings])
-    _list("Remarks", [f"{f.claim.statement}: {f.estimate.note}" for f in result.findings if f.estimate.note])
+    _list("Remarks", [f"{f.claim.statement}: {f.answer.note}" for f in result.findings if f.answer.note])
     _list("Differs from the paper", result.deviations)
     _list("Also seen", result.notes)
     _list("Run", [f"{result.how}; {result.command}"])

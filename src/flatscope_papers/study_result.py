@@ -15,7 +15,7 @@ import pandas as pd
 from flatscope.errors import DataFileError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope_papers.claims import Claim, Estimate, Finding, counted, number_text
+from flatscope_papers.claims import Answer, Claim, Finding, counted, number_text
 
 UNDECIDED = "undecided: the interval reaches where the claim holds"
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
@@ -32,7 +32,7 @@ class StudyResult:
         source: figure or table of that paper.
         scale: "smoke", "small" or "paper".
         table: the numbers behind the figure.
-        findings: every claim with its estimate and verdict.
+        findings: every claim with its answer and verdict.
         svg: the figure.
         png: the same for places that do not show SVG.
         deviations: how this scale differs from the paper's setting.
@@ -97,11 +97,11 @@ class StudyResult:
                 "number": finding.claim.number,
                 "reported": finding.claim.reported,
                 "rule": finding.claim.rule,
-                "found": estimate_text(finding.estimate),
-                "runs": str(finding.estimate.runs),
+                "found": answer_text(finding.answer),
+                "runs": str(finding.answer.runs),
                 "verdict": finding.verdict,
                 "undecided": UNDECIDED if finding.undecided else "",
-                "note": finding.estimate.note,
+                "note": finding.answer.note,
             }
             for finding in self.findings
         ]
@@ -159,22 +159,22 @@ def load_result(folder: str | Path) -> StudyResult:
     return StudyResult.load(folder)
 
 
-def estimate_text(estimate: Estimate) -> str:
+def answer_text(answer: Answer) -> str:
     """Value and interval in words."""
-    if math.isnan(estimate.value):
+    if math.isnan(answer.value):
         return "—"
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.4g} ({'one run' if estimate.runs == 1 else f'{estimate.runs} runs'}, no interval)"
-    if estimate.seen:
-        return _seen_text(estimate)
-    if estimate.low == estimate.value == estimate.high:
-        return f"{number_text(estimate.value)} (exact)"
-    return f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
+    if answer.low is None or answer.high is None:
+        return f"{answer.value:.4g} ({'one run' if answer.runs == 1 else f'{answer.runs} runs'}, no interval)"
+    if answer.seen:
+        return _seen_text(answer)
+    if answer.low == answer.value == answer.high:
+        return f"{number_text(answer.value)} (exact)"
+    return f"{answer.value:.4g} [{answer.low:.4g}, {answer.high:.4g}]"
 
 
-def _seen_text(estimate: Estimate) -> str:
+def _seen_text(answer: Answer) -> str:
     """An extreme among the networks looked at."""
-    value, low, high, all_of = estimate.value, estimate.low, estimate.high, f"{estimate.runs} {estimate.seen}"
+    value, low, high, all_of = answer.value, answer.low, answer.high, f"{answer.runs} {answer.seen}"
     if low == high:
         return f"{value:.4g} (all {all_of})"
     side, other = (f"largest of {all_of}", f"smallest {low:.4g}")
@@ -184,16 +184,16 @@ def _seen_text(estimate: Estimate) -> str:
 
 
 def _finding_to_json(finding: Finding) -> dict[str, Any]:
-    entry = {"claim": asdict(finding.claim), "estimate": asdict(finding.estimate), "verdict": finding.verdict}
+    entry = {"claim": asdict(finding.claim), "estimate": asdict(finding.answer), "verdict": finding.verdict}
     cleaned: dict[str, Any] = without_nan(entry)
     return cleaned
 
 
 def _finding_from_json(entry: Mapping[str, Any]) -> Finding:
-    claim, estimate = dict(entry["claim"]), dict(entry["estimate"])
+    claim, answer = dict(entry["claim"]), dict(entry["estimate"])
     for name in ("holds", "partly"):
         if claim[name] is not None:
             claim[name] = tuple(float(end) for end in claim[name])
     for name in ("value", "low", "high"):
-        estimate[name] = None if estimate[name] is None else float(estimate[name])
-    return Finding(Claim(**claim), Estimate(**estimate), entry["verdict"])
+        answer[name] = None if answer[name] is None else float(answer[name])
+    return Finding(Claim(**claim), Answer(**answer), entry["verdict"])

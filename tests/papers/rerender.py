@@ -1,7 +1,7 @@
 """Analyse stored trials again and compare with saved results: `python rerender.py RESULTS STORE [STORE …]`.
 
 For a change of the studies' code that must not change a number. Every result under RESULTS whose trials are all in one
-of the stores is analysed anew; its table, estimates and verdicts must be those that were saved. Stores may lack their
+of the stores is analysed anew; its table, answers and verdicts must be those that were saved. Stores may lack their
 weights, and may have been written by version 0.1.
 """
 
@@ -62,7 +62,7 @@ def differences(old: StudyResult, new: StudyResult) -> list[str]:
 
 def _estimates(old: StudyResult, new: StudyResult) -> list[tuple[str, Any, Any]]:
     return [
-        (f"{before.claim.key}, {part}", getattr(before.estimate, part), getattr(after.estimate, part))
+        (f"{before.claim.key}, {part}", getattr(before.answer, part), getattr(after.answer, part))
         for before, after in zip(old.findings, new.findings, strict=True)
         for part in ("value", "low", "high", "runs")
     ]

@@ -21,15 +21,15 @@ from flatscope_papers.claims import (
     PARTLY,
     POSITIVE,
     REPRODUCED,
+    Answer,
     Claim,
-    Estimate,
     counted,
     judge,
 )
 from flatscope_papers.declaration import Analysis, Study
 from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.running import judged
-from flatscope_papers.study_result import StudyResult, estimate_text
+from flatscope_papers.study_result import StudyResult, answer_text
 from flatscope_papers.tables import Words
 
 CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1), partly=POSITIVE)
@@ -52,14 +52,14 @@ CLAIM = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9,
     ],
 )
 def test_verdicts(value: float, low: float | None, high: float | None, verdict: str) -> None:
-    assert judge(CLAIM, Estimate(value, low, high), "small").verdict == verdict
-    assert judge(CLAIM, Estimate(value, low, high), "paper").verdict == verdict
-    assert judge(CLAIM, Estimate(value, low, high), "smoke").verdict == NOT_JUDGED
+    assert judge(CLAIM, Answer(value, low, high), "small").verdict == verdict
+    assert judge(CLAIM, Answer(value, low, high), "paper").verdict == verdict
+    assert judge(CLAIM, Answer(value, low, high), "smoke").verdict == NOT_JUDGED
 
 
 def test_without_a_wider_range_only_the_value_can_save_it() -> None:
     strict = Claim("size", "Figure 1", "it is near two", "a size", "2.0", holds=(1.9, 2.1))
-    assert judge(strict, Estimate(3.0, 2.5, 3.5), "small").verdict == NOT_REPRODUCED
+    assert judge(strict, Answer(3.0, 2.5, 3.5), "small").verdict == NOT_REPRODUCED
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ def declared(**changes: Any) -> Study:
     return Study(**settings | changes)
 
 
-def result(estimate: Estimate, scale: str = "small") -> StudyResult:
-    analysis = Analysis(pd.DataFrame({"x": [1.0, 2.5]}), {"size": estimate}, draw, notes=("all well",))
+def result(answer: Answer, scale: str = "small") -> StudyResult:
+    analysis = Analysis(pd.DataFrame({"x": [1.0, 2.5]}), {"size": answer}, draw, notes=("all well",))
     facts = {"seconds": 1.0, "device": "a CPU", "date": "2026-01-01", "command": "flatscope study run x"}
     return judged(declared(), scale, analysis, facts)
 
 
 @pytest.mark.parametrize(
-    "estimate", [Estimate(2.0, 1.95, 2.05, runs=5), Estimate(math.nan, note="none"), Estimate(math.inf, 1.0, math.inf)]
+    "answer", [Answer(2.0, 1.95, 2.05, runs=5), Answer(math.nan, note="none"), Answer(math.inf, 1.0, math.inf)]
 )
-def test_a_result_comes_back_from_the_disk_as_it_was(tmp_path: Path, estimate: Estimate) -> None:
-    written = result(estimate)
+def test_a_result_comes_back_from_the_disk_as_it_was(tmp_path: Path, answer: Answer) -> None:
+    written = result(answer)
     read = StudyResult.load(written.save(tmp_path / "r"))
     assert repr(read.findings) == repr(written.findings)
     assert (read.svg, read.png, read.notes, read.deviations) == (
@@ -109,26 +109,26 @@ def test_a_result_comes_back_from_the_disk_as_it_was(tmp_path: Path, estimate: E
 
 
 def test_the_same_figure_is_the_same_file() -> None:
-    assert result(Estimate(2.0)).svg == result(Estimate(2.0)).svg
+    assert result(Answer(2.0)).svg == result(Answer(2.0)).svg
 
 
 @pytest.mark.parametrize("left", [0, 100, "null", '"words"', "[]"])
 def test_a_torn_result_is_refused(tmp_path: Path, left: int | str) -> None:
-    folder = result(Estimate(2.0)).save(tmp_path / "a-study" / "small")
+    folder = result(Answer(2.0)).save(tmp_path / "a-study" / "small")
     text = (folder / "verdicts.json").read_text()
     (folder / "verdicts.json").write_text(left if isinstance(left, str) else text[:left])
     with pytest.raises(DataFileError, match="flatscope study run a-study --scale small"):
         StudyResult.load(folder)
 
 
-@pytest.mark.parametrize("found", [{}, {"size": Estimate(1.0), "other": Estimate(1.0)}])
-def test_every_claim_must_be_answered_and_no_other(found: dict[str, Estimate]) -> None:
+@pytest.mark.parametrize("found", [{}, {"size": Answer(1.0), "other": Answer(1.0)}])
+def test_every_claim_must_be_answered_and_no_other(found: dict[str, Answer]) -> None:
     with pytest.raises(InputError, match="zhang2017-fig0"):
         judged(declared(), "small", Analysis(pd.DataFrame(), found, draw), {})
 
 
 def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
-    smoke, small = result(Estimate(2.0, 2.0, 2.0), "smoke"), result(Estimate(3.0), "small")
+    smoke, small = result(Answer(2.0, 2.0, 2.0), "smoke"), result(Answer(3.0), "small")
     for found in (smoke, small):
         found.save(tmp_path / found.name / found.scale)
     loaded = load_results(tmp_path)[small.name]
@@ -137,11 +137,11 @@ def test_smoke_results_do_not_reach_the_page(tmp_path: Path) -> None:
 
 
 def test_estimates_in_words() -> None:
-    assert estimate_text(Estimate(0.91234567, 0.85, 0.95)) == "0.9123 [0.85, 0.95]"
-    assert estimate_text(Estimate.exact(43758)) == "43,758 (exact)"
-    assert estimate_text(Estimate(1.5)) == "1.5 (one run, no interval)"
-    assert estimate_text(Estimate(1.5, runs=3)) == "1.5 (3 runs, no interval)"
-    assert estimate_text(Estimate(math.nan)) == "—"
+    assert answer_text(Answer(0.91234567, 0.85, 0.95)) == "0.9123 [0.85, 0.95]"
+    assert answer_text(Answer.exact(43758)) == "43,758 (exact)"
+    assert answer_text(Answer(1.5)) == "1.5 (one run, no interval)"
+    assert answer_text(Answer(1.5, runs=3)) == "1.5 (3 runs, no interval)"
+    assert answer_text(Answer(math.nan)) == "—"
 
 
 def test_verdicts_are_counted_in_words() -> None:
@@ -160,7 +160,7 @@ def test_verdicts_are_counted_in_words() -> None:
     ],
 )
 def test_seconds_of_reading_the_store_are_not_told_as_a_cost(facts: dict[str, Any], words: str) -> None:
-    found = result(Estimate(2.0))
+    found = result(Answer(2.0))
     told = replace(found, provenance={**found.provenance, **facts}).how
     assert words in told
     assert ("1 s" in told) == (facts.get("of which run now", 1) > 0)
@@ -191,8 +191,8 @@ def test_a_rule_in_words() -> None:
 def test_what_more_runs_could_turn_is_undecided(
     low: float | None, high: float | None, seen: str, undecided: bool
 ) -> None:
-    finding = judge(Claim("k", "w", "s", "n", "r", holds=POSITIVE), Estimate(-0.5, low, high, seen=seen), "small")
+    finding = judge(Claim("k", "w", "s", "n", "r", holds=POSITIVE), Answer(-0.5, low, high, seen=seen), "small")
     assert finding.verdict == NOT_REPRODUCED
     assert finding.undecided == undecided
-    partly = judge(Claim("k", "w", "s", "n", "r", holds=(-0.6, 1.0)), Estimate(-0.5, -1.0, 0.2), "small")
+    partly = judge(Claim("k", "w", "s", "n", "r", holds=(-0.6, 1.0)), Answer(-0.5, -1.0, 0.2), "small")
     assert not partly.undecided

@@ -43,7 +43,7 @@ def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -
     declared = studies()[result.name]
     assert [finding.claim for finding in result.findings] == list(declared.claims)
     for finding in result.findings:
-        assert finding.verdict == judge(finding.claim, finding.estimate, result.scale).verdict
+        assert finding.verdict == judge(finding.claim, finding.answer, result.scale).verdict
 
 
 @by_result
@@ -55,10 +55,10 @@ def test_files_are_small(result: StudyResult) -> None:
 @by_result
 def test_intervals_contain_their_value_and_say_what_they_are(result: StudyResult) -> None:
     for finding in result.findings:
-        estimate = finding.estimate
-        if estimate.low is None or estimate.high is None or math.isnan(estimate.value):
+        answer = finding.answer
+        if answer.low is None or answer.high is None or math.isnan(answer.value):
             continue
-        assert estimate.low <= estimate.value <= estimate.high, finding.claim.key
-        if estimate.low == estimate.high and estimate.runs > 1:
+        assert answer.low <= answer.value <= answer.high, finding.claim.key
+        if answer.low == answer.high and answer.runs > 1:
             # Alike runs are not exact: either the claim is about each of them, or there is no interval.
-            assert estimate.seen, finding.claim.key
+            assert answer.seen, finding.claim.key

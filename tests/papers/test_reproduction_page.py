@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from flatscope_papers import find_study, studies
-from flatscope_papers.claims import SIGNS, Estimate, judge
+from flatscope_papers.claims import SIGNS, Answer, judge
 from flatscope_papers.intervals import COVERED
 from flatscope_papers.pages.reproduction_page import reproduction_markdown, text
 from flatscope_papers.reproduction import claim_frame, claim_rows
@@ -26,7 +26,7 @@ FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x
 def result(name: str, value: float = 0.0, scale: str = "small", **changes: object) -> StudyResult:
     entry = find_study(name)
     findings = tuple(
-        judge(claim, Estimate(value, value, value, note=f"seen so; {COVERED} of some"), scale) for claim in entry.claims
+        judge(claim, Answer(value, value, value, note=f"seen so; {COVERED} of some"), scale) for claim in entry.claims
     )
     made = StudyResult(
         name, entry.title, entry.paper, entry.figure, scale, pd.DataFrame(), findings, "", b"", (), (), FACTS
@@ -80,8 +80,8 @@ def test_counts_are_those_of_the_verdicts() -> None:
 def test_ranges_and_what_is_undecided_are_shown() -> None:
     entry = find_study(NAME)
     claim = next(claim for claim in entry.claims if math.isfinite(claim.holds[1]))
-    wide = Estimate(claim.holds[1] + 1, claim.holds[1] - 1, claim.holds[1] + 3)
-    findings = tuple(judge(other, wide if other is claim else Estimate.exact(-1e9), "small") for other in entry.claims)
+    wide = Answer(claim.holds[1] + 1, claim.holds[1] - 1, claim.holds[1] + 3)
+    findings = tuple(judge(other, wide if other is claim else Answer.exact(-1e9), "small") for other in entry.claims)
     page = reproduction_markdown({NAME: {"small": result(NAME, findings=findings)}})
     row = next(line for line in section(page, NAME).splitlines() if text(claim.statement) in line)
     assert text(claim.rule) in row

@@ -20,7 +20,7 @@ from flatscope.training.data import load
 from flatscope.training.label_noise import confusion_set
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Answer, judge
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
     NORMS,
@@ -137,9 +137,9 @@ def by_epsilon(points: pd.DataFrame) -> list[pd.DataFrame]:
     return [pd.DataFrame({"epsilon": EPSILONS, **row}) for row in points[list(NORMS)].to_dict("records")]
 
 
-def verdict(claims: Any, key: str, estimate: Any) -> str:
+def verdict(claims: Any, key: str, answer: Any) -> str:
     (claim,) = [claim for claim in claims if claim.key == key]
-    return judge(claim, estimate, "small").verdict
+    return judge(claim, answer, "small").verdict
 
 
 @pytest.mark.parametrize(("advantage", "expected"), [(1.0, REPRODUCED), (0.1, NOT_REPRODUCED), (-1.0, NOT_REPRODUCED)])
@@ -358,5 +358,5 @@ def test_learned_beside_initial(ratio: float, expected: str) -> None:
 
 def test_the_count_in_the_caption_is_not_met() -> None:
     assert PARAMETERS == 9_804_010
-    found = Estimate.exact(float(PARAMETERS))
+    found = Answer.exact(float(PARAMETERS))
     assert verdict(CLAIMS_5, "parameters", found) == NOT_REPRODUCED

@@ -37,7 +37,7 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
 @pytest.mark.parametrize("layers", ["fc2", "fc3"])
@@ -196,11 +196,11 @@ def mnist_networks(of_layers: Any, n: int = 60) -> pd.DataFrame:
 def test_a_measure_without_the_output_matrix_is_given_beside_it() -> None:
     points = mnist_networks([0.5, 1.0, 1.0, 1.0])
     points[list(PER_NETWORK)] = np.random.default_rng(1).normal(size=(len(points), 4))  # all of the output matrix
-    for name, estimate in lead_found(points).items():
+    for name, answer in lead_found(points).items():
         family = {"rho_max": "rho", "rho_sum": "rho_layer_sum"}.get(name, "kappa_trace")
         layers = points[[f"{family}/fc{number}" for number in range(1, 5)]]
         hidden = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
-        assert f"over the four hidden layers alone {hidden.corr(points['gap']):.2f}" in estimate.note
+        assert f"over the four hidden layers alone {hidden.corr(points['gap']):.2f}" in answer.note
 
 
 def test_a_measure_that_is_one_layer_can_only_tie() -> None:
@@ -218,9 +218,9 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
 def test_networks_that_were_all_dropped_are_no_tie(left: int) -> None:
     points = mnist_networks([1.0, 1.0, 1.0, 1.0])
     points[list(PER_NETWORK)] = 1.0
-    for estimate in lead_found(points.iloc[:left]).values():
-        assert math.isnan(estimate.value)
-        assert "tie" not in estimate.note
+    for answer in lead_found(points.iloc[:left]).values():
+        assert math.isnan(answer.value)
+        assert "tie" not in answer.note
 
 
 @pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])
@@ -289,7 +289,7 @@ def rewritten(moves: dict[tuple[str, str], float]) -> pd.DataFrame:
 def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str], float], failing: set[str]) -> None:
     claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
     seen = found(rewritten(moves), [0.0] * 4)
-    verdicts = {key: judge(claims[key], estimate, "small").verdict for key, estimate in seen.items()}
+    verdicts = {key: judge(claims[key], answer, "small").verdict for key, answer in seen.items()}
     assert {key for key, verdict in verdicts.items() if verdict == NOT_REPRODUCED} == failing
 
 

@@ -87,7 +87,7 @@ def rewritten(hidden_change: float, scramble: bool, slope: float = 1.0, n: int =
 
 def verdicts(frame: pd.DataFrame) -> dict[str, str]:
     found = reparameterized_found(frame)
-    return {key: judge(SECOND[key], estimate, "paper").verdict for key, estimate in found.items()}
+    return {key: judge(SECOND[key], answer, "paper").verdict for key, answer in found.items()}
 
 
 def test_measures_that_only_the_hessian_makes_are_seen_to_fail() -> None:

@@ -28,7 +28,7 @@ def test_smoke(tmp_path: Path) -> None:
     assert len(result.table) > 50
     assert {"sharpness", "geometric_margin", "feature_robustness"} <= set(result.table["measure"])  # long ones
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])

@@ -17,7 +17,7 @@ from flatscope.bounds.psi import pac_bayes_gap
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.training.models import build
 from flatscope_papers import find_study, studies, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Estimate, judge
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Answer, judge
 from flatscope_papers.yi2019.balance import EPSILON, balance_found
 from flatscope_papers.yi2019.digit_networks import descend
 from flatscope_papers.yi2019.invariance import ALPHAS, OF_PATHS, OF_WEIGHTS, changes, judged, slope, zeroed_loss
@@ -39,7 +39,7 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
 @pytest.mark.parametrize("name", [name for name in studies() if name.startswith(("yi2019", "zhang2017"))])
@@ -49,9 +49,9 @@ def test_every_statement_can_be_read_alone(name: str) -> None:
         assert not pointing, claim.statement
 
 
-def verdict(name: str, key: str, estimate: Estimate) -> str:
+def verdict(name: str, key: str, answer: Answer) -> str:
     claim = next(claim for claim in find_study(f"yi2019-{name}").claims if claim.key == key)
-    return judge(claim, estimate, "small").verdict
+    return judge(claim, answer, "small").verdict
 
 
 def test_the_paper_scale_has_every_variant() -> None:
@@ -99,9 +99,9 @@ def test_the_rise_is_related_to_the_error_in_order_of_rank(sign: float, due: str
     rises[-1] = math.inf  # behind poles: the sharpest, not left out
     errors = np.arange(20.0) + np.tile([3.0, -3.0], 10)
     networks = pd.DataFrame({"rise_psi": rises, "test_accuracy": 90 - sign * errors, "nearest_pole": errors})
-    estimate = related(networks)
-    assert estimate.runs == 20
-    assert verdict("fig3", "related", estimate) == due
+    answer = related(networks)
+    assert answer.runs == 20
+    assert verdict("fig3", "related", answer) == due
 
 
 def ways(moves: dict[str, float]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from flatscope.sweeps.work import builder_of, trial_of
 from flatscope.training.models import build
 from flatscope.training.trials import build_model, read_trials
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Answer, Claim, judge
 from flatscope_papers.theory.polynomial_operator import BinaryTree
 from flatscope_papers.zhang2017.counts import (
     degree_of_composition,
@@ -26,7 +26,7 @@ from flatscope_papers.zhang2017.counts import (
     tree_support,
 )
 from flatscope_papers.zhang2017.dynamics import around_average, smallest_step
-from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, estimates
+from flatscope_papers.zhang2017.flatness_test import MOVED, OBJECTIVES, PRINTED, SETS, answers
 from flatscope_papers.zhang2017.minima import LABELS, minima, network
 from flatscope_papers.zhang2017.norms_during_training import STARTS, compared, norms
 from flatscope_papers.zhang2017.perturbed import GAMMAS, robustness_estimates
@@ -64,7 +64,7 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,8 +98,8 @@ def claim(name: str, key: str) -> Claim:
     return found
 
 
-def verdict(name: str, key: str, estimate: Estimate) -> str:
-    return judge(claim(name, key), estimate, "small").verdict
+def verdict(name: str, key: str, answer: Answer) -> str:
+    return judge(claim(name, key), answer, "small").verdict
 
 
 # Counts
@@ -143,13 +143,13 @@ def test_the_monomials_of_a_tree() -> None:
 def test_a_unit_that_is_off_takes_its_paths_with_it() -> None:
     assert paths_through(8) == [2, 2, 2, 2, 4, 4, 8]
     assert paths_through(2) == [2]
-    assert verdict("fig25", "switched", Estimate.exact(0)) == NOT_REPRODUCED
-    assert verdict("fig25", "locality", Estimate.exact(0.9)) == NOT_REPRODUCED
+    assert verdict("fig25", "switched", Answer.exact(0)) == NOT_REPRODUCED
+    assert verdict("fig25", "locality", Answer.exact(0.9)) == NOT_REPRODUCED
 
 
 def test_a_wrong_count_is_seen() -> None:
-    assert verdict("fig25", "nodes", Estimate.exact(7)) == REPRODUCED
-    assert verdict("fig25", "nodes", Estimate.exact(8)) == NOT_REPRODUCED
+    assert verdict("fig25", "nodes", Answer.exact(7)) == REPRODUCED
+    assert verdict("fig25", "nodes", Answer.exact(8)) == NOT_REPRODUCED
 
 
 # Chains
@@ -166,9 +166,9 @@ def test_shares_that_grow_with_the_dimension_are_told_from_those_that_do_not() -
 
 
 def test_the_share_of_the_wide_minimum_gets_its_verdict() -> None:
-    assert verdict("fig7", "D2", Estimate(0.8, 0.79, 0.81, 500)) == REPRODUCED
-    assert verdict("fig7", "D2", Estimate(0.7, 0.69, 0.71, 500)) == PARTLY  # preferred, but not four to one
-    assert verdict("fig7", "D2", Estimate(0.4, 0.39, 0.41, 500)) == NOT_REPRODUCED
+    assert verdict("fig7", "D2", Answer(0.8, 0.79, 0.81, 500)) == REPRODUCED
+    assert verdict("fig7", "D2", Answer(0.7, 0.69, 0.71, 500)) == PARTLY  # preferred, but not four to one
+    assert verdict("fig7", "D2", Answer(0.4, 0.39, 0.41, 500)) == NOT_REPRODUCED
 
 
 def test_a_smallest_rise_pays_for_having_been_chosen() -> None:
@@ -235,7 +235,7 @@ def test_mixtures_between_two_minima_count_for_both_or_for_none() -> None:
 def test_flat_regions_and_wells_are_told_apart() -> None:
     assert verdict("fig12", "wells", intervals.mean([0.02, 0.03, 0.05], bounds=(0, 1))) == REPRODUCED
     assert verdict("fig12", "wells", intervals.mean([0.6, 0.62, 0.61], bounds=(0, 1))) == NOT_REPRODUCED
-    more, less = Estimate(0.5, 0.4, 0.6, 6), Estimate(0.1, 0.0, 0.2, 6)
+    more, less = Answer(0.5, 0.4, 0.6, 6), Answer(0.1, 0.0, 0.2, 6)
     assert verdict("fig12", "clearer", difference_of_differences(more, less)) == REPRODUCED
     assert verdict("fig12", "clearer", difference_of_differences(less, more)) == NOT_REPRODUCED
 
@@ -268,9 +268,9 @@ def radii(factor: float) -> pd.DataFrame:
 
 
 def test_the_printed_table_is_reproduced_by_itself_and_not_by_its_opposite() -> None:
-    found = estimates(radii(0.0))
+    found = answers(radii(0.0))
     assert {verdict("table1", key, value) for key, value in found.items()} == {REPRODUCED}
-    turned = estimates(radii(1.2))
+    turned = answers(radii(1.2))
     assert {verdict("table1", key, value) for key, value in turned.items() if key.endswith("-order")} == {
         NOT_REPRODUCED
     }

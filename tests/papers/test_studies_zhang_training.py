@@ -15,7 +15,7 @@ import torch
 from flatscope.training.models import build
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope_papers import find_study, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Claim, Estimate, judge
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Answer, Claim, judge
 from flatscope_papers.theory.polynomial import PolynomialActivation
 from flatscope_papers.zhang2017 import added_noise, architectures
 from flatscope_papers.zhang2017.all_conv_networks import (
@@ -55,7 +55,7 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.estimate.value) for finding in result.findings)
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
 def test_smoke_of_the_table(store: Path) -> None:
@@ -151,7 +151,7 @@ def claims_of(name: str) -> tuple[Claim, ...]:
     return find_study(f"zhang2017-{name}").claims
 
 
-def verdicts(claims: tuple[Claim, ...], found: dict[str, Estimate]) -> dict[str, str]:
+def verdicts(claims: tuple[Claim, ...], found: dict[str, Answer]) -> dict[str, str]:
     assert {claim.key for claim in claims} == set(found)
     return {claim.key: judge(claim, found[claim.key], "small").verdict for claim in claims}
 
@@ -229,8 +229,8 @@ def test_the_gap_against_parameters() -> None:
 
 
 def test_a_reason_is_that_of_the_number() -> None:
-    assert "no effect is shown" in why_affected(Estimate(-0.02, -0.08, 0.03, 3))
-    assert not why_affected(Estimate(0.1, 0.05, 0.15, 3))
+    assert "no effect is shown" in why_affected(Answer(-0.02, -0.08, 0.03, 3))
+    assert not why_affected(Answer(0.1, 0.05, 0.15, 3))
 
 
 def test_networks_are_read_at_their_epoch() -> None:

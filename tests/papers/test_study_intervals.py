@@ -13,9 +13,9 @@ from scipy.stats import ttest_ind
 from flatscope.errors import InputError
 from flatscope.stats.correlation import correlate
 from flatscope_papers import intervals
-from flatscope_papers.claims import NOT_JUDGED, PARTLY, REPRODUCED, Claim, Estimate, judge
+from flatscope_papers.claims import NOT_JUDGED, PARTLY, REPRODUCED, Answer, Claim, judge
 from flatscope_papers.correlation_intervals import pearson_ends
-from flatscope_papers.study_result import estimate_text
+from flatscope_papers.study_result import answer_text
 
 SAMPLES = 240
 CORRECT = 0.95 - 3 * math.sqrt(0.95 * 0.05 / SAMPLES)  # three standard errors of so many samples
@@ -193,7 +193,7 @@ def test_a_mean_covers_at_its_level() -> None:
     generator = np.random.default_rng(0)
     for level in (0.8, 0.95):
         found = [intervals.mean(generator.normal(size=3), level=level) for _ in range(2_000)]
-        held = float(np.mean([estimate.low <= 0 <= estimate.high for estimate in found]))
+        held = float(np.mean([answer.low <= 0 <= answer.high for answer in found]))
         assert held == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 2_000))
 
 
@@ -209,9 +209,9 @@ def test_shares_of_dependent_cases_count_groups() -> None:
 def test_extremes_are_named_as_what_was_seen() -> None:
     found = intervals.largest([0.1, 0.4, 0.2])
     assert (found.value, found.low, found.high, found.runs, found.seen) == (0.4, 0.1, 0.4, 3, "networks")
-    assert estimate_text(found) == "0.4 (largest of 3 networks, smallest 0.1)"
-    assert estimate_text(intervals.smallest([3.0, 2.0], of="minima")) == "2 (smallest of 2 minima, largest 3)"
-    assert estimate_text(intervals.largest([0.0] * 18)) == "0 (all 18 networks)"
+    assert answer_text(found) == "0.4 (largest of 3 networks, smallest 0.1)"
+    assert answer_text(intervals.smallest([3.0, 2.0], of="minima")) == "2 (smallest of 2 minima, largest 3)"
+    assert answer_text(intervals.largest([0.0] * 18)) == "0 (all 18 networks)"
     assert "84 % of such networks lie no higher" in intervals.largest([0.0] * 18).note
     assert intervals.largest([0.4]).low is None
     assert math.isnan(intervals.largest([0.1, math.nan]).value)
@@ -225,7 +225,7 @@ def test_the_share_that_an_extreme_covers_is_right() -> None:
 
 def test_every_time_or_a_share() -> None:
     always, mostly = intervals.every([True] * 48), intervals.every([True] * 47 + [False])
-    assert estimate_text(always) == "1 (all 48 networks)"
+    assert answer_text(always) == "1 (all 48 networks)"
     assert "93 %" in always.note
     assert not mostly.seen
     assert mostly == intervals.share([True] * 47 + [False])
@@ -248,7 +248,7 @@ def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
     for _ in range(600):
         groups = generator.normal(size=(4, 20))
         found = intervals.smallest_of([intervals.mean(group, level=level) for group in groups])
-        own = min((intervals.mean(group) for group in groups), key=lambda estimate: estimate.value)
+        own = min((intervals.mean(group) for group in groups), key=lambda answer: answer.value)
         held += found.low <= 0 <= found.high
         alone += own.low <= 0 <= own.high
         assert found.value == own.value
@@ -257,10 +257,10 @@ def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
 
 
 def test_extremes_of_estimates() -> None:
-    some = [Estimate(-3.0, -4.0, -2.0), Estimate(1.0, -1.0, 3.0)]
-    assert intervals.farthest_of(some) == Estimate(3.0, 2.0, 4.0)
-    assert intervals.smallest_of([*some, Estimate(0.0)]) == Estimate(-3.0)
-    assert math.isnan(intervals.smallest_of([*some, Estimate(math.nan)]).value)
-    assert intervals.absolute(some[1]) == Estimate(1.0, 0.0, 3.0)
+    some = [Answer(-3.0, -4.0, -2.0), Answer(1.0, -1.0, 3.0)]
+    assert intervals.farthest_of(some) == Answer(3.0, 2.0, 4.0)
+    assert intervals.smallest_of([*some, Answer(0.0)]) == Answer(-3.0)
+    assert math.isnan(intervals.smallest_of([*some, Answer(math.nan)]).value)
+    assert intervals.absolute(some[1]) == Answer(1.0, 0.0, 3.0)
     with pytest.raises(InputError, match="at least one"):
         intervals.smallest_of([])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatscope_papers.claims import POSITIVE, Claim, Estimate
+from flatscope_papers.claims import POSITIVE, Answer, Claim
 from flatscope_papers.reasons import with_reasons
 
 CLAIMS = [Claim(key, "Figure 1", "more", "a difference", "more", holds=POSITIVE) for key in ("a", "b")]
@@ -16,7 +16,7 @@ REASONS = {"a": "too few images"}
     [(-1.0, "small", True), (1.0, "small", False), (-1.0, "smoke", False)],
 )
 def test_reasons(value: float, scale: str, said: bool) -> None:
-    found = {"a": Estimate(value, value, value, note="seen"), "b": Estimate(-1.0, -1.0, -1.0)}
+    found = {"a": Answer(value, value, value, note="seen"), "b": Answer(-1.0, -1.0, -1.0)}
     told = with_reasons(found, CLAIMS, scale, REASONS)
     assert ("likeliest reason: too few images" in told["a"].note) is said
     assert told["a"].note.startswith("seen")

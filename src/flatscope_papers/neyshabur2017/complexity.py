@@ -22,7 +22,7 @@ from flatscope.samples import parts_of
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.curves import bars, lines
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 
@@ -140,7 +140,7 @@ def measured(runs: Runs, settings: Mapping[str, str]) -> pd.DataFrame:
     return pd.concat(parts, axis=1)
 
 
-def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any) -> Estimate:
+def over_seeds(frame: pd.DataFrame, statistic: Callable[[pd.DataFrame], float], note: str = "", **how: Any) -> Answer:
     """A number from all runs of one seed, then its mean over seeds: seeds are what is independent.
 
     `how` goes to `intervals.mean`.

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.neyshabur2017.complexity import COLOURS
 from flatscope_papers.neyshabur2017.deep_networks import (
@@ -52,7 +52,7 @@ def figure_5(runs: Runs) -> Analysis:
         ),
         "c3": intervals.mean(learned["c3_figure"]),
         "c3_as_stated": intervals.mean(learned["c3_condition"]),
-        "parameters": Estimate.exact(float(PARAMETERS), "ten hidden layers; an eleventh would be needed"),
+        "parameters": Answer.exact(float(PARAMETERS), "ten hidden layers; an eleventh would be needed"),
     }
     products, curves, rows = (distributions(runs, name)["learned"] for name in ("products", "switching", "rows"))
     parts = [
@@ -178,13 +178,13 @@ def figure_8(runs: Runs) -> Analysis:
 
 
 def _analysis(
-    points: pd.DataFrame, found: dict[str, Estimate], draw: Any, parts: list[pd.DataFrame], *notes: str
+    points: pd.DataFrame, found: dict[str, Answer], draw: Any, parts: list[pd.DataFrame], *notes: str
 ) -> Analysis:
     table = pd.concat(parts, ignore_index=True)
     return Analysis(table, found, draw, (CONVENTIONS, fit_note(points), *notes))
 
 
-def _learned_over_initial(points: pd.DataFrame, column: str) -> Estimate:
+def _learned_over_initial(points: pd.DataFrame, column: str) -> Answer:
     wide = points.pivot_table(index="seed", columns="weights", values=column)
     return intervals.mean(wide["learned"] / wide["initial"])
 

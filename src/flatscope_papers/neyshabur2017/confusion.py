@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.neyshabur2017.complexity import (
     CONVENTIONS,
@@ -90,7 +90,7 @@ def figure_3(runs: Runs) -> Analysis:
     return Analysis(table_of(points, levels), found, draw, (CONVENTIONS, verdict_note(table)))
 
 
-def rise(points: pd.DataFrame) -> Estimate:
+def rise(points: pd.DataFrame) -> Answer:
     """Rank correlation of the test error with the size of the confusion set within a seed, mean over seeds."""
     means, sizes = points.groupby("confused")["test_error"].mean(), points["confused"].nunique()
     return over_seeds(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.neyshabur2017.deep_networks import WEIGHTS, histogram
 
 # Two bell curves overlap by 0.9 if they lie a quarter of a standard deviation apart, or if one is 1.23 times as wide;
@@ -33,7 +33,7 @@ def overlap(first: pd.DataFrame, second: pd.DataFrame) -> float:
     return float(np.minimum(first["share"].to_numpy(), second["share"].to_numpy()).sum())
 
 
-def in_common(each: Histograms, note: str = "") -> Estimate:
+def in_common(each: Histograms, note: str = "") -> Answer:
     """Overlap of a network's learned with its initial histogram; beside it, that of one network with another.
 
     The latter is as much as chance leaves: histograms of finitely many values differ even where the law is the same.

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.stats.estimate import wilson
+from flatscope.stats import wilson
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.curves import bars, lines
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.neyshabur2017.complexity import (
@@ -79,7 +79,7 @@ def most_pronounced(rows: pd.DataFrame) -> float:
     return min(slopes["l2_norm"], slopes["l2_path_norm"]) - max(slopes["l1_path_norm"], slopes["spectral_norm"])
 
 
-def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Estimate:
+def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Answer:
     """How often true and random labels compare as at ε = 0.05, over norms, sizes, seeds and the other ε."""
     settings = points[["seed", "size", "labels"]].to_dict("records")
     parts = [frame.assign(**row) for frame, row in zip(by_epsilon, settings, strict=True)]  # type: ignore[arg-type]

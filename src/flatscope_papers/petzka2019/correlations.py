@@ -15,10 +15,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from flatscope.stats.correlation import partial_correlation
-from flatscope.stats.estimate import Estimate as OfPopulation
+from flatscope.stats import Estimate, partial_correlation
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.petzka2019.lenet import INITS, RULE, at_rule, correlations, followed, stages, summary_notes
 
@@ -63,7 +62,7 @@ def figure_1(runs: Runs) -> Analysis:
     )
 
 
-def _with_ranks(points: pd.DataFrame, column: str) -> Estimate:
+def _with_ranks(points: pd.DataFrame, column: str) -> Answer:
     """Pearson's, with what a few networks far out make of it: Spearman's, and without the largest values."""
     ranked = intervals.correlation(points[column], points["gap"], "spearman")
     ends = "" if ranked.low is None else f" [{ranked.low:.2f}, {ranked.high:.2f}]"
@@ -73,7 +72,7 @@ def _with_ranks(points: pd.DataFrame, column: str) -> Estimate:
     return intervals.correlation(points[column], points["gap"], note=note)
 
 
-def _with_settings(points: pd.DataFrame, column: str) -> Estimate:
+def _with_settings(points: pd.DataFrame, column: str) -> Answer:
     """Pearson's, with what else may have made it: ranks, the training loss at the stop, and the batch sizes."""
     found = _with_ranks(points, column)
     if len(points) < FEWEST:
@@ -93,7 +92,7 @@ def settings_note(points: pd.DataFrame, column: str) -> str:
     )
 
 
-def stronger(points: pd.DataFrame, layer: str) -> Estimate:
+def stronger(points: pd.DataFrame, layer: str) -> Answer:
     """Correlation of κ_τ minus the absolute one of κ: positive only where κ_τ correlates in the paper's direction."""
     trace, top = f"before/kappa_trace/{layer}", f"before/kappa/{layer}"
     # The largest of r and −r is |r|, and the interval then holds for both signs at once.
@@ -102,7 +101,7 @@ def stronger(points: pd.DataFrame, layer: str) -> Estimate:
     return replace(found, note=f"{of_trace:.2f} of κ_τ, {of_top:.2f} of κ")
 
 
-def _holding(points: pd.DataFrame, column: str, held: str) -> OfPopulation:
+def _holding(points: pd.DataFrame, column: str, held: str) -> Estimate:
     frame = points.rename(columns={column: "measure"}).assign(batch=points["batch"].astype(str))
     return partial_correlation(frame, "measure", "gap", [held], "pearson")
 

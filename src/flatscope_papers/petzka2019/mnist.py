@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 
@@ -147,7 +147,7 @@ def figure_6(runs: Runs) -> Analysis:
     )
 
 
-def lead_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def lead_found(points: pd.DataFrame) -> dict[str, Answer]:
     """By how much each measure of the network leads its layers."""
     found = {}
     for name in PER_NETWORK:
@@ -162,7 +162,7 @@ def _layers_of(name: str) -> list[str]:
     return [f"{MADE_OF[name]}/{layer}" for layer in LAYERS]
 
 
-def _hidden_alone(points: pd.DataFrame, name: str, lead: Estimate) -> str:
+def _hidden_alone(points: pd.DataFrame, name: str, lead: Answer) -> str:
     """The same lead if the measure of the network leaves the output matrix out."""
     if math.isnan(lead.value):
         return ""
@@ -172,7 +172,7 @@ def _hidden_alone(points: pd.DataFrame, name: str, lead: Estimate) -> str:
     return f"over the four hidden layers alone {own:.2f}, a lead of {ahead:.3f}"
 
 
-def _why_close(points: pd.DataFrame, name: str, lead: Estimate) -> str:
+def _why_close(points: pd.DataFrame, name: str, lead: Answer) -> str:
     """What keeps a measure of the network from leading: one layer is all of it, or the networks are too few."""
     if math.isnan(lead.value):
         return ""
@@ -185,8 +185,8 @@ def _why_close(points: pd.DataFrame, name: str, lead: Estimate) -> str:
     return words + (TOO_FEW if _open(lead, 0.0) else "")
 
 
-def _open(estimate: Estimate, limit: float) -> bool:
-    return estimate.low is not None and estimate.high is not None and estimate.low <= limit <= estimate.high
+def _open(answer: Answer, limit: float) -> bool:
+    return answer.low is not None and answer.high is not None and answer.low <= limit <= answer.high
 
 
 def _joined(*parts: str) -> str:

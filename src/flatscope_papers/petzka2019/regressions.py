@@ -16,7 +16,7 @@ from flatscope.sweeps.store import Store
 from flatscope.training.data import load
 from flatscope.training.label_noise import corrupt_labels
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -64,7 +64,7 @@ def ridge_study(runs: Runs) -> Analysis:
     return Analysis(table, ridge_found(table), draw)
 
 
-def ridge_found(table: pd.DataFrame) -> dict[str, Estimate]:
+def ridge_found(table: pd.DataFrame) -> dict[str, Answer]:
     """κ against its closed form, and against the constant as printed."""
     apart = {"proportional": table["expected"], "printed": table["expected"] * table["samples"]}
     notes = {"printed": "a sum in place of the mean: too large by the number of samples"}
@@ -214,7 +214,7 @@ def feature_robustness_study(runs: Runs) -> Analysis:
         "order": intervals.mean(by_delta[0.3] - by_delta[0.001], f"ratios from {lowest:.2f} to {highest:.2f}"),
         "norm": intervals.largest(frame["norm_ratio"], of="regressions"),
         "noise": intervals.mean(excess),
-        "separating": Estimate.exact(float(frame["separating_norm"].min())),
+        "separating": Answer.exact(float(frame["separating_norm"].min())),
         "convolution": intervals.largest(frame["convolution_error"], of="kernels"),
     }
 

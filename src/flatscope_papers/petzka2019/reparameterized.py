@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.petzka2019.correlations import MATRICES, draw
 from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, followed, stages, summary_notes
@@ -38,7 +38,7 @@ def figure_2(runs: Runs) -> Analysis:
     )
 
 
-def reparameterized_found(kept: pd.DataFrame) -> dict[str, Estimate]:
+def reparameterized_found(kept: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims, from networks seen before and after."""
     return {
         "invariant": intervals.largest(_moved(kept)),
@@ -74,7 +74,7 @@ def _moved(points: pd.DataFrame) -> pd.Series[float]:
     return pd.concat(changes, axis=1).max(axis=1)
 
 
-def _change(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Estimate:
+def _change(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Answer:
     """How far the correlation moves on the same networks."""
     columns = [f"{when}/{measure}/{layer}" for when in ("before", "after")]
     before, after = _both(points, measure, layer)
@@ -82,13 +82,13 @@ def _change(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Estimate:
     return replace(found, note=f"{before:.4f} before, {after:.4f} after")
 
 
-def _left(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Estimate:
+def _left(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Answer:
     """|r| after the reparameterization."""
     found = intervals.correlation(points[f"after/{measure}/{layer}"], points["gap"])
     return replace(intervals.absolute(found), note=_lost(*_both(points, measure, layer)))
 
 
-def _drop(points: pd.DataFrame, measure: str) -> Estimate:
+def _drop(points: pd.DataFrame, measure: str) -> Answer:
     """|r| before minus |r| after."""
     columns = [f"{when}/{measure}/fc3" for when in ("before", "after")]
     found = intervals.lead_of_correlations(points, columns[0], columns[1:], "gap", of_size=True)

@@ -16,7 +16,7 @@ from flatscope import Problem, measure, rescale
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 
@@ -105,15 +105,15 @@ def table_1(runs: Runs) -> Analysis:
     return Analysis(moved, found(moved, frame["weights_alone"]), lambda figure: _draw(figure, moved))
 
 
-def found(moved: pd.DataFrame, alone: Any) -> dict[str, Estimate]:
+def found(moved: pd.DataFrame, alone: Any) -> dict[str, Answer]:
     """The numbers of the claims."""
 
-    def worst(names: Mapping[str, str], ways: tuple[str, ...]) -> Estimate:
+    def worst(names: Mapping[str, str], ways: tuple[str, ...]) -> Answer:
         chosen = moved[moved["measure"].isin(list(names)) & moved["way"].isin(ways)]
         name = str(chosen.groupby("measure")["change"].max().idxmax())
         return intervals.largest(chosen.groupby("network")["change"].max(), f"by {names[name]}")
 
-    def least(names: Mapping[str, str], way: str) -> Estimate:
+    def least(names: Mapping[str, str], way: str) -> Answer:
         chosen = moved[moved["measure"].isin(list(names)) & (moved["way"] == way)]
         medians = chosen.groupby(["network", "measure"])["change"].median().unstack()
         return intervals.smallest(medians.min(axis=1))

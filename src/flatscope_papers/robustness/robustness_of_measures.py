@@ -17,10 +17,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from flatscope.registry import declarations
-from flatscope.stats.correlation import correlate
-from flatscope.stats.correlation_table import correlation_table
+from flatscope.stats import correlate, correlation_table
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.robustness.grid_networks import SETTINGS, STOP_LOSS, population, stages
 
@@ -88,7 +87,7 @@ def kendalls(pairs: Sequence[tuple[Floats, Floats]], counts: Floats) -> Floats:
     return np.array(found)
 
 
-def found_in(frame: pd.DataFrame, table: pd.DataFrame, resamples: int) -> dict[str, Estimate]:
+def found_in(frame: pd.DataFrame, table: pd.DataFrame, resamples: int) -> dict[str, Answer]:
     """The numbers of the claims; intervals resample networks, all measures together."""
     fragile = table[~table["invariant"]]["measure"].tolist()
     sound = table[table["invariant"] & table["direction"].isin(SIGNS)]["measure"].tolist()
@@ -128,19 +127,19 @@ def _namesakes(directed: pd.DataFrame) -> str:
     return f"{distinct} of the {len(directed)} rank these networks each in their own way, which the interval overlooks"
 
 
-def _least(invariant: pd.DataFrame) -> Estimate:
+def _least(invariant: pd.DataFrame) -> Answer:
     """The measure that keeps its order least: of these measures, on these networks."""
     kept = invariant.set_index("measure")["kept"].sort_values()
-    return Estimate(kept.iloc[0], kept.iloc[0], kept.iloc[-1], len(kept), str(kept.index[0]), seen="measures")
+    return Answer(kept.iloc[0], kept.iloc[0], kept.iloc[-1], len(kept), str(kept.index[0]), seen="measures")
 
 
-def _percentiles(draws: Floats, networks: int, note: str) -> Estimate:
+def _percentiles(draws: Floats, networks: int, note: str) -> Answer:
     """The first is the population itself, the others its resamples."""
     low, high = np.percentile(draws[1:], [2.5, 97.5])
-    return Estimate(float(draws[0]), float(low), float(high), networks, note)
+    return Answer(float(draws[0]), float(low), float(high), networks, note)
 
 
-def lead_of_best(first: Floats, second: Floats, networks: int, note: str = "") -> Estimate:
+def lead_of_best(first: Floats, second: Floats, networks: int, note: str = "") -> Answer:
     """The largest of `first` minus the largest of `second`; the population in column 0, its resamples in the others.
 
     The best of many is best partly by luck, the more so the more there are. So all of them get intervals that hold at
@@ -153,7 +152,7 @@ def lead_of_best(first: Floats, second: Floats, networks: int, note: str = "") -
     low, high = draws[:, 0] - reach, draws[:, 0] + reach
     here, there = slice(len(first)), slice(len(first), None)
     ends = low[here].max() - high[there].max(), high[here].max() - low[there].max()
-    return Estimate(float(first[:, 0].max() - second[:, 0].max()), float(ends[0]), float(ends[1]), networks, note)
+    return Answer(float(first[:, 0].max() - second[:, 0].max()), float(ends[0]), float(ends[1]), networks, note)
 
 
 @study("robustness-of-measures", stages=stages)

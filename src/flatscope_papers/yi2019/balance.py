@@ -20,7 +20,7 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
@@ -121,7 +121,7 @@ def balance(runs: Runs) -> Analysis:
     return Analysis(table, balance_found(table), lambda figure: _draw(figure, table), _notes(table))
 
 
-def balance_found(table: pd.DataFrame) -> dict[str, Estimate]:
+def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     family, lifted = (table[table["shape"] == name] for name in ("family", "floor"))
     of = {name: table[table["shape"] == name] for name in SHAPES}

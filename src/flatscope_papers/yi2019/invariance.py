@@ -18,7 +18,7 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.symmetries.scaling import shrink_layer
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 
@@ -112,7 +112,7 @@ def invariance(runs: Runs) -> Analysis:
     return Analysis(table, judged(frame, table, moved, slopes), lambda figure: _draw(figure, moved, table))
 
 
-def judged(frame: pd.DataFrame, table: pd.DataFrame, moved: pd.DataFrame, slopes: list[float]) -> dict[str, Estimate]:
+def judged(frame: pd.DataFrame, table: pd.DataFrame, moved: pd.DataFrame, slopes: list[float]) -> dict[str, Answer]:
     """The numbers of the claims."""
     random = moved[moved["way"].str.startswith("rescaled")]
     medians = random.groupby("network")[list(OF_WEIGHTS)].median()

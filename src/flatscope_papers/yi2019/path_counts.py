@@ -24,7 +24,7 @@ from flatscope.symmetries.path_matrix import (
     path_values,
 )
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 
@@ -120,7 +120,7 @@ def basis_paths_study(runs: Runs) -> Analysis:
     return Analysis(table, found(table), lambda figure: _draw(figure, table))
 
 
-def found(table: pd.DataFrame) -> dict[str, Estimate]:
+def found(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     hidden = (table["layers"] - 1) * table["width"]
     independent = (table["corrected"] == table["basis"]) & (table["corrected_rank"] == table["basis"])
@@ -129,7 +129,7 @@ def found(table: pd.DataFrame) -> dict[str, Estimate]:
     return {
         "dependent": intervals.largest(table["figure_1_error"]),
         "path_sum": intervals.largest(table["sum_error"]),
-        "count": Estimate.exact(float((table["rank"] - table["basis"]).abs().max()), f"{len(table)} networks"),
+        "count": Answer.exact(float((table["rank"] - table["basis"]).abs().max()), f"{len(table)} networks"),
         "at_most_one_skeleton": _exactly(
             table["printed"] == table["basis"],
             f"{ends} …: 'skeleton' stands where 'non-skeleton' is meant; with two nodes it is the same" if ends else "",
@@ -146,11 +146,9 @@ def found(table: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-def _exactly(holds: pd.Series, note: str = "") -> Estimate:
+def _exactly(holds: pd.Series, note: str = "") -> Answer:
     """Counting leaves nothing to chance."""
-    return Estimate.exact(
-        float(holds.mean()), note="; ".join(part for part in (f"{len(holds)} networks", note) if part)
-    )
+    return Answer.exact(float(holds.mean()), note="; ".join(part for part in (f"{len(holds)} networks", note) if part))
 
 
 def _draw(figure: Figure, table: pd.DataFrame) -> None:

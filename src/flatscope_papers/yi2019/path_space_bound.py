@@ -13,12 +13,12 @@ from torch import Tensor
 
 from flatscope import BasisPaths, Problem
 from flatscope.bounds.psi import pac_bayes_gap
-from flatscope.stats.estimate import wilson
+from flatscope.stats import wilson
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, samples_of
@@ -91,7 +91,7 @@ def pac_bayes_study(runs: Runs) -> Analysis:
     return Analysis(table, pac_found(table), lambda figure: _draw(figure, table), notes)
 
 
-def pac_found(table: pd.DataFrame) -> dict[str, Estimate]:
+def pac_found(table: pd.DataFrame) -> dict[str, Answer]:
     """The numbers of the claims."""
     wide = {name: table.pivot(index="network", columns="sigma", values=name) for name in ("right", "flatness", "left")}
     right, first, second, last = wide["right"], SIGMAS[0], SIGMAS[1], SIGMAS[-1]

@@ -21,7 +21,7 @@ from flatscope import BasisPaths, NumericalWarning, Problem, landscape
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 
@@ -154,7 +154,7 @@ def networks(runs: Runs) -> pd.DataFrame:
     return frame
 
 
-def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Estimate]:
+def compared(small: pd.DataFrame, large: pd.DataFrame) -> dict[str, Answer]:
     """The three comparisons of the batch sizes, from one row per network with equal seeds in equal places."""
     both = small.merge(large, on="seed", suffixes=("_small", "_large"))
     lower = int((both["rise_psi_small"] < both["rise_psi_large"]).sum())
@@ -186,7 +186,7 @@ def _by_pole(frame: pd.DataFrame) -> float:
     return intervals.correlation(frame["nearest_pole"], frame["rise_psi"], "spearman").value
 
 
-def related(frame: pd.DataFrame) -> Estimate:
+def related(frame: pd.DataFrame) -> Answer:
     """Rank correlation of the rise in path space with the test error; a rise behind poles ranks above all others."""
     rises = frame["rise_psi"].replace(math.inf, np.finfo(float).max)
     note = f"with the distance to the nearest pole the rise correlates at {_by_pole(frame):.2f}"
@@ -199,9 +199,9 @@ def _late(frame: pd.DataFrame) -> str:
     return ", ".join(f"{count} at batch {batch} above it" for batch, count in late.items())
 
 
-def _accuracy(part: pd.DataFrame, scale: str) -> Estimate:
+def _accuracy(part: pd.DataFrame, scale: str) -> Answer:
     if scale == "small":
-        return Estimate(math.nan, runs=len(part), note="other data and another network: looked for at paper scale only")
+        return Answer(math.nan, runs=len(part), note="other data and another network: looked for at paper scale only")
     return intervals.mean(part["test_accuracy"])
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.zhang2017.all_conv_networks import SIZES, config
 from flatscope_papers.zhang2017.errors_by_size import two_panels
@@ -35,7 +35,7 @@ def _stages(scale: str) -> list[Stage]:
     return [Stage([made])]
 
 
-def found(along: pd.DataFrame) -> dict[str, Estimate]:
+def found(along: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims from curves with columns kind, seed, epoch and the errors."""
     late = along.sort_values("epoch").groupby(["kind", "seed"]).tail(LAST)
     means = late.groupby(["kind", "seed"])[["train_error", "test_error"]].mean()

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from flatscope.training.models import build
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 
@@ -50,7 +50,7 @@ def counts() -> dict[str, int]:
     return {name: sum(p.numel() for p in build(name).parameters() if p.requires_grad) for name in NETWORKS}
 
 
-def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Estimate]:
+def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict[str, Answer]:
     """Estimates of the claims.
 
     Args:
@@ -58,23 +58,23 @@ def found(points: pd.DataFrame, built: Mapping[str, int], *, full: bool) -> dict
         built: parameters of each network.
         full: whether the networks saw all training images, so that their accuracies are the paper's to compare.
     """
-    estimates: dict[str, Estimate] = {}
+    answers: dict[str, Answer] = {}
     per_network = {name: points[points["network"] == name] for name in NETWORKS}
     for name, own in per_network.items():
-        estimates[f"parameters/{name}"] = Estimate.exact(float(built[name]))
+        answers[f"parameters/{name}"] = Answer.exact(float(built[name]))
         if len(own) == 0:
-            missing = Estimate(float("nan"), runs=0, note="too costly at this scale: not trained")
-            estimates |= {f"training/{name}": missing, f"test/{name}": missing}
+            missing = Answer(float("nan"), runs=0, note="too costly at this scale: not trained")
+            answers |= {f"training/{name}": missing, f"test/{name}": missing}
             continue
-        estimates[f"training/{name}"] = intervals.smallest(own["train_accuracy"])
+        answers[f"training/{name}"] = intervals.smallest(own["train_accuracy"])
         test = intervals.mean(own["test_accuracy"])
         reason = f"{test.value:.1f} on a fiftieth of the images: not the paper's number"
-        estimates[f"test/{name}"] = test if full else Estimate(float("nan"), runs=test.runs, note=reason)
+        answers[f"test/{name}"] = test if full else Answer(float("nan"), runs=test.runs, note=reason)
     for smaller, larger in itertools.pairwise(ORDER):
         first, second = per_network[smaller], per_network[larger]
         note = "" if len(first) and len(second) else "too costly at this scale: not trained"
-        estimates[f"better/{larger}"] = intervals.difference(second["test_accuracy"], first["test_accuracy"], note)
-    return estimates
+        answers[f"better/{larger}"] = intervals.difference(second["test_accuracy"], first["test_accuracy"], note)
+    return answers
 
 
 @study("zhang2017-table2", stages=_stages)
@@ -92,8 +92,8 @@ def table_2(runs: Runs) -> Analysis:
     )
     built = counts()
     points.insert(1, "parameters", points["network"].map(built))
-    estimates = found(points, built, full=runs.scale == "paper")
-    return Analysis(points, estimates, lambda figure: _draw(figure, points, built))
+    answers = found(points, built, full=runs.scale == "paper")
+    return Analysis(points, answers, lambda figure: _draw(figure, points, built))
 
 
 def _draw(figure: Figure, points: pd.DataFrame, built: Mapping[str, int]) -> None:

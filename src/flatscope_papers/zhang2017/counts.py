@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatscope.sweeps.store import Store
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.theory.polynomial_operator import BinaryTree, monomials, ridge_rank
 
@@ -142,24 +142,24 @@ def figure_25(runs: Runs) -> Analysis:
     less = f"one direction less spans {m['ridge_with_offset_one_less']}"
     tree, full = supports["tree"], supports["full"]
     found = {
-        "paths": Estimate.exact(m["paths_one_unit"]),
-        "paths2": Estimate.exact(m["paths_two_units"]),
-        "switched": Estimate.exact(min(paths_through(INPUTS))),
-        "monomials": Estimate.exact(m["monomials"]),
-        "units": Estimate.exact(m["ridge_with_offset"], less),
-        "levels": Estimate.exact(m["levels"]),
-        "nodes": Estimate.exact(m["nodes"]),
-        "degree": Estimate.exact(
+        "paths": Answer.exact(m["paths_one_unit"]),
+        "paths2": Answer.exact(m["paths_two_units"]),
+        "switched": Answer.exact(min(paths_through(INPUTS))),
+        "monomials": Answer.exact(m["monomials"]),
+        "units": Answer.exact(m["ridge_with_offset"], less),
+        "levels": Answer.exact(m["levels"]),
+        "nodes": Answer.exact(m["nodes"]),
+        "degree": Answer.exact(
             m["composed_degree"],
             "degrees multiply: 10^l, not 10 × l; the same slip as in zhang2017-fig21, counted there as well",
         ),
-        "dimension": Estimate.exact(
+        "dimension": Answer.exact(
             m["dimension_up_to_degree"],
             "the printed count is that of the homogeneous polynomials; Figure 25 has C(d+k, k)",
         ),
-        "power": Estimate.exact(m["dimension_of_degree"], "homogeneous polynomials have dimension C(d − 1 + i, i)"),
-        "locality": Estimate.exact(float(tree[8] / full[8]), f"{tree[8]:,} of {full[8]:,}"),
-        "sparse": Estimate.exact(
+        "power": Answer.exact(m["dimension_of_degree"], "homogeneous polynomials have dimension C(d − 1 + i, i)"),
+        "locality": Answer.exact(float(tree[8] / full[8]), f"{tree[8]:,} of {full[8]:,}"),
+        "sparse": Answer.exact(
             float(tree[8] / tree[4]),
             f"{tree[4]} of {full[4]} monomials with 4 inputs, {tree[8]:,} of {full[8]:,} with 8: sparse, but it is the "
             "number of weights, not of monomials, that grows linearly",

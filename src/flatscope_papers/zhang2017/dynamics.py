@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.stats.estimate import wilson
+from flatscope.stats import wilson
 from flatscope.sweeps.store import Stored
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.potential_chains import (
@@ -47,20 +47,20 @@ def _by_dimension(base: Mapping[str, Any]) -> Callable[[str], list[Stage]]:
     return lambda scale: [Stage([[_configs(scale, base, dimension=d)] for d in DIMENSIONS], run_potential, 0.25)]
 
 
-def share_estimate(stored: Stored, of: int = 1) -> Estimate:
+def share_estimate(stored: Stored, of: int = 1) -> Answer:
     """The share in the flatter minimum, with its interval over chains and the gap between the two starts."""
     note = f"two-start gap {stored.metrics['gap']:.3f}, exp(−U/T) gives {stored.metrics['exact']:.4f}"
     return intervals.mean(stored.frame("chains")["share"], note, bounds=(0, 1), level=intervals.joint_level(of))
 
 
-def smallest_step(groups: Sequence[Any], note: str = "") -> Estimate:
+def smallest_step(groups: Sequence[Any], note: str = "") -> Answer:
     """The smallest rise from one group of chains to the next; its interval holds for all rises at once."""
     pairs = list(itertools.pairwise(groups))
     level = intervals.joint_level(len(pairs))
     return intervals.smallest_of([intervals.difference(after, before, note, level=level) for before, after in pairs])
 
 
-def _from_exact(stored: Stored, of: int = 1) -> Estimate:
+def _from_exact(stored: Stored, of: int = 1) -> Answer:
     """The share less that of exp(−U/T); one `of` several whose intervals are to hold at once."""
     shares = stored.frame("chains")["share"] - stored.metrics["exact"]
     return intervals.mean(shares, f"two-start gap {stored.metrics['gap']:.3f}", level=intervals.joint_level(of))
@@ -84,9 +84,9 @@ def _table(found: Sequence[Stored]) -> pd.DataFrame:
 def figure_7(runs: Runs) -> Analysis:
     """Langevin chains on two flat balls in 1 to 5 dimensions: histogram of w_1, share of time in the wide ball."""
     found = runs.stored()
-    estimates = {f"D{stored.config['dimension']}": share_estimate(stored) for stored in found}
-    estimates["grows"] = smallest_step([stored.frame("chains")["share"] for stored in found])
-    return Analysis(_table(found), estimates, lambda figure: histograms(figure, found, "wide"), _notes(found))
+    answers = {f"D{stored.config['dimension']}": share_estimate(stored) for stored in found}
+    answers["grows"] = smallest_step([stored.frame("chains")["share"] for stored in found])
+    return Analysis(_table(found), answers, lambda figure: histograms(figure, found, "wide"), _notes(found))
 
 
 @study("zhang2017-fig8", stages=lambda scale: [Stage([[_configs(scale, VALLEY, dimension=2)]], run_potential, 0.25)])
@@ -94,7 +94,7 @@ def figure_8(runs: Runs) -> Analysis:
     """Langevin chains on a valley at w_1 = 4 and a point at w_1 = 2, equally deep: where they spend their time."""
     (stored,) = runs.stored()
     share = share_estimate(stored)
-    estimates = {"prefers": _less(share, 0.5), "boltzmann": _from_exact(stored)}
+    answers = {"prefers": _less(share, 0.5), "boltzmann": _from_exact(stored)}
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(8.4, 3.2)
@@ -103,19 +103,19 @@ def figure_8(runs: Runs) -> Analysis:
         potential_map(right, potential_of(stored.config), MAPS["x"][:2])
         right.set_title("potential: point at 2, valley at 4", fontsize=9)
 
-    return Analysis(stored.frame("map"), estimates, draw, _notes([stored]))
+    return Analysis(stored.frame("map"), answers, draw, _notes([stored]))
 
 
-def _named(found: Estimate, stored: Stored) -> Estimate:
+def _named(found: Answer, stored: Stored) -> Answer:
     """With the dimension; two dimensions are looked at twice."""
     dimension = stored.config["dimension"]
     same = ", the chains and the share of zhang2017-fig8" if dimension == 2 else ""
     return replace(found, note=f"least at D = {dimension}{same}; {found.note}")
 
 
-def _less(found: Estimate, amount: float) -> Estimate:
+def _less(found: Answer, amount: float) -> Answer:
     low, high = (None if end is None else end - amount for end in (found.low, found.high))
-    return Estimate(found.value - amount, low, high, found.runs, found.note)
+    return Answer(found.value - amount, low, high, found.runs, found.note)
 
 
 @study("zhang2017-fig9", stages=_by_dimension(VALLEY))
@@ -125,13 +125,13 @@ def figure_9(runs: Runs) -> Analysis:
     chains = [stored.frame("chains") for stored in found]
     shares = [_named(share_estimate(stored, of=len(found) - 1), stored) for stored in found[1:]]
     slip = "a slip of the caption: the minimum at W_1 = 2 must be the non-degenerate one"
-    estimates = {
+    answers = {
         "prefers": _less(intervals.smallest_of(shares), 0.5),
         "falls": smallest_step([-frame["near_sharp"] for frame in chains]),
         "rate": intervals.farthest_of([_from_exact(stored, of=len(found)) for stored in found]),
         "caption": smallest_step([-frame["near_flat"] for frame in chains], slip),
     }
-    return Analysis(_table(found), estimates, lambda figure: histograms(figure, found, "valley"), _notes(found))
+    return Analysis(_table(found), answers, lambda figure: histograms(figure, found, "valley"), _notes(found))
 
 
 def _stages_10(scale: str) -> list[Stage]:
@@ -140,7 +140,7 @@ def _stages_10(scale: str) -> list[Stage]:
     return [Stage(units, run_potential, 0.25)]
 
 
-def around_average(cells: pd.DataFrame, effective: float) -> Estimate:
+def around_average(cells: pd.DataFrame, effective: float) -> Answer:
     """How much more than half of the time in the valley is spent in the half of it that is nearest to w_2 = 0.
 
     Args:
@@ -153,20 +153,20 @@ def around_average(cells: pd.DataFrame, effective: float) -> Estimate:
     share = cells["density"][valley & (middle.abs() < high / 2)].sum() / cells["density"][valley].sum()
     ends = wilson(share * effective, max(1, round(effective)))
     note = "the valley is flat in w_2, so exp(−U/T) is uniform there: 1/2 of the time in half of it"
-    return Estimate(float(share) - 0.5, ends[0] - 0.5, ends[1] - 0.5, round(effective), note)
+    return Answer(float(share) - 0.5, ends[0] - 0.5, ends[1] - 0.5, round(effective), note)
 
 
 @study("zhang2017-fig10", stages=_stages_10)
 def figure_10(runs: Runs) -> Analysis:
     """Chains with mini-batches of five of 200 sample losses, alone (SGD) and with added noise (SGDL)."""
     found = runs.stored()
-    estimates: dict[str, Estimate] = {}
+    answers: dict[str, Answer] = {}
     for stored in found:
         name = stored.config["method"]
-        estimates[f"{name}-prefers"] = _less(share_estimate(stored), 0.5)
-        estimates[f"{name}-boltzmann"] = _from_exact(stored)
+        answers[f"{name}-prefers"] = _less(share_estimate(stored), 0.5)
+        answers[f"{name}-boltzmann"] = _from_exact(stored)
     (sgd,) = (stored for stored in found if stored.config["method"] == "SGD")
-    estimates["average"] = around_average(sgd.frame("map"), sgd.metrics["effective_samples"])
+    answers["average"] = around_average(sgd.frame("map"), sgd.metrics["effective_samples"])
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(10.5, 3.0)
@@ -176,4 +176,4 @@ def figure_10(runs: Runs) -> Analysis:
         potential_map(panels[2], potential_of(found[0].config), MAPS["x"][:2])
 
     table = pd.concat([stored.frame("map").assign(method=stored.config["method"]) for stored in found])
-    return Analysis(table.reset_index(drop=True), estimates, draw, _notes(found))
+    return Analysis(table.reset_index(drop=True), answers, draw, _notes(found))

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
@@ -37,7 +37,7 @@ def against_size(runs: Runs, *, random: bool) -> Analysis:
     )
 
 
-def natural_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def natural_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `natural_claims`; one row per network in `points`, a pair of errors in each."""
     few, most = sides(points)
     return {
@@ -49,7 +49,7 @@ def natural_found(points: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-def random_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def random_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `random_claims`."""
     few, most = sides(points)
     return {
@@ -128,7 +128,7 @@ def figure_2(runs: Runs) -> Analysis:
     return against_size(runs, random=True)
 
 
-def curve_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def curve_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `curve_claims` from the last epoch of each network."""
     least, most = (points[points["n"] == n] for n in (points["n"].min(), points["n"].max()))
     return {
@@ -155,4 +155,4 @@ def figure_14(runs: Runs) -> Analysis:
     """As Figure 13 with more channels; the paper does not state how many."""
     analysis = along_training(runs)
     count = parameters(runs.scale, SIZES[runs.scale]["large"])
-    return Analysis(analysis.table, analysis.found, analysis.draw, (f"{count:,} parameters",))
+    return Analysis(analysis.table, analysis.answers, analysis.draw, (f"{count:,} parameters",))

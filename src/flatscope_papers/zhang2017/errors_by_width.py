@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.zhang2017.all_conv_networks import (
     SIZES,
@@ -27,7 +27,7 @@ from flatscope_papers.zhang2017.errors_by_size import SHARE, draw_errors
 EPOCHS_15 = 30
 
 
-def width_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def width_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `width_claims`; one row per network in `points`, all of one N."""
     over, under = points[points["W"] >= points["n"]], points[points["W"] < points["n"]]
     best = points.loc[points.groupby("seed")["test_error"].idxmin()]
@@ -39,7 +39,7 @@ def width_found(points: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-def _beyond(over: pd.DataFrame, column: str) -> Estimate:
+def _beyond(over: pd.DataFrame, column: str) -> Answer:
     """The largest network minus the first with as many parameters as samples, per seed."""
     first, last = (over[over["W"] == width] for width in (over["W"].min(), over["W"].max()))
     return intervals.paired_difference(per_seed(last, column), per_seed(first, column))
@@ -104,7 +104,7 @@ def _grid(scale: str) -> list[Stage]:
     return [stage(scale, [(c, n) for n in size["gap_sizes"] for c in size["gap_channels"]], train="gap_train")]
 
 
-def gap_found(points: pd.DataFrame) -> dict[str, Estimate]:
+def gap_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims of Figure 15; a difference is taken for each N and seed, then averaged over N."""
     largest = points[points["W"] == points["W"].max()]
     n_least, n_most = points["n"].min(), points["n"].max()
@@ -121,7 +121,7 @@ def gap_found(points: pd.DataFrame) -> dict[str, Estimate]:
     }
 
 
-def _widest(points: pd.DataFrame, column: str) -> Estimate:
+def _widest(points: pd.DataFrame, column: str) -> Answer:
     """Largest minus smallest network for each N; only sizes that have both are counted."""
     rows, used = [], []
     for n, group in points.groupby("n"):
@@ -130,11 +130,11 @@ def _widest(points: pd.DataFrame, column: str) -> Estimate:
             rows.append(per_seed(ends_of[0], column) - per_seed(ends_of[1], column))
             used.append(f"{n:,}")
     if not rows:
-        return Estimate(float("nan"), runs=0, note="no training size with two such networks")
+        return Answer(float("nan"), runs=0, note="no training size with two such networks")
     return intervals.mean(np.mean(rows, axis=0), f"N = {', '.join(used)}")
 
 
-def _told(beyond: Estimate, over: pd.DataFrame) -> Estimate:
+def _told(beyond: Answer, over: pd.DataFrame) -> Answer:
     """The difference of `expected_error` with the test errors it is made of."""
     parts = []
     for n, group in over.groupby("n"):
@@ -147,7 +147,7 @@ def _told(beyond: Estimate, over: pd.DataFrame) -> Estimate:
     )
 
 
-def why_affected(found: Estimate) -> str:
+def why_affected(found: Answer) -> str:
     """What can be said if the test error is not shown to stay as it is."""
     if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
         return (

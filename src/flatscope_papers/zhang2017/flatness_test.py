@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from flatscope.sweeps.stored_networks import measure_stored
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima
 
@@ -67,7 +67,7 @@ def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: 
     }
 
 
-def estimates(radii: pd.DataFrame) -> dict[str, Estimate]:
+def answers(radii: pd.DataFrame) -> dict[str, Answer]:
     """Every claim's number from one row per network, moved parameters and objective."""
     cells = {key: part["radius"].to_numpy() for key, part in radii.groupby(["set", "labels", "moved", "objective"])}
     found = {
@@ -96,7 +96,7 @@ def table_1(runs: Runs) -> Analysis:
         "flatness_radius": "radius",
     }
     radii = frame[list(names)].rename(columns=names)
-    return Analysis(radii, estimates(radii), lambda figure: _draw(figure, radii))
+    return Analysis(radii, answers(radii), lambda figure: _draw(figure, radii))
 
 
 def _draw(figure: Figure, radii: pd.DataFrame) -> None:

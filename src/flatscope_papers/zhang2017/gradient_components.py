@@ -77,7 +77,7 @@ def figure_5(runs: Runs) -> Analysis:
     note = (
         f"median excess kurtosis {kurtosis:.2g} (κ/b, exact): a few samples that still have a loss make up the gradient"
     )
-    estimates = {
+    answers = {
         "gaussian": intervals.mean([row["gaussian"] for row in here], note, bounds=(0, 1)),
         "centre": intervals.mean([row["signal"] for row in here], bounds=(0, math.inf)),
         "batch": intervals.paired_difference([r["gaussian"] for r in here], [r["gaussian"] for r in alone]),
@@ -87,7 +87,7 @@ def figure_5(runs: Runs) -> Analysis:
     parts = [stored.frame("batches").assign(network=number) for number, stored in enumerate(found)]
     return Analysis(
         pd.concat(parts, ignore_index=True),
-        estimates,
+        answers,
         lambda figure: _draw(figure, found[0].frame("components"), found[0].metrics["train_error"], own[0]),
         (f"training errors {errors}",),
     )

@@ -25,7 +25,7 @@ from flatscope.sweeps.work import builder_of, trial_of
 from flatscope.training.data import load
 from flatscope.training.population import PopulationView
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
@@ -110,7 +110,7 @@ def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Estimate]:
+def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> dict[str, Answer]:
     """The numbers of `_claims`: differences per seed, turned so that the claim is that they are positive.
 
     A seed is that of the starting weights, alike but for their scale, and of the sample order; the images and the
@@ -158,8 +158,8 @@ def figure_16(runs: Runs) -> Analysis:
             )
         )
     table = pd.concat(parts, ignore_index=True)
-    estimates = compared(networks, "fan-in", "last_fan_in", "+")
-    return Analysis(table, estimates, lambda figure: _draw_norms(figure, table), _notes(networks))
+    answers = compared(networks, "fan-in", "last_fan_in", "+")
+    return Analysis(table, answers, lambda figure: _draw_norms(figure, table), _notes(networks))
 
 
 def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
@@ -188,11 +188,11 @@ def figure_17(runs: Runs) -> Analysis:
         cell = {"labels": config["kind"], "start": config["init"]["scale"], "seed": config["model"]["seed"]}
         parts.append(stored.frame("margins").assign(**cell, l2=stored.metrics["last_l2"]))
     table = pd.concat(parts, ignore_index=True)
-    estimates = {
+    answers = {
         **compared(networks, "margin", "median_margin", "-"),
         **compared(networks, "norm", "last_l2", "+"),
     }
-    return Analysis(table, estimates, lambda figure: _draw_margins(figure, table), _notes(networks))
+    return Analysis(table, answers, lambda figure: _draw_margins(figure, table), _notes(networks))
 
 
 def _draw_margins(figure: Figure, table: pd.DataFrame) -> None:

@@ -14,7 +14,7 @@ from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import measure_stored
 from flatscope.training.data import load
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
 
@@ -85,7 +85,7 @@ def _stages_20(scale: str) -> list[Stage]:
     return [Stage(networks), Stage(looks, measure_stored, 0.5)]
 
 
-def robustness_estimates(errors: pd.DataFrame) -> dict[str, Estimate]:
+def robustness_estimates(errors: pd.DataFrame) -> dict[str, Answer]:
     """The claims' numbers from one row per network and size of noise."""
     start = errors[errors["gamma"] == 0]["error"]
     some = errors[errors["gamma"] > 0]

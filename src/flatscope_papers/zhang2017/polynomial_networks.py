@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatscope.training.models import build
 from flatscope_papers import curves, intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
 from flatscope_papers.zhang2017.all_conv_networks import SIZES, histories, stage
@@ -67,7 +67,7 @@ def overhead(channels: int = 16, side: int = 32) -> float:
     return relus * (2 * DEGREE - 1) / (outputs["convolutions"] + relus)
 
 
-def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
+def similar_found(along: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of the claims of Figure 21 from curves with columns polynomial, seed, epoch and the errors."""
     last = along.sort_values("epoch").groupby(["polynomial", "seed"]).last()
     differences = {
@@ -78,8 +78,8 @@ def similar_found(along: pd.DataFrame) -> dict[str, Estimate]:
     counted = "counted by Horner's rule; most of it in the first layer, whose units have 27 weights each"
     return {
         **differences,
-        "degree": Estimate.exact(float(degree()), note),
-        "overhead": Estimate.exact(overhead(), counted),
+        "degree": Answer.exact(float(degree()), note),
+        "overhead": Answer.exact(overhead(), counted),
     }
 
 
@@ -130,7 +130,7 @@ def figure_22(runs: Runs) -> Analysis:
     """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
     analysis = against_size(runs, random=False)
     more = {"more_data": curve_found(analysis.table)["more_data"]}
-    return replace(analysis, found={**analysis.found, **more})
+    return replace(analysis, answers={**analysis.answers, **more})
 
 
 @study("zhang2017-fig23", stages=_random)
@@ -143,4 +143,6 @@ def figure_23(runs: Runs) -> Analysis:
 def figure_24(runs: Runs) -> Analysis:
     """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
     analysis = against_parameters(runs)
-    return replace(analysis, found={key: value for key, value in analysis.found.items() if key != "best_at_boundary"})
+    return replace(
+        analysis, answers={key: value for key, value in analysis.answers.items() if key != "best_at_boundary"}
+    )

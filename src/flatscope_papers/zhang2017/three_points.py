@@ -18,7 +18,7 @@ from flatscope.interpolation import CORNERS
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
-from flatscope_papers.claims import Estimate
+from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
 
@@ -75,7 +75,7 @@ def _surfaces(runs: Runs) -> dict[tuple[str, str], pd.DataFrame]:
     return {(stored.config["set"], stored.config["kind"]): stored.frame("simplex") for stored in runs.stored()}
 
 
-def _flatter(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> Estimate:
+def _flatter(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> Answer:
     natural, random = (plateaus(surfaces[data, labels]) for labels in LABELS)
     return intervals.difference(natural, random, ONE_TRIANGLE)
 
@@ -158,7 +158,7 @@ def epochs_to_fit(runs: Runs) -> dict[tuple[str, str], list[float]]:
     return epochs
 
 
-def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Estimate:
+def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Answer:
     """By how much more random labels slow training down on MNIST than on CIFAR-10, in powers of ten, per seed."""
     logs = {cell: np.log10(took) for cell, took in epochs.items()}
     mnist, cifar = (logs[data, "random"] - logs[data, "natural"] for data in ("mnist", "cifar"))
@@ -167,10 +167,10 @@ def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Estimate:
     return intervals.mean(mnist - cifar, f"mean epochs: {words}", resolution=counted)
 
 
-def difference_of_differences(first: Estimate, second: Estimate) -> Estimate:
-    """First minus second, of independent estimates: the squares of their half-widths add up."""
+def difference_of_differences(first: Answer, second: Answer) -> Answer:
+    """First minus second, of independent answers: the squares of their half-widths add up."""
     value, runs = first.value - second.value, first.runs + second.runs
     if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Estimate(value, runs=runs)
+        return Answer(value, runs=runs)
     half = float(np.hypot(first.high - first.low, second.high - second.low)) / 2
-    return Estimate(value, value - half, value + half, runs)
+    return Answer(value, value - half, value + half, runs)
