@@ -71,6 +71,15 @@ class Context:
         params: the point; the problem's own weights by default.
         seed: every random stream of a measure derives from it and from the stream's name alone.
         effort: how much work a measurement may do.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> context = fs.Context(problem)
+        >>> table = fs.measure(problem, "margin", context=context)
+        >>> table = fs.measure(problem, "functional_margin", context=context)  # reads what is there
+        >>> context.passes["forward"]
+        1.0
     """
 
     def __init__(

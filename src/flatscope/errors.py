@@ -14,6 +14,10 @@ class FlatscopeError(Exception):
         got: what was there instead (value, shape or type).
         where: the place: an argument, a layer, a file.
         fix: what the user can do about it.
+
+    Example:
+        >>> print(FlatscopeError("a positive number", "-1", where="lr", fix="Take 0.1"))
+        lr: expected a positive number, got -1. Take 0.1.
     """
 
     def __init__(self, expected: str, got: str = "", where: str = "", fix: str = "") -> None:
@@ -28,7 +32,16 @@ class FlatscopeError(Exception):
 
 
 class InputError(FlatscopeError, ValueError):
-    """The model, the data, an option or a file is not what is needed."""
+    """The model, the data, an option or a file is not what is needed.
+
+    Example:
+        >>> import flatscope as fs
+        >>> try:
+        ...     fs.measure(3)
+        ... except fs.InputError as problem:
+        ...     print(problem.got)
+        int
+    """
 
 
 class NotApplicable(FlatscopeError):  # noqa: N818  a refusal in a table, not a fault
@@ -57,4 +70,10 @@ class UnknownNameError(InputError, KeyError):
 
 
 class NumericalWarning(UserWarning):
-    """A number was computed but did not reach the accuracy asked for."""
+    """A number was computed but did not reach the accuracy asked for.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", NumericalWarning)  # to stop where accuracy was not reached
+        >>> warnings.simplefilter("default", NumericalWarning)
+    """

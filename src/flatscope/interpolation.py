@@ -51,6 +51,13 @@ class Simplex(DrawnResult):
         loss: mean loss at every point, (p,), float64.
         accuracy: fraction of samples classified right, (p,); None without class labels.
         meta: provenance: resolution, how BatchNorm was treated, versions, seconds.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> nets = [torch.nn.Linear(3, 2) for _ in range(2)]
+        >>> line = fs.interpolate(nets, (torch.eye(3), torch.tensor([0, 1, 0])), resolution=4)
+        >>> line.weights[:, 1].tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
     """
 
     weights: Tensor

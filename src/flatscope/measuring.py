@@ -107,6 +107,13 @@ def bounds(
         curvature: "hessian" or "gauss_newton".
         context: share the sweeps of an earlier call (its seed and its effort are used).
         watch: called with the declaration and the rows of each one as it is done.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> table = fs.bounds(problem, "parameter_counting")
+        >>> table.to_frame()["vacuous"].tolist()
+        [True]
     """
     ctx = _context(problem, "bound", seed, (precision, budget, memory, curvature), context)
     return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)

@@ -44,6 +44,13 @@ class Table(Result):
     Args:
         rows: dictionaries with the columns' names, or a frame that has them.
         meta: provenance: versions, device, time, command. Kept by every file format.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> table = fs.measure(problem, ["parameter_count", "kappa_trace"])
+        >>> table["parameter_count"], table.names
+        (8.0, ['parameter_count', 'kappa_trace'])
     """
 
     WORD = "table"

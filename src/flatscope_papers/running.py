@@ -56,6 +56,10 @@ def study(
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
         device: "cpu", "cuda", ...; the GPU where there is one, by default.
         show_progress: bars on terminals.
+
+    Example:
+        >>> import flatscope as fs
+        >>> fs.study("petzka2019-fig1", scale="smoke").save("results/petzka2019-fig1/smoke")  # doctest: +SKIP
     """
     check_scale(scale)
     declared = find_study(name)

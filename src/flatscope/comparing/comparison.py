@@ -58,6 +58,13 @@ class Comparison(Result):
         networks: loss, error and architecture of each.
         same_function: pairs of networks that compute the same function.
         meta: how it was made: loss, number of samples, tolerance, level of intervals.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> nets = {name: torch.nn.Linear(3, 2) for name in ("first", "second")}
+        >>> found = fs.compare(nets, (torch.eye(3), torch.tensor([0, 1, 0])), names=["margin", "parameter_count"])
+        >>> found.names, found.verdict("parameter_count").word
+        (['first', 'second'], 'no direction')
     """
 
     WORD = "comparison"

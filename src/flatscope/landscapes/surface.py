@@ -32,6 +32,13 @@ class Surface(DrawnResult):
         directions: "gaussian", "filter", "hessian" or "checkpoint".
         poles: where the path space has no network, or none that is reached without crossing a pole; booleans.
         meta: provenance: seed, lengths of the directions, rule, part of the data, versions, passes, seconds.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> surface = fs.landscape(problem, grid=5)
+        >>> surface.loss.shape, bool(abs(surface.loss[2, 2] - surface.centre) < 1e-6)
+        (torch.Size([5, 5]), True)
     """
 
     loss: Tensor

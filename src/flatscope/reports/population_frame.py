@@ -43,6 +43,14 @@ class PopulationFrame(Result):
         measures: columns of measures; by default those named after a declared measure.
         parameters: columns of hyper-parameters; by default the others that vary and do not describe an outcome.
         meta: provenance.
+
+    Example:
+        >>> import pandas as pd, flatscope as fs
+        >>> columns = {"lr": [0.1, 0.1, 0.2, 0.2], "margin": [1.0, 2.0, 3.0, 4.0], "gap": [0.4, 0.3, 0.2, 0.1]}
+        >>> frame = pd.DataFrame(columns)
+        >>> population = fs.PopulationFrame(frame)
+        >>> population.target, population.measures, population.parameters
+        ('gap', ('margin',), ('lr',))
     """
 
     frame: pd.DataFrame

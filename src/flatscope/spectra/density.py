@@ -41,6 +41,13 @@ class SpectralDensity(DrawnResult):
         layer: the layer whose block it is; empty for all trainable parameters.
         curvature: "hessian" or "gauss_newton".
         meta: provenance: seed, steps, versions, passes, seconds.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> density = fs.spectral_density(problem, draws=2)
+        >>> density.size, round(float(density.weights[density.draw == 0].sum()), 6)
+        (8, 1.0)
     """
 
     draw: Tensor

@@ -31,6 +31,13 @@ class Eigenpairs(DrawnResult):
         layer: the layer whose block it is; empty for all trainable parameters.
         curvature: "hessian" or "gauss_newton".
         meta: provenance: seed, tolerance, versions, seconds.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> pairs = fs.eigenpairs(problem, top=2)
+        >>> pairs.values.shape, bool(pairs.values[0] >= pairs.values[1])
+        (torch.Size([2]), True)
     """
 
     values: Tensor

@@ -1,4 +1,11 @@
-"""Does a measure go along with generalization? Correlations with intervals, also with hyper-parameters held fixed."""
+"""Does a measure go along with generalization? Correlations with intervals, also with hyper-parameters held fixed.
+
+Example:
+    >>> from flatscope import stats
+    >>> found = stats.correlate([1, 2, 3, 4, 5], [1, 3, 2, 5, 4], "kendall")
+    >>> round(found.value, 2), found.n
+    (0.6, 5)
+"""
 
 from flatscope.stats.correlation import correlate, partial_correlation
 from flatscope.stats.correlation_table import correlation_table

@@ -33,6 +33,14 @@ class Audit(Result):
     Args:
         frame: one row per measure and symmetry, with the columns of `to_frame`.
         meta: how the networks were drawn.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> problem = fs.Problem(net, train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> found = fs.audit(problem, ["l2_norm", "margin"], by="unit", trials=1)
+        >>> found.to_frame()[["measure", "verdict"]].to_numpy().tolist()
+        [['l2_norm', 'moved'], ['margin', 'invariant']]
     """
 
     WORD = "audit"

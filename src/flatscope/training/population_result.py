@@ -31,6 +31,14 @@ class Population(Result, Sequence[nn.Module]):
         trials: the settings, in order.
         groups: the trials by architecture, with weights and records.
         test: the test pair, or None.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> data = (torch.eye(3), torch.tensor([0, 1, 0]))
+        >>> build = lambda trial: torch.nn.Linear(3, 2)
+        >>> found = fs.train_population(build, [{"lr": rate, "epochs": 1} for rate in (0.1, 0.2)], data)
+        >>> len(found), found.to_frame()["lr"].tolist()
+        (2, [0.1, 0.2])
     """
 
     WORD = "population"
