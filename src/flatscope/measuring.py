@@ -19,7 +19,7 @@ from flatscope.context import Context, Effort
 from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
 from flatscope.guards import let_go, precise_math, untouched_randomness
-from flatscope.planning import Schedule, Step, make_schedule
+from flatscope.planning import PlannedMeasure, Schedule, make_schedule
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
@@ -220,7 +220,7 @@ def _steps(
             yield step.entry, rows
 
 
-def _has_time(ctx: Context, effort: Effort, step: Step, seconds: float) -> bool:
+def _has_time(ctx: Context, effort: Effort, step: PlannedMeasure, seconds: float) -> bool:
     """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
     if effort.deadline is None or step.units == 0:
         return True

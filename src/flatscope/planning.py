@@ -44,7 +44,7 @@ def shared_work(entry: Declaration) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedMeasure:
     """A measure with its estimated cost, in forward passes over the training data."""
 
     entry: Declaration
@@ -66,7 +66,7 @@ class Schedule:
         left_out: names of those that were not chosen because they take long.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedMeasure, ...]
     seconds: float | None = None
     left_out: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ def make_schedule(
     ordered = sorted(chosen, key=lambda entry: units(entry, columns)) if budget else list(chosen)
     steps = []
     for entry in ordered:
-        steps.append(Step(entry, units(entry, columns, paid)))
+        steps.append(PlannedMeasure(entry, units(entry, columns, paid)))
         paid |= shared_work(entry)
     seconds = ctx.sweep(seconds_of_a_pass) if budget or timed else None
     return Schedule(tuple(steps), seconds, tuple(left_out))
