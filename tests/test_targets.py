@@ -194,6 +194,16 @@ class Texts(nn.Module):
         return {"logits": self.head(torch.tanh(self.words(input_ids)))}
 
 
+def test_every_measure_of_a_language_model_has_a_value_or_a_reason() -> None:
+    ids = torch.arange(12).reshape(3, 4) % 7
+    frame = fs.measure(
+        fs.Problem(Texts(), {"input_ids": ids, "labels": next_tokens(ids)}, loss="next_token")
+    ).to_frame()
+    assert not frame["reason"].str.startswith("failed").any()
+    assert (frame["value"].notna() | (frame["reason"] != "")).all()
+    assert float(frame.set_index("measure").loc["hessian_trace", "value"]) > 0
+
+
 def test_tokens_that_were_not_moved_by_one_are_refused() -> None:
     ids = torch.arange(12).reshape(3, 4) % 7
     batch = {"input_ids": ids, "labels": ids}

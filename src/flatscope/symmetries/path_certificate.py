@@ -137,6 +137,8 @@ class _Run:
 
     def _layer_bound(self, op: Operation) -> Tensor:
         kind, order = LAYER_CALLS[op.name]
+        if kind == "lookup":
+            raise NotApplicable(f"needs inputs of real numbers; {op.place} looks words up in a table")
         given = op.named(*order)
         weight, signal, bias = given["weight"], given["input"], given.get("bias")
         layer = self._layers.get(self._names.get(id(weight), ""))
