@@ -202,8 +202,6 @@ def test_memory_does_not_grow_with_the_square_of_the_classes() -> None:
     problem = many_classes(classes, n=n).problem()
     for effort in (Effort(memory=2**20), Effort(memory=2**20, precision=0.0)):
         ctx = Context(problem, effort=effort)
-        sweep.find_left_out(ctx)  # its probe takes all columns of three samples
-        ctx.sweep(sweep.sweep_shape)
         Largest.most = 0
         with Largest():
             if effort.precision:
@@ -307,6 +305,20 @@ def test_the_memory_asked_for_decides_how_much_goes_together() -> None:
     assert held == sorted(held)
     assert (sizes[0].samples, sizes[0].columns) == (1, 1)
     assert (sizes[-1].samples, sizes[-1].columns) == (40, memory.MOST_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "build", [mlp, texts, labels, lambda: many_classes(5, 11, own=True), lambda: many_classes(70, 5, own=True)]
+)
+def test_forms_are_the_squares_along_all_columns(build) -> None:  # type: ignore[no-untyped-def]
+    tiny = build()
+    problem, outputs = tiny.problem(), tiny.model(tiny.x).detach()
+    root = factors.output_root(problem.loss, outputs, tiny.y)
+    columns = root.exact(0, root.count)
+    change = torch.randn(outputs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    squares = (columns.values * change).flatten(2).sum(2).square()  # (k, n)
+    expected = (squares if columns.signs is None else squares * columns.signs).sum(0)
+    torch.testing.assert_close(root.forms(change), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("many", [3, 100])

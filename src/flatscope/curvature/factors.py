@@ -50,6 +50,10 @@ class Root(ABC):
     def drawn(self, signs: Tensor) -> Columns:
         """Random columns from signs (draws, n, width); those of one draw stand together."""
 
+    @abstractmethod
+    def forms(self, outputs: Tensor) -> Tensor:
+        """aᵀ(∇²ℓ)a for a change `a` of each sample's outputs, (n, *output) -> (n,)."""
+
 
 def output_root(loss: Loss, outputs: Tensor, targets: Tensor) -> Root:
     """The root of the Hessian of each sample's loss with respect to its outputs."""
@@ -84,7 +88,7 @@ class SoftmaxRoot(Root):
 
     def __init__(self, loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         logits, weights = loss.positions(outputs, targets)  # (n, P, C), (n, P)
-        self._loss, self._shape = loss, outputs.shape
+        self._loss, self._targets, self._shape = loss, targets, outputs.shape
         self._scale = weights.sqrt()[:, :, None]
         self._root = (0.5 * torch.log_softmax(logits, 2)).exp()
         self._top = self._root.argmax(2, keepdim=True)  # (n, P, 1)
@@ -116,6 +120,13 @@ class SoftmaxRoot(Root):
         along = (self._root * z).sum(3, keepdim=True)  # (k, n, P, 1)
         return self._as_outputs((z - self._reflected * along).mul_(self._root).mul_(self._scale))
 
+    def forms(self, outputs: Tensor) -> Tensor:
+        """‖Sᵀa‖², from differences of logits: nothing cancels."""
+        change = self._loss.positions(outputs, self._targets)[0]  # (n, P, C)
+        along = (self._reflected * self._root * change).sum(2, keepdim=True)
+        parts = self._root * self._scale * (change - along)
+        return parts.scatter(2, self._top, 0.0).square().sum((1, 2))
+
     def _as_outputs(self, values: Tensor) -> Columns:
         return Columns(self._loss.to_outputs(values, self._shape))
 
@@ -137,6 +148,10 @@ class DiagonalRoot(Root):
     def drawn(self, signs: Tensor) -> Columns:
         """All outputs at once, in one column."""
         return Columns((signs * self._scale).reshape(-1, *self._shape))
+
+    def forms(self, outputs: Tensor) -> Tensor:
+        """Squares of the scaled outputs."""
+        return (outputs.reshape(self._scale.shape) * self._scale).square().sum(1)
 
 
 class _Slope:
@@ -189,6 +204,11 @@ class EigenRoot(Root):
         values = torch.stack([torch.einsum("nic,knc->kni", self._columns, part) for part in parts], dim=1)
         return Columns(values.reshape(-1, *self._shape), None if len(parts) == 1 else _alternating(values))
 
+    def forms(self, outputs: Tensor) -> Tensor:
+        """Squares along the eigenvectors."""
+        squares = torch.einsum("nic,ni->nc", self._columns, outputs.reshape(len(outputs), -1)).square()
+        return (squares if self._signs is None else squares * self._signs).sum(1)
+
 
 class PairRoot(Root):
     """Any twice-differentiable loss of many outputs, by products: q(z, Hz) as a difference of two squares.
@@ -218,6 +238,11 @@ class PairRoot(Root):
         given = signs * ratio
         values = torch.stack([given + curved, given - curved], dim=1) / 2  # (k, 2, n, outputs)
         return Columns(values.reshape(-1, *self._slope.leaf.shape), _alternating(values))
+
+    def forms(self, outputs: Tensor) -> Tensor:
+        """By one product."""
+        flat = outputs.reshape(1, len(outputs), -1)
+        return (flat * self._slope.products(flat)).sum((0, 2))
 
 
 def _alternating(values: Tensor) -> Tensor:

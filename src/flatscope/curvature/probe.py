@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.factors import output_columns
+from flatscope.curvature.factors import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
-from flatscope.loss import as_loss
 from flatscope.network.layers import Call, recorded
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 
@@ -57,9 +56,7 @@ def telling_samples(ctx: Context) -> Batch:
     with torch.no_grad():
         outputs = ctx.forward(inputs)
         moved_outputs = ctx.forward(inputs, {**ctx.params, **{name: ctx.params[name] + v for name, v in step.items()}})
-    columns = output_columns(ctx.problem.loss, outputs, targets).values  # (k, n, ...)
-    along = (columns * (moved_outputs - outputs)).reshape(*columns.shape[:2], -1).sum(2)  # (k, n)
-    size = along.square().sum(0).nan_to_num().cpu()
+    size = output_root(ctx.problem.loss, outputs, targets).forms(moved_outputs - outputs).abs().nan_to_num().cpu()
     drawn = torch.randperm(len(targets), generator=generator)[: PROBED_SAMPLES // 2].tolist()
     top = [i for i in size.argsort(descending=True).tolist() if i not in drawn][: PROBED_SAMPLES - len(drawn)]
     kept = torch.tensor(sorted(drawn + top), device=targets.device)
@@ -121,35 +118,31 @@ def _quadratic_forms_by_hessian(
 def _quadratic_forms_by_factors(
     ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Σ_c ⟨G_c, v⟩² per parameter from what the sweep records, and ‖Jv‖²: how far v moves the outputs.
+    """Σ_c ⟨G_c, v⟩² per parameter from what the sweep records, and 2‖Jv‖²: how far v moves the outputs.
 
-    Where the network is sure of its samples the Hessian product is a small difference of numbers of size ‖Jv‖²,
-    so their rounding is the least that it can be off.
+    ⟨G, v⟩ is linear in the column that is sent back, so its derivative by the column is Jv as the sweep sees it: one
+    more backward pass for each parameter, however many columns there are. Where the network is sure of its samples the
+    Hessian product is a small difference of numbers of size ‖Jv‖², so their rounding is the least that it can be off.
     """
     inputs, params, buffers = _in_double(ctx, inputs)
     params |= {name: params[name].detach().requires_grad_() for name in directions}
     with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
         outputs = ctx.problem.forward(inputs, params, buffers)
-    columns = output_columns(ctx.problem.loss, outputs.detach(), _double_targets(targets))
-    units = output_columns(as_loss("mse"), outputs.detach(), targets)  # √2 times the unit vectors
-    calls = [call for call in recorder.calls if call.edge is not None]
-    calls = [call for call in calls if call.weight in directions or call.bias in directions]
-    results: list[dict[str, float]] = []
-    for factors in (columns, units):
-        forms: dict[str, float] = {}
-        signs = 1.0 if factors.signs is None else factors.signs.T
-        for call, s in zip(calls, _at_outputs(outputs, calls, factors.values), strict=True):
-            for name, along in [] if s is None else _along(call, s, params, directions):
-                forms[name] = forms.get(name, 0.0) + float((along.square() * signs).sum())
-        results.append(forms)
-    return results[0], results[1]
-
-
-def _at_outputs(outputs: Tensor, calls: list[Call], columns: Tensor) -> list[Tensor | None]:
-    """Columns (k, n, …) sent back to the output of each call, (n, k, …)."""
-    edges = [call.edge for call in calls if call.edge is not None]
-    rows = [torch.autograd.grad(outputs, edges, c, retain_graph=True, allow_unused=True) for c in columns]
-    return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
+        root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
+        calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
+        edges = [call.edge for call in calls if call.edge is not None]
+        column = torch.zeros_like(outputs, requires_grad=True)
+        sent = iter(torch.autograd.grad(outputs, edges, column, create_graph=True, allow_unused=True) if edges else ())
+        along: dict[str, Tensor] = {}
+        for call in calls:
+            s = None if call.edge is None else next(sent)
+            for name, value in [] if s is None else _along(call, s[:, None], params, directions):
+                along[name] = along[name] + value.sum() if name in along else value.sum()
+    forms, lengths = {}, {}
+    for name, total in along.items():
+        (moves,) = torch.autograd.grad(total, column, retain_graph=True, materialize_grads=True)  # Jv, (n, *output)
+        forms[name], lengths[name] = float(root.forms(moves).sum()), 2 * float(moves.square().sum())
+    return forms, lengths
 
 
 def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:

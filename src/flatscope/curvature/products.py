@@ -67,26 +67,28 @@ def row_directions(weight: Tensor, layer: Layer) -> Directions:
 
 
 def relative_directions(weight: Tensor, layer: Layer) -> Directions:
-    """Directions whose sum is Σ_{s,s'} ⟨w_s, w_s'⟩ Tr H_{s,s'}: a root of W̄W̄ᵀ applied to unit vectors."""
+    """Directions whose sum is Σ_{s,s'} ⟨w_s, w_s'⟩ Tr H_{s,s'}: R applied to unit vectors, with RRᵀ = W̄W̄ᵀ."""
     kind = "transposed" if layer.input_first else layer.kind
     matrix = by_output(weight.double(), kind, layer.groups)  # (out, q)
-    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
-    root = vectors * eigenvalues.clamp_min(0).sqrt()  # (out, out)
     index = by_output(
         torch.arange(weight.numel(), device=weight.device).reshape(weight.shape), kind, layer.groups
     ).reshape(-1)  # where each entry of W̄ lies in the weight
     out, q = matrix.shape
+    root = matrix  # of two matrices that do, the one with fewer columns
+    if out < q:
+        eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
+        root = vectors * eigenvalues.clamp_min(0).sqrt()  # (out, out)
 
     def embed(z: Tensor) -> Tensor:
-        rows = torch.einsum("or,rqk->oqk", root, z.reshape(out, q, -1)).reshape(out * q, -1)
+        rows = torch.einsum("or,rqk->oqk", root, z.reshape(root.shape[1], q, -1)).reshape(out * q, -1)
         result = torch.empty_like(rows)
         result[index] = rows
         return result
 
     def pull(g: Tensor) -> Tensor:
-        return torch.einsum("or,oqk->rqk", root, g[index].reshape(out, q, -1)).reshape(out * q, -1)
+        return torch.einsum("or,oqk->rqk", root, g[index].reshape(out, q, -1)).reshape(root.shape[1] * q, -1)
 
-    return Directions(out * q, embed, pull, 1)
+    return Directions(root.shape[1] * q, embed, pull, 1)
 
 
 def _sliced(weight: Tensor, axis: int) -> Directions:
