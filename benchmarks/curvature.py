@@ -25,6 +25,7 @@ def rows() -> Iterator[Row]:
     model, x, y = trained_lenet()
     problem = fs.Problem(model, train=(x, y))
     yield from traces(problem, model, x, y)
+    yield default_table(problem)
     yield hutchinson(problem, model, x, y)
     yield eigenvalues(problem, model, x, y)
 
@@ -61,9 +62,40 @@ def traces(problem: fs.Problem, model: nn.Sequential, x: torch.Tensor, y: torch.
         lambda: backpack_traces(model, x, y),
     )
     what = "exact trace of every layer, LeNet-5, 2,000 CIFAR-10 images"
-    yield Row(what, ours, peer, "BackPACK DiagGGNExact", "≥ 1.5×", peer / ours >= 1.5)
+    passes = problem.n_outputs - 1
+    limit = backward_passes(model, x, y, passes)
+    note = f"{passes} backward passes alone take {limit:.2f} s: {ours / limit:.1f} times the physical limit"
+    yield Row(what, ours, peer, "BackPACK DiagGGNExact", "≥ 3×", peer / ours >= 3, note)
     what = "the same plus ρ of every unit, κ_τ, relative flatness, whole trace"
     yield Row(what, table, peer, "BackPACK, traces only", "not slower", peer / table >= 1.0)
+
+
+def backward_passes(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, count: int, batch: int = 200) -> float:
+    """Seconds of one forward pass and so many plain backward passes over the data."""
+    network = build_like(model)
+    params = list(network.parameters())
+
+    def run() -> None:
+        for start in range(0, len(x), batch):
+            loss = nn.functional.cross_entropy(network(x[start : start + batch]), y[start : start + batch])
+            for _ in range(count):
+                torch.autograd.grad(loss, params, retain_graph=True)
+
+    return in_turn(run)[0]
+
+
+def default_table(problem: fs.Problem) -> Row:
+    """All that `fs.measure(problem)` gives, in CPU seconds of this process; version 0.1 took 359."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begun = time.process_time()
+        table = fs.measure(problem)
+        seconds = time.process_time() - begun
+    each = table.to_frame().groupby("measure")["seconds"].max().sort_values(ascending=False)
+    slowest = ", ".join(f"{name} {value:.1f}" for name, value in each.head(5).items())
+    note = f"CPU seconds; {len(each)} measures; slowest by the clock: {slowest}"
+    what = "default table, LeNet-5, 2,000 CIFAR-10 images"
+    return Row(what, seconds, 359.0, "version 0.1", "≤ 40 CPU s", seconds <= 40, note)
 
 
 def hutchinson(problem: fs.Problem, model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> Row:

@@ -2,7 +2,8 @@
 
 CPU seconds of this process, which other jobs on the machine disturb less than the time on the clock. "To 1e-3" is what
 each tool means by it: here and in ARPACK a residual of 1e-3, which bounds the error; in PyHessian a change of 1e-3
-between two iterations, which does not. The note gives the true errors.
+between two iterations, which does not, so that its tolerance is lowered until its error is below 1e-3. The note gives
+the true errors.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ def compared(what: str, case: Case, batch: int, target: float) -> Iterator[Row]:
     found, ours = cpu_seconds(lambda: fs.eigenpairs(problem, top=1, tolerance=TOLERANCE))
     peers: dict[str, Callable[[], float]] = {
         "PyHessian": lambda: pyhessian_top(case, TOLERANCE)["value"],
+        "PyHessian to this error": lambda: pyhessian_top(case, TOLERANCE / 10)["value"],
         "curvlinops + ARPACK": lambda: curvlinops_top(case, TOLERANCE, batch)["value"],
     }
+    value = truth
     for name, call in peers.items():
+        if name == "PyHessian to this error" and abs(value / truth - 1) <= TOLERANCE:
+            continue  # it has reached it already
         value, peer = cpu_seconds(call)
         errors = f"errors {abs(float(found.values[0]) / truth - 1):.0e} and {abs(value / truth - 1):.0e}"
         note = f"CPU seconds; {found.products} products; {errors}"
