@@ -306,7 +306,9 @@ def batch_size(ctx: Context) -> int:
     each = sample_bytes(ctx)
     if not each:
         return ctx.problem.batch_size
-    budget = BATCH_BYTES
+    # What is as large as the weights is computed once a batch: few samples must not pay for many weights.
+    weights = 16 * (torch.finfo(ctx.problem.dtype).bits // 8) * count(ctx.trainable.values())
+    budget = max(BATCH_BYTES, min(KEPT_BYTES, weights))
     if ctx.problem.device.type == "cuda":
         budget = max(budget, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
     if ctx.effort.memory is not None:
