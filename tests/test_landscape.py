@@ -93,8 +93,8 @@ def test_ways_of_evaluating_agree(monkeypatch: pytest.MonkeyPatch, n: int, stack
 @pytest.mark.parametrize(("space", "layers"), [("weights", {"conv1.weight"}), ("psi", {"conv1.weight"})])
 def test_first_layer_is_not_run_again_at_every_point(space: str, layers: set[str]) -> None:
     ctx = fs.Context(networks.lenet_like().problem())
-    chart, _ = making._chart(ctx, ctx.problem.model, space, "gaussian", (), 2, 0.01, True, "max_product", None)
-    assert set(GridLosses(ctx, chart, "train")._layers) == layers
+    plane, _ = making._plane(ctx, ctx.problem.model, space, "gaussian", (), 2, 0.01, True, "max_product", None)
+    assert set(GridLosses(ctx, plane, "train")._layers) == layers
 
 
 class TwoReaders(nn.Module):

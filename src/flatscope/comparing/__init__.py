@@ -1,4 +1,4 @@
-"""Several trained networks side by side: which is flatter, by which measures, and which may be asked."""
+"""Several trained networks side by side: which is flatter, and which measures can tell."""
 
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.running import compare

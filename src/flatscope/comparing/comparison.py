@@ -1,4 +1,4 @@
-"""Comparison: the measures of several networks, what they say together, and which of them may speak."""
+"""Comparison: the measures of several networks, the ranking they give, and which of them can rank these networks."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Comparison(Result):
 
         Args:
             measure: its name (with options where it has several values); None: the mean rank over the families of
-                all comparable measures, every family one voice.
+                all comparable measures, each family with the same weight.
         """
         level = float(self.meta.get("confidence", 0.95))
         if measure is None:
@@ -253,7 +253,7 @@ class Comparison(Result):
         return "\n".join(lines)
 
     def ranking_remarks(self) -> list[str]:
-        """Of the ranking by all comparable measures: what its intervals mean, who is not in it, what it hangs on."""
+        """Remarks on the ranking: what its intervals mean, who is not in it, which order one family decides."""
         ranking = self.ranking()
         lines = [INTERVALS.format(100 * float(self.meta.get("confidence", 0.95)))]
         if ranking["families_first"].sum() > ranking["families"].iloc[0] > 1:

@@ -74,7 +74,7 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
 
 
 def family_ranks(found: Sequence[Quantity], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The voice of every family of measures: mean ranks (networks,) over its measures."""
+    """Mean ranks (networks,) of every family, over its measures."""
     from scipy.stats import rankdata
 
     return {
@@ -131,7 +131,7 @@ def places(ranking: pd.DataFrame) -> list[str]:
 
 
 def tie_text(ranking: pd.DataFrame) -> str:
-    """That the first place is shared, in a sentence; empty where it is not."""
+    """A sentence on a shared first place; empty where it is not shared."""
     first = ranking[ranking["rank"] == ranking["rank"].min()]
     if len(first) < 2:
         return ""

@@ -171,7 +171,7 @@ class Verdict:
 
 
 def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence[SameFunction], loss: str) -> Verdict:
-    """The first thing that keeps a measure from ranking these networks, or that nothing does."""
+    """Whether a measure ranks these networks, with the first reason why not."""
     entry = quantity.entry
     missing = [name for name in quantity.names if not math.isfinite(quantity.value[name])]
     if missing:
@@ -223,7 +223,7 @@ def loss_factor(networks: Mapping[str, Standing]) -> float:
 
 
 def on_a_slope(gradient_norms: Mapping[str, float]) -> list[str]:
-    """That some networks are at no minimum, in a sentence."""
+    """A warning, in a sentence, where networks are not at a minimum."""
     steep = {name: value for name, value in gradient_norms.items() if value > NEARLY}
     if not steep:
         return []

@@ -24,34 +24,34 @@ Responses = dict[str, tuple[Tensor, ...]]
 Layer = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def affine_layers(ctx: Context, chart: Plane) -> dict[str, str | None]:
+def affine_layers(ctx: Context, plane: Plane) -> dict[str, str | None]:
     """Weight and bias names of the layers that read nothing which moves, and move on straight lines themselves."""
-    leaves = {name: ctx.params[name].detach().requires_grad_() for name in chart.names}
+    leaves = {name: ctx.params[name].detach().requires_grad_() for name in plane.names}
     with torch.enable_grad(), recorded(ctx.problem.model, {**ctx.params, **leaves}) as recorder:
         ctx.problem.forward(ctx.problem.example(), {**ctx.params, **leaves})
     calls = recorder.layer_calls
     found: dict[str, str | None] = {}
     for call in calls:
         once = sum(other.weight == call.weight for other in calls) == 1
-        bias_fits = call.bias is None or call.bias in chart.straight or call.bias not in chart.names
+        bias_fits = call.bias is None or call.bias in plane.straight or call.bias not in plane.names
         if (
             once
             and bias_fits
-            and call.weight in chart.straight
+            and call.weight in plane.straight
             and not (call.opaque or call.kind == "lookup" or call.input.requires_grad)
         ):
             found[call.weight] = call.bias
     return found
 
 
-def responses(ctx: Context, chart: Plane, layers: Mapping[str, str | None], inputs: Inputs) -> Responses:
+def responses(ctx: Context, plane: Plane, layers: Mapping[str, str | None], inputs: Inputs) -> Responses:
     """What each of these layers makes of a batch at w and along each direction."""
     dtype = ctx.problem.dtype
     found: Responses = {}
 
     def answer(name: str, layer: Layer, bias: Tensor | None) -> Tensor:
-        base, *moves = (part.to(dtype) for part in chart.straight[name])
-        shifts = chart.straight.get(layers[name] or "", ())
+        base, *moves = (part.to(dtype) for part in plane.straight[name])
+        shifts = plane.straight.get(layers[name] or "", ())
         results = [layer(base, bias)]
         for i, move in enumerate(moves):
             results.append(layer(move, shifts[i + 1].to(dtype) if shifts else None))

@@ -92,15 +92,15 @@ class GridLosses:
 
     Args:
         ctx: the network, without BatchNorm; its pass counter is charged.
-        chart: from coordinates to weights.
+        plane: from coordinates to weights.
         part: "train" or "test" samples.
     """
 
-    def __init__(self, ctx: Context, chart: Plane, part: str) -> None:
-        self._ctx, self._chart, self._part = ctx, chart, part
+    def __init__(self, ctx: Context, plane: Plane, part: str) -> None:
+        self._ctx, self._plane, self._part = ctx, plane, part
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
-        self._layers = affine_layers(ctx, chart)
+        self._layers = affine_layers(ctx, plane)
         if self._layers and not self._answers_agree():
             self._layers = {}
         self._kept: list[Known] | None = None
@@ -111,7 +111,7 @@ class GridLosses:
     @property
     def width(self) -> int:
         """Grid points whose weights are held at once."""
-        return max(1, STACK_BYTES // (8 * count(self._ctx.params[name] for name in self._chart.names)))
+        return max(1, STACK_BYTES // (8 * count(self._ctx.params[name] for name in self._plane.names)))
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Loss (k,), error (k,) or None, and poles (k,), at coordinates (k, d); NaN at poles.
@@ -120,11 +120,11 @@ class GridLosses:
         """
         loss = torch.full((len(points),), torch.nan, dtype=torch.float64)
         error = loss.clone() if self._ctx.problem.classification else None
-        poles = self._chart.poles(points).clone()
+        poles = self._plane.poles(points).clone()
         for places in torch.split((~poles).nonzero().flatten(), self.width):
             if not len(places):
                 continue
-            weights = self._chart.weights(points[places])
+            weights = self._plane.weights(points[places])
             finite = torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
             found = self._evaluated(weights, points[places])
             broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
@@ -190,7 +190,7 @@ class GridLosses:
         if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
             size = GPU_BATCH
         for inputs, targets in self._ctx.batches(self._part, size):
-            known = inputs, targets, responses(self._ctx, self._chart, self._layers, inputs) if self._layers else {}
+            known = inputs, targets, responses(self._ctx, self._plane, self._layers, inputs) if self._layers else {}
             if self._may_keep:
                 kept.append(known)
             yield known
@@ -206,14 +206,14 @@ class GridLosses:
         """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""
         if self._captured is None and self._may_capture and self._kept is not None:
             try:
-                self._captured = ReplayedPoints(self._ctx, self._kept, self._chart.names)
+                self._captured = ReplayedPoints(self._ctx, self._kept, self._plane.names)
             except (RuntimeError, ValueError, NotImplementedError):  # it looks at values, or copies to the CPU
                 self._may_capture = False
         return self._captured
 
     def _bytes_of_all(self) -> int:
         inputs = self._ctx.problem.example()
-        known = responses(self._ctx, self._chart, self._layers, inputs) if self._layers else {}
+        known = responses(self._ctx, self._plane, self._layers, inputs) if self._layers else {}
         tensors = [*parts_of(inputs), *(part for parts in known.values() for part in parts)]
         per_sample = sum(t.numel() * t.element_size() / len(t) for t in tensors)
         return int(per_sample * self._n)
@@ -221,11 +221,11 @@ class GridLosses:
     def _answers_agree(self) -> bool:
         """Whether answered layers give what running them gives, at a point away from the centre."""
         inputs = self._ctx.problem.example()
-        dimensions = len(next(iter(self._chart.straight.values()))) - 1
+        dimensions = len(next(iter(self._plane.straight.values()))) - 1
         point = torch.full((1, dimensions), 0.01, dtype=torch.float64)
-        weights = self._chart.weights(point)
+        weights = self._plane.weights(point)
         with torch.no_grad():
-            known = responses(self._ctx, self._chart, self._layers, inputs)
+            known = responses(self._ctx, self._plane, self._layers, inputs)
             ours = self._one_by_one(weights, point, inputs, known)
             plain = self._one_by_one(weights, point, inputs, {})
         rounding = 1e4 * torch.finfo(self._ctx.problem.dtype).eps

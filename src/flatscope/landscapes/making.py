@@ -106,13 +106,13 @@ def landscape(
         ctx = Context(problem, seed=seed)
         if has_batchnorm(problem.model):
             ctx = folded_context(ctx)
-        chart, about = _chart(
+        plane, about = _plane(
             ctx, problem.model, space, directions, others, dimensions, noise, relative, rule, checkpoint
         )
-        if isinstance(chart, PathPlane):
-            about["largest_noise"] = noise * chart.reach(span)
+        if isinstance(plane, PathPlane):
+            about["largest_noise"] = noise * plane.reach(span)
         axes = tuple(_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
-        losses = GridLosses(ctx, chart, part)
+        losses = GridLosses(ctx, plane, part)
         centre, centre_error, _ = losses(torch.zeros(1, dimensions, dtype=torch.float64))
         key = {
             "space": space,
@@ -179,7 +179,7 @@ def _rows(losses: GridLosses, axes: tuple[Tensor, ...], kept: KeptRows) -> tuple
     return loss, torch.cat(errors).reshape(shape) if errors else None, poles
 
 
-def _chart(
+def _plane(
     ctx: Context,
     template: nn.Module,
     space: str,

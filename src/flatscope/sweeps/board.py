@@ -36,19 +36,19 @@ class Outcome:
 
 
 def attempt(work: str, configs: Sequence[Mapping[str, Any]], store: Store, report: Report) -> Outcome:
-    """Run the trials of a unit that are neither done nor claimed by others.
+    """Run the trials of a unit that are not done and that no other process holds.
 
-    Claims are taken in order and only up to the first trial that another process holds. Two processes that want one
+    Leases are taken in order and only up to the first trial that another process holds. Two processes that want one
     unit thus meet at its first trial, and one of them gets the whole of it.
     """
     try:
         function: Work = find_factory(work)
-        with contextlib.ExitStack() as claims:
+        with contextlib.ExitStack() as leases:
             mine, busy = [], False
             for config in configs:
                 if config in store:
                     continue
-                if not claims.enter_context(store.claim(config)):
+                if not leases.enter_context(store.claim(config)):
                     busy = config not in store  # it may have been finished just now
                     if busy:
                         break

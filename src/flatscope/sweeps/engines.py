@@ -55,16 +55,16 @@ def run_local(board: Board, work: str, store: Store, *, workers: int | None, cpu
     devices = _devices(gpus)
     slots = max(1, int(cores / cpus)) if workers is None else workers
     slots = min(slots, board.unfinished, len(devices) if gpus else slots)
-    crew = _Crew(work, store, threads=max(1, int(cpus)))
+    processes = _Workers(work, store, threads=max(1, int(cpus)))
     try:
         for slot in range(slots):
-            crew.hire(devices[slot] if gpus else None)
+            processes.start(devices[slot] if gpus else None)
         while not board.is_finished:
-            crew.give_work(board)
-            crew.listen(board)
+            processes.give_work(board)
+            processes.listen(board)
     finally:
-        crew.dismiss()
-    for text in dict.fromkeys(crew.warnings):
+        processes.stop()
+    for text in dict.fromkeys(processes.warnings):
         warnings.warn(text, stacklevel=3)
 
 
@@ -95,7 +95,7 @@ class _Worker:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed when the worker is buried
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed when the worker has ended
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flatscope.sweeps.worker"],
             stdin=subprocess.PIPE,
@@ -115,7 +115,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
-    def bury(self) -> str:
+    def end(self) -> str:
         """End the process if it has not ended; what it died of."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -143,17 +143,17 @@ class _Worker:
         heard.put((self, None))
 
 
-class _Crew:
+class _Workers:
     """The workers of one sweep."""
 
     def __init__(self, work: str, store: Store, threads: int) -> None:
         self._command = {"work": work, "store": store.root, "threads": threads}
         self._heard: queue.Queue[tuple[_Worker, Any]] = queue.Queue()
         self._workers: list[_Worker] = []
-        self._stillborn = 0
+        self._failed_starts = 0
         self.warnings: list[str] = []
 
-    def hire(self, device: str | None) -> None:
+    def start(self, device: str | None) -> None:
         self._workers.append(_Worker(self._command, device, self._heard))
 
     def give_work(self, board: Board) -> None:
@@ -180,24 +180,24 @@ class _Crew:
         elif worker.unit is not None:
             board.report(worker.unit, message["fraction"], message["note"])
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         for worker in self._workers:
             if worker.process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     worker.process.stdin.close()  # all at once, so that they leave together
         for worker in self._workers:
-            worker.bury()
+            worker.end()
 
     def _replace(self, worker: _Worker, board: Board) -> None:
         self._workers.remove(worker)
-        reason = worker.bury()
-        self._stillborn = 0 if worker.ready else self._stillborn + 1
-        if self._stillborn > 3:
+        reason = worker.end()
+        self._failed_starts = 0 if worker.ready else self._failed_starts + 1
+        if self._failed_starts > 3:
             fix = "Try `python -m flatscope.sweeps.worker`: it should wait silently for input"
             raise InputError("workers that start", f"several that died at once by {reason}", "sweep", fix)
         if worker.unit is not None:
             board.lose(worker.unit, reason)
-        self.hire(worker.device)
+        self.start(worker.device)
 
 
 __all__ = ["ENGINES", "SweepFailed", "SweepInterrupted", "run"]

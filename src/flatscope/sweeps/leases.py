@@ -1,12 +1,12 @@
 """Who is working on what: several processes, on one machine or many, share a store and do not repeat each other.
 
-A claim is an empty file whose name says it all: trial, owner, last sign of life. Whoever wants a trial asks for it by
+A lease is an empty file whose name says it all: trial, owner, last sign of life. Whoever wants a trial asks for it by
 putting a file, then looks: if another's is there, it withdraws; else the trial is its own, and a second file says so.
 Of two who ask at the same time at most one sees nobody (a file put before a look is seen by it), so no two hold one
 trial, on any file system that lists what was written; none has to offer locks. Of two who see each other asking,
 both withdraw and ask again after a random pause.
 
-A claim ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
+A lease ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
 of life for the length of its lease. Clocks of different machines may differ by less than that.
 """
 
@@ -82,7 +82,7 @@ def _begun(process: int) -> int:
 
 @dataclass(frozen=True)
 class _Lease:
-    """The parts of a claim's file name."""
+    """The parts of a lease's file name."""
 
     key: str
     owner: Owner
@@ -114,20 +114,20 @@ class _Lease:
 
 
 class Leases:
-    """The claims in one folder of a file system of fsspec's."""
+    """The leases in one folder of an fsspec file system."""
 
     def __init__(self, fs: Any, folder: str) -> None:
         self._fs, self._folder = fs, folder
 
     def held(self) -> set[str]:
         """Keys that somebody holds now."""
-        return {claim.key for claim in self._all() if not claim.is_over}
+        return {lease.key for lease in self._all() if not lease.is_over}
 
     def clear(self) -> None:
-        """Remove claims that are over: those of trials that nobody will ask for again would stay for ever."""
-        for claim in self._all():
-            if claim.is_over:
-                self._remove(claim)
+        """Remove leases that have ended; those of trials that nobody asks for again would stay for ever."""
+        for lease in self._all():
+            if lease.is_over:
+                self._remove(lease)
 
     @contextlib.contextmanager
     def hold(self, key: str, lease: float) -> Iterator[bool]:
@@ -148,25 +148,25 @@ class Leases:
                 self._remove(file)
 
     def _take(self, key: str, lease: float) -> list[_Lease]:
-        """The files of a claim that is ours now; none if it is another's."""
+        """The files of a lease that this process has now; none if another process has it."""
         for attempt in range(TRIES):
             mine = _Lease(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
             self._put(mine)
-            others = [claim for claim in self._all() if claim.key == key and claim.nonce != mine.nonce]
-            alive = [claim for claim in others if not claim.is_over]
+            others = [lease for lease in self._all() if lease.key == key and lease.nonce != mine.nonce]
+            alive = [lease for lease in others if not lease.is_over]
             if not alive:
-                for claim in others:
-                    self._remove(claim)
+                for lease in others:
+                    self._remove(lease)
                 self._put(held := mine.held_now())
                 return [mine, held]
             self._remove(mine)
-            if any(claim.state == HELD for claim in alive):
+            if any(lease.state == HELD for lease in alive):
                 return []
             time.sleep(random.uniform(0.01, 0.03) * 2**attempt)
         return []
 
     def _beat(self, files: list[_Lease], lease: float, stop: threading.Event) -> None:
-        """Give signs of life by newer file names, until stopped or until somebody took the claim for dead.
+        """Give signs of life by newer file names, until stopped, or until another process took the lease for ended.
 
         The name before stays until the next sign: a listing is no snapshot, and one that runs while the old name goes
         and the new one comes could miss both.
@@ -189,15 +189,15 @@ class Leases:
         except FileNotFoundError:
             return []
         found = [_Lease.from_name(path.rpartition("/")[2]) for path in paths]
-        return [claim for claim in found if claim is not None]
+        return [lease for lease in found if lease is not None]
 
-    def _put(self, claim: _Lease) -> None:
+    def _put(self, lease: _Lease) -> None:
         self._fs.makedirs(self._folder, exist_ok=True)
-        self._fs.pipe_file(self._path(claim), b"")
+        self._fs.pipe_file(self._path(lease), b"")
 
-    def _path(self, claim: _Lease) -> str:
-        return f"{self._folder}/{claim.name}"
+    def _path(self, lease: _Lease) -> str:
+        return f"{self._folder}/{lease.name}"
 
-    def _remove(self, claim: _Lease) -> None:
+    def _remove(self, lease: _Lease) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(claim))
+            self._fs.rm_file(self._path(lease))

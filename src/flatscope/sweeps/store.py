@@ -97,7 +97,7 @@ class Store:
             raise InputError("a folder or an address that fsspec knows", str(error), f"store {root}", fix) from error
         self._path = str(path).rstrip("/")
         self._trials = TrialFiles(self._fs, self._path)
-        self._claims = Leases(self._fs, f"{self._path}/{CLAIMS}")
+        self._leases = Leases(self._fs, f"{self._path}/{CLAIMS}")
         self.root = self._path if self._trials.renames else os.fspath(root)
 
     def __repr__(self) -> str:
@@ -200,8 +200,8 @@ class Store:
         were none for `lease` seconds, or the process is known to be dead, another may take the trial over.
         """
         key = key_of(config)
-        with self._claims.hold(key, lease) as mine:
-            # Asked while the claim is held: whoever held it before has written by now, or never will.
+        with self._leases.hold(key, lease) as mine:
+            # Asked while the lease is held: whoever held it before has written by now, or never will.
             yield mine and not self._trials.holds(key)
 
     @contextlib.contextmanager
@@ -221,7 +221,7 @@ class Store:
 
     def running(self) -> set[str]:
         """Keys that somebody is working on now."""
-        return self._claims.held()
+        return self._leases.held()
 
     def is_sound(self, config: Mapping[str, Any]) -> bool:
         """Whether every byte of the trial is as it was written; one of which this is not so is removed.
@@ -232,15 +232,15 @@ class Store:
         if self._trials.is_sound(key):
             return True
         if self._trials.holds(key):  # of the right sizes, and yet damaged
-            with self._claims.hold(key, LEASE_SECONDS) as mine:  # nobody else is writing it anew
+            with self._leases.hold(key, LEASE_SECONDS) as mine:  # nobody else is writing it anew
                 if mine and not self._trials.is_sound(key):
                     self._trials.remove(key)
         return False
 
     def clear_leftovers(self) -> None:
-        """Remove what killed processes left behind: half-written trials, and claims that are over."""
+        """Remove what killed processes left behind: half-written trials, and leases that have ended."""
         self._trials.clear_leftovers()
-        self._claims.clear()
+        self._leases.clear()
 
     def fail(self, config: Mapping[str, Any], error: str) -> None:
         """Record that a trial could not be done."""

@@ -1,4 +1,4 @@
-"""A worker process of the local engine: `python -m flatscope.sweeps.worker`, started by `local_engine`.
+"""A worker process of the local engine: `python -m flatscope.sweeps.worker`, started by `engines`.
 
 Units come in on standard input and reports go out on standard output, one JSON text a line. When the input ends, the
 driver is gone, whatever it died of, and the worker leaves at once: a half-written trial does not count.
