@@ -64,7 +64,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     ids=lambda words: " ".join([words[0], *words[-2:]]),
 )
 def test_every_command_tries_the_place_before_its_work(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flatscope.cli.sources.load", "flatscope.training.data.load", "flatscope_papers.running.study"):
+    for name in ("flatscope.cli.sources.load", "flatscope.training.data.load", "flatscope_papers.study_runs.study"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work began first"))
     monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("work began first"))
     with pytest.raises(InputError, match=r"/proc.* may not be written to"):

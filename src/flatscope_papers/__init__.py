@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flatscope_papers.known_studies import find_study, studies
     from flatscope_papers.pages.section import report_section
-    from flatscope_papers.running import study
     from flatscope_papers.study_commands import app as command
     from flatscope_papers.study_result import load_result
+    from flatscope_papers.study_runs import study
 
 __all__ = ["command", "find_study", "load_result", "report_section", "studies", "study"]
 
@@ -22,7 +22,7 @@ _HOMES = {
     "load_result": ("study_result", "load_result"),
     "report_section": ("pages.section", "report_section"),
     "studies": ("known_studies", "studies"),
-    "study": ("running", "study"),
+    "study": ("study_runs", "study"),
 }
 
 

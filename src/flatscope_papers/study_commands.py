@@ -70,8 +70,8 @@ def run(
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.running import study
     from flatscope_papers.study_result import VERDICTS_FILE
+    from flatscope_papers.study_runs import study
 
     check_scale(scale)
     failed = []

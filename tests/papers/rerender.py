@@ -21,8 +21,8 @@ from flatscope.sweeps.store import Store, Stored
 from flatscope_papers import find_study, load_result
 from flatscope_papers.declaration import Runs
 from flatscope_papers.former_names import with_former_names
-from flatscope_papers.running import judged
 from flatscope_papers.study_result import StudyResult
+from flatscope_papers.study_runs import judged
 
 CLOSE = 1e-9
 ROUNDED = 1e-7  # saved tables have eight digits
