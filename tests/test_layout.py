@@ -96,7 +96,6 @@ USED_INSIDE = {
     "flatscope.training.models",
     "flatscope.training.population",
     "flatscope.training.trials",
-    "flatscope.version",
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()

@@ -16,12 +16,11 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 
-from flatscope import FlatscopeError, InputError
+from flatscope import FlatscopeError, InputError, __version__
 from flatscope.files import figure_bytes
 from flatscope.inspection import usable_device
 from flatscope.sweeps import engines
 from flatscope.sweeps.store import Store
-from flatscope.version import __version__
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over

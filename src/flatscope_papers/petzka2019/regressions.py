@@ -18,7 +18,9 @@ from flatscope.training.label_noise import corrupt_labels
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 
+SIZES = grid(__name__)
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
 
@@ -43,8 +45,8 @@ def ridge(config: Config, store: Store) -> Measured:
 
 
 def _ridge_stages(scale: str) -> list[Stage]:
-    runs = {"smoke": 5, "small": 40, "paper": 40}[scale]
-    return [Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in range(runs)]], ridge, 0)]
+    seeds = range(SIZES[scale]["ridge_seeds"])
+    return [Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in seeds]], ridge, 0)]
 
 
 @study("petzka2019-ridge", stages=_ridge_stages)
@@ -190,14 +192,14 @@ def _sliding(kernel: Tensor, size: int) -> Tensor:
 
 
 def _robustness_stages(scale: str) -> list[Stage]:
-    seeds = {"smoke": 2, "small": 8, "paper": 20}[scale]
+    size = SIZES[scale]
     config = {
         "study": "feature robustness",
         "samples": 300,
         "features": 8,
-        "noise": {"delta": 0.1, "draws": 50 if scale == "smoke" else 1_000},
+        "noise": {"delta": 0.1, "draws": size["draws"]},
     }
-    return [Stage([[{**config, "seed": seed}] for seed in range(seeds)], feature_robustness, 0)]
+    return [Stage([[{**config, "seed": seed}] for seed in range(size["robustness_seeds"])], feature_robustness, 0)]
 
 
 @study("petzka2019-feature-robustness", stages=_robustness_stages)

@@ -49,6 +49,11 @@ HASTY: dict[str, dict[str, Any]] = {
 }
 SIZES = grid(__name__)
 STOP_LOSS = 0.05
+LONG_ORDER = [
+    *("adaptive_sharpness", "feature_robustness", "geometric_margin"),
+    *("condition_c1_mu", "condition_c2", "condition_c3", "expected_sharpness"),
+    *("psi_epsilon", "psi_expected", "flatness_radius", "epsilon_flatness", "expected_flatness", "sharpness"),
+]
 
 
 def stages(scale: str) -> list[Stage]:
@@ -86,8 +91,9 @@ def stages(scale: str) -> list[Stage]:
 
 
 def long_measures() -> list[str]:
-    """Names of the measures that are only taken when asked for."""
-    return [entry.name for entry in declarations().values() if entry.cost == "long"]
+    """Names of the measures that are only taken when asked for; the order is part of the names of stored trials."""
+    found = {entry.name for entry in declarations().values() if entry.cost == "long"}
+    return [name for name in LONG_ORDER if name in found] + sorted(found - set(LONG_ORDER))
 
 
 @each_trial("measuring")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -11,17 +10,14 @@ from matplotlib.figure import Figure
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.all_conv_networks import SIZES, config
 from flatscope_papers.zhang2017.errors_by_size import two_panels
 
 TEMPERATURE = 1e-5
 LAST = 5  # evaluated epochs whose mean is the end of a curve: single epochs jump about
 KINDS = {"SGD": ("#0072b2", "-"), "SGDL": ("#d55e00", "--")}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "smoke": {"n": 228, "seeds": 2, "train": {"lr": 0.05, "batch_size": 100, "epochs": 3}},
-    "small": {"n": 2_000, "seeds": 8, "train": {"lr": 0.05, "batch_size": 50, "epochs": 40}},
-    "paper": {"n": 50_000, "seeds": 5, "train": {"lr": 0.05, "batch_size": 100, "epochs": 60}},
-}
+SETTINGS = grid(__name__)
 
 
 def _stages(scale: str) -> list[Stage]:

@@ -28,7 +28,6 @@ from flatscope_papers.theory.polynomial import PolynomialActivation
 
 POOL = 8_000
 SIZES = grid(__name__)
-FALL = {"smoke": 1.0, "small": 0.1, "paper": 0.95**60}  # the last learning rate over the first
 
 Samples = tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -119,7 +118,7 @@ def config(
         "data": {**size["data"], "train_size": n},
         "model": {"name": POLYNOMIAL if polynomial else RELU, "options": options, "seed": seed},
         "init": "kaiming_uniform",
-        "train": {**training(size[train], n, FALL[scale]), "seed": seed},
+        "train": {**training(size[train], n, size["fall"]), "seed": seed},
     }
     if random:
         chosen["labels"] = {"random": 1.0, "seed": seed}

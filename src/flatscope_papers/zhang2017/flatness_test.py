@@ -16,12 +16,12 @@ from flatscope.sweeps.stored_networks import measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, TITLES, minima
 
 SETS, MOVED, OBJECTIVES = ("mnist", "cifar"), ("all", "top"), ("loss", "error")
 WORDS = {"all": "all parameters", "top": "top layer"}
-DIRECTIONS = {"smoke": 2, "small": 20, "paper": 100}
-TOLERANCE = {"smoke": 0.2, "small": 0.01, "paper": 1e-4}  # relative accuracy of a radius
+SIZES = grid(__name__)
 PRINTED = {  # mean and deviation over minima
     ("mnist", "natural", "all"): (45.4, 2.7),
     ("mnist", "random", "all"): (6.9, 1.0),
@@ -37,7 +37,7 @@ PRINTED = {  # mean and deviation over minima
 def stages(scale: str) -> list[Stage]:
     """The minimisers, then four radii of each."""
     kinds = list(itertools.product(SETS, LABELS))
-    most = 2 if scale == "smoke" else None
+    most = SIZES[scale].get("minima")
     radii = [
         [
             _radius(scale, one, data, labels, moved, objective)
@@ -52,10 +52,10 @@ def stages(scale: str) -> list[Stage]:
 def _radius(scale: str, network: dict[str, Any], data: str, labels: str, moved: str, objective: str) -> dict[str, Any]:
     options = {
         "epsilon": 0.05,
-        "directions": DIRECTIONS[scale],
+        "directions": SIZES[scale]["directions"],
         "objective": objective,
         "layers": None if moved == "all" else "top",
-        "tolerance": TOLERANCE[scale],
+        "tolerance": SIZES[scale]["tolerance"],
     }
     cell = {"set": data, "kind": labels, "moved": moved}
     return {

@@ -16,12 +16,13 @@ from flatscope.training.data import load
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
 
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 ZOOM = 1.0
-IMAGES = {"smoke": 5, "small": 50, "paper": 50}
+IMAGES = grid(__name__)
 
 
 @each_trial("perturbing")
@@ -43,7 +44,7 @@ def perturb(config: Config, store: Store) -> Measured:
 
 
 def _stages_19(scale: str) -> list[Stage]:
-    data = {**SIZES[scale]["cifar"], "train_size": IMAGES[scale], "test_size": 0}
+    data = {**SIZES[scale]["cifar"], "train_size": IMAGES[scale]["images"], "test_size": 0}
     return [Stage([[{"study": "perturbed images", "data": data, "gammas": list(SHOWN)}]], perturb, 0)]
 
 

@@ -20,9 +20,10 @@ from flatscope.sweeps.stored_networks import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
 
-RESOLUTION = {"smoke": 4, "small": 12, "paper": 40}
+SIZES = grid(__name__)
 FLAT = 0.9  # training accuracy
 ONE_TRIANGLE = "three minima of one triangle each"
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
@@ -47,7 +48,7 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
                     "set": data,
                     "kind": labels,
                     "networks": minima(scale, data, labels, most=3),
-                    "resolution": RESOLUTION[scale],
+                    "resolution": SIZES[scale]["resolution"],
                 }
             ]
             for data, labels in chosen
