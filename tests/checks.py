@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,82 @@ EXACT = 1e-9
 EIGENVALUE = 1e-6
 
 
-def values_of(
-    entry: Declaration, problem: fs.Problem, seed: int = 0, **options: Any
-) -> dict[tuple[str, Any, Any], tuple[float, float, bool]]:
-    """{(layer, options, unit or sample): (value, stderr, exact)} of all rows that have a value."""
-    frame = fs.measure(problem, entry.name, seed=seed, options={entry.name: options}).to_frame()
+Values = dict[tuple[str, Any, Any], tuple[float, float, bool]]
+
+
+def _ragged(tiny: Tiny) -> fs.Problem:
+    return tiny.problem(train=DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4))
+
+
+def _twice(tiny: Tiny) -> fs.Problem:
+    return tiny.problem(train=(torch.cat([tiny.x, tiny.x]), torch.cat([tiny.y, tiny.y])))
+
+
+def _order(tiny: Tiny) -> Tensor:
+    return torch.randperm(len(tiny.x), generator=torch.Generator().manual_seed(5))
+
+
+# Fewer steps and draws where a value is compared with itself: the comparison is as sharp.
+QUICK: dict[str, dict[str, Any]] = {
+    "sharpness": {"steps": 100},
+    "geometric_margin": {"samples": 4, "restarts": 3},
+    "expected_sharpness": {"draws": 100},
+    "flatness_radius": {"directions": 20},
+    "perturbation_robustness": {"draws": 4},
+}
+
+
+# The same data in other ways, by which no measure may change.
+VARIANTS: dict[str, Callable[[Tiny], fs.Problem]] = {
+    "as given": lambda tiny: tiny.problem(),
+    "batches of 1": lambda tiny: tiny.problem(batch_size=1),
+    "batches of 4": lambda tiny: tiny.problem(batch_size=4),
+    "a loader with a ragged batch": _ragged,
+    "another order of the samples": lambda tiny: tiny.problem(train=(tiny.x[_order(tiny)], tiny.y[_order(tiny)])),
+    "repeated data": _twice,
+    "float32": lambda tiny: tiny.problem(dtype=torch.float32),
+}
+_CONTEXTS: dict[tuple[int, str, int, int], tuple[Tiny, fs.Context]] = {}
+_VALUES: dict[tuple[Any, ...], tuple[Any, Values]] = {}
+
+
+def context_of(tiny: Tiny, variant: str = "as given", seed: int = 0, number: int = 0) -> fs.Context:
+    """A context of the network, made once: measures share its sweeps, as they do in a table.
+
+    Args:
+        tiny: the network.
+        variant: how it gets its data.
+        seed: of the context.
+        number: another context of the same kind shares nothing with the first.
+    """
+    key = id(tiny), variant, seed, number
+    if key not in _CONTEXTS:  # the network is kept with it, so that no other one gets its id
+        _CONTEXTS[key] = tiny, fs.Context(VARIANTS[variant](tiny), seed=seed)
+    return _CONTEXTS[key][1]
+
+
+def values_of(entry: Declaration, place: fs.Problem | fs.Context | Tiny, **options: Any) -> Values:
+    """{(layer, options, unit or sample): (value, stderr, exact)} of all rows that have a value.
+
+    Of a problem they are computed from the beginning; of a context with its sweeps, once; of a network in its context.
+    """
+    if isinstance(place, fs.Problem):
+        return _values(fs.measure(place, entry.name, options={entry.name: options}))
+    ctx = context_of(place) if isinstance(place, Tiny) else place
+    key = id(ctx), id(entry.function), *sorted(options.items())
+    if key not in _VALUES:
+        found = fs.measure(ctx.problem, entry.name, options={entry.name: options}, context=ctx)
+        _VALUES[key] = (ctx, entry.function), _values(found)
+    return _VALUES[key][1]
+
+
+def quick(entry: Declaration, place: fs.Problem | fs.Context | Tiny) -> Values:
+    """Values of a measure with the options that make it quick."""
+    return values_of(entry, place, **QUICK.get(entry.name, {}))
+
+
+def _values(table: fs.Table) -> Values:
+    frame = table.to_frame()
     frame = frame[frame["value"].notna()]
     place = frame["unit"].fillna(frame["sample"]).fillna(-1).astype(int)
     keys = zip(frame["layer"], frame["options"], place, strict=True)
@@ -70,7 +142,7 @@ def equals_its_twin(entry: Declaration, dense: Dense) -> None:
         expected = flat
     else:
         expected = {("", -1): float(expected)}
-    found = {(layer, place): rest for (layer, _, place), rest in values_of(entry, tiny.problem()).items()}
+    found = {(layer, place): rest for (layer, _, place), rest in values_of(entry, tiny).items()}
     assert found.keys() == expected.keys(), f"rows {sorted(found)} against {sorted(expected)}"
     scale = max([abs(v) for v in expected.values()] or [1.0]) or 1.0
     for key, (value, stderr, exact) in found.items():
@@ -84,39 +156,36 @@ def equals_its_twin(entry: Declaration, dense: Dense) -> None:
             assert abs(value - expected[key]) <= allowed, f"{key}: {value} ± {stderr} against {expected[key]}"
 
 
+def same_alone_and_in_a_table(entry: Declaration, tiny: Tiny) -> None:
+    """What other measures computed before changes nothing."""
+    alone, shared = (quick(entry, place) for place in (tiny.problem(), tiny))
+    assert_same(alone, shared, tolerance_of(entry), "measured alone")
+
+
 def same_for_any_batches(entry: Declaration, tiny: Tiny) -> None:
-    whole = values_of(entry, tiny.problem())
-    for size in (1, 4, len(tiny.x)):
-        assert_same(whole, values_of(entry, tiny.problem(batch_size=size)), tolerance_of(entry), f"batches of {size}")
-    ragged = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4)
-    assert_same(
-        whole, values_of(entry, tiny.problem(train=ragged)), tolerance_of(entry), "a loader with a ragged batch"
-    )
+    for variant in ("batches of 1", "batches of 4", "a loader with a ragged batch"):
+        found = quick(entry, context_of(tiny, variant))
+        assert_same(quick(entry, tiny), found, tolerance_of(entry), variant)
 
 
 def same_for_any_order(entry: Declaration, tiny: Tiny) -> None:
-    order = torch.randperm(len(tiny.x), generator=torch.Generator().manual_seed(5))
-    moved = values_of(entry, tiny.problem(train=(tiny.x[order], tiny.y[order])))
+    variant, order = "another order of the samples", _order(tiny)
+    moved = quick(entry, context_of(tiny, variant))
     if entry.per == "sample":
         moved = {(layer, o, int(order[i])): v for (layer, o, i), v in moved.items()}
-    assert_same(values_of(entry, tiny.problem()), moved, tolerance_of(entry), "another order of the samples")
+    assert_same(quick(entry, tiny), moved, tolerance_of(entry), variant)
 
 
 def same_for_repeated_data(entry: Declaration, tiny: Tiny) -> None:
     """Averages over samples do not change when every sample comes twice."""
     if entry.per == "sample":
         return
-    twice = (torch.cat([tiny.x, tiny.x]), torch.cat([tiny.y, tiny.y]))
-    assert_same(
-        values_of(entry, tiny.problem()),
-        values_of(entry, tiny.problem(train=twice)),
-        tolerance_of(entry),
-        "repeated data",
-    )
+    twice = quick(entry, context_of(tiny, "repeated data"))
+    assert_same(quick(entry, tiny), twice, tolerance_of(entry), "repeated data")
 
 
 def seed_matters_only_to_estimates(entry: Declaration, tiny: Tiny) -> None:
-    first, again, other = (values_of(entry, tiny.problem(), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (quick(entry, context_of(tiny, seed=s, number=n)) for s, n in ((1, 0), (1, 1), (2, 0)))
     assert first == again, "the same seed gives other numbers"
     for key, (value, stderr, exact) in first.items():
         if exact:
@@ -136,9 +205,8 @@ def leaves_everything_untouched(entry: Declaration, tiny: Tiny) -> None:
     generator = torch.Generator().manual_seed(9)
     loader = DataLoader(TensorDataset(tiny.x, tiny.y), batch_size=4, shuffle=True, generator=generator)
     before = _state(model, generator)
-    fs.measure(
-        fs.Problem(model, train=loader, test=(tiny.xt, tiny.yt), loss=tiny.loss, initial=tiny.initial), entry.name
-    )
+    problem = fs.Problem(model, train=loader, test=(tiny.xt, tiny.yt), loss=tiny.loss, initial=tiny.initial)
+    fs.measure(problem, entry.name, options={entry.name: QUICK.get(entry.name, {})})
     after = _state(model, generator)
     for name, value in before.items():
         same = torch.equal(value, after[name]) if isinstance(value, Tensor) else value == after[name]
@@ -166,11 +234,11 @@ def costs_what_it_declares(entry: Declaration, tiny: Tiny) -> None:
 
 
 def close_in_float32(entry: Declaration, tiny: Tiny) -> None:
-    double = values_of(entry, tiny.problem())
+    double = quick(entry, tiny)
     scale = max([abs(v[0]) for v in double.values()] or [1.0]) or 1.0
     noise = max([v[1] for v in double.values()] or [0.0]) / scale  # rounding well below it harms no estimate
     allowed = 2e-3 + 0.1 * noise + search_of(entry)
-    assert_same(double, values_of(entry, tiny.problem(dtype=torch.float32)), allowed, "float32 against float64")
+    assert_same(double, quick(entry, context_of(tiny, "float32")), allowed, "float32 against float64")
 
 
 def declares_itself(entry: Declaration) -> None:
@@ -196,8 +264,18 @@ def scaled_output(tiny: Tiny, factor: float = 1.7) -> Tiny:
     return tiny.with_model(model)
 
 
+_TRANSFORMED: dict[tuple[int, str], tuple[Tiny, Tiny]] = {}
+
+
 def transformed(tiny: Tiny, symmetry: str) -> Tiny:
-    """The same network after one fixed strong transformation of that kind."""
+    """The same network after one fixed strong transformation of that kind; made once."""
+    key = id(tiny), symmetry
+    if key not in _TRANSFORMED:
+        _TRANSFORMED[key] = tiny, _transform(tiny, symmetry)
+    return _TRANSFORMED[key][1]
+
+
+def _transform(tiny: Tiny, symmetry: str) -> Tiny:
     if symmetry == "output_scaling":
         return scaled_output(tiny)
     if symmetry == "batchnorm_scaling":
@@ -228,7 +306,7 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
     other = transformed(tiny, symmetry)
     options = STRONG_OPTIONS.get((entry.name, symmetry), {})
-    before, after = (values_of(entry, network.problem(), **options) for network in (tiny, other))
+    before, after = (values_of(entry, network, **options) for network in (tiny, other))
     if entry.per == "network":  # a product over layers may stand still while its factors move
         before = {key: value for key, value in before.items() if key[0] == ""}
         if not before:
@@ -259,7 +337,8 @@ def standard_error_covers(entry: Declaration, tiny: Tiny, exact: float, seeds: i
     """About 95 % of intervals of two standard errors contain the true value, and they are not absurdly wide."""
     inside, zs = 0, []
     for seed in range(seeds):
-        [(value, stderr, is_exact)] = values_of(entry, tiny.problem(), seed=seed, **options).values()
+        ctx = fs.Context(tiny.problem(), seed=seed)
+        [(value, stderr, is_exact)] = values_of(entry, ctx, **options).values()
         assert not is_exact, "an exact value has no interval to cover"
         zs.append((value - exact) / stderr)
         inside += abs(zs[-1]) <= 2

@@ -14,7 +14,10 @@ from flatscope.registry import SYMMETRIES, Declaration, declarations
 MEASURES = list(declarations().values())
 by_measure = pytest.mark.parametrize("entry", MEASURES, ids=lambda entry: entry.name)
 on_every_network = pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
-on_three_networks = pytest.mark.parametrize("tiny", [mlp(), batchnorm_conv(), smooth()], ids=lambda tiny: tiny.name)
+MLP, BATCHNORM, SMOOTH = mlp(), batchnorm_conv(), smooth()
+on_three_networks = pytest.mark.parametrize("tiny", [MLP, BATCHNORM, SMOOTH], ids=lambda tiny: tiny.name)
+BY_SYMMETRY = {"batchnorm_scaling": [BATCHNORM], "output_scaling": [MLP]}
+RESCALED = [MLP, lenet_like(), residual()]
 
 
 def applies(entry: Declaration, tiny: Tiny) -> bool:
@@ -39,6 +42,7 @@ def test_equals_its_twin(entry: Declaration, build: Callable[[], Tiny]) -> None:
 @pytest.mark.parametrize(
     "check",
     [
+        checks.same_alone_and_in_a_table,
         checks.same_for_any_batches,
         checks.same_for_any_order,
         checks.same_for_repeated_data,
@@ -55,16 +59,13 @@ def test_keeps_the_contract(entry: Declaration, tiny: Tiny, check) -> None:  # t
 
 @by_measure
 def test_leaves_everything_untouched(entry: Declaration) -> None:
-    for tiny in (mlp(), batchnorm_conv()):
+    for tiny in (MLP, BATCHNORM):
         checks.leaves_everything_untouched(entry, tiny)
 
 
 @by_measure
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_keeps_its_symmetries(entry: Declaration, symmetry: str) -> None:
-    networks = {"batchnorm_scaling": [batchnorm_conv()], "output_scaling": [mlp()]}.get(
-        symmetry, [mlp(), lenet_like(), residual()]
-    )
-    for tiny in networks:
+    for tiny in BY_SYMMETRY.get(symmetry, RESCALED):
         if applies(entry, tiny):
             checks.keeps_its_symmetries(entry, tiny, symmetry)
