@@ -45,7 +45,7 @@ def _order(tiny: Tiny) -> Tensor:
 # Fewer steps and draws where a value is compared with itself: the comparison is as sharp.
 QUICK: dict[str, dict[str, Any]] = {
     "sharpness": {"steps": 100},
-    "geometric_margin": {"samples": 4, "restarts": 3},
+    "geometric_margin": {"restarts": 3},
     "expected_sharpness": {"draws": 100},
     "flatness_radius": {"directions": 20},
     "perturbation_robustness": {"draws": 4},

@@ -24,6 +24,7 @@ from flatscope.comparing.rankings import (
 from flatscope.comparing.verdicts import (
     LOSS_FACTOR,
     Quantity,
+    Remark,
     Standing,
     Verdict,
     differs,
@@ -204,27 +205,27 @@ class Comparison(Result):
         columns = ["measure", "options", "network", *floats, "verdict", "reason"]
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(floats, "float64"))
 
-    def warnings(self) -> list[str]:
-        """What to keep in mind before reading any number."""
-        found = [f"{pair}." for pair in self.same_function if pair.first in self.distinct]
+    def warnings(self) -> list[Remark]:
+        """What to keep in mind before reading any number: sentences, each with a `code`."""
+        found = [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
             words = "measures differ" if len(moved) > 1 else "measure differs"
-            found.append(
-                f"{len(moved)} {words} between networks that are the same function, and mean nothing for the "
-                f"ranking: {', '.join(moved)}."
-            )
+            text = f"{len(moved)} {words} between networks that are the same function, and mean nothing for the ranking"
+            found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         if far_apart(self.networks, str(self.meta.get("loss", ""))):
             losses = ", ".join(f"{name} {number(network.loss)}" for name, network in self.networks.items())
-            found.append(
+            text = (
                 f"The training losses are a factor of {loss_factor(self.networks):.3g} apart ({losses}), more than "
                 f"{LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature are "
                 "left out of the ranking. Compare checkpoints at about the same loss."
             )
+            found.append(Remark("loss", text))
         found += undertrained(self.networks)
         if "gradient_norm" in self._quantities:
             found += on_a_slope(self._quantities["gradient_norm"].value)
         if len({network.architecture for network in self.networks.values()}) > 1:
-            found.append("The architectures differ: only measures of the function itself are comparable.")
+            text = "The architectures differ: only measures of the function itself are comparable."
+            found.append(Remark("architecture", text))
         return found
 
     def summary(self) -> str:

@@ -164,10 +164,30 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a measure ranks these networks: "comparable", "not comparable", "equal", "no direction", "no value"."""
+    """Whether a measure ranks these networks.
+
+    Attributes:
+        word: "comparable", "not comparable", "equal", "no direction" or "no value".
+        reason: why, in words.
+        code: what decided, in one word: "value", "direction", "equal", "copy", "function", "architecture", "rescaling",
+            "loss"; empty where nothing keeps it from ranking.
+    """
 
     word: str
     reason: str = ""
+    code: str = ""
+
+
+class Remark(str):
+    """A sentence for people, with a code for programs: "copy", "moved", "loss", "fit", "slope" or "architecture"."""
+
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Remark:
+        """The sentence `text`."""
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
 
 
 def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence[SameFunction], loss: str) -> Verdict:
@@ -176,26 +196,30 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
     missing = [name for name in quantity.names if not math.isfinite(quantity.value[name])]
     if missing:
         why = quantity.reason or "not a finite number"
-        return Verdict("no value", f"{', '.join(missing)}: {why}")
+        return Verdict("no value", f"{', '.join(missing)}: {why}", "value")
     if entry is None or entry.direction == "none":
-        return Verdict("no direction", "neither lower nor higher values are expected to go with generalization")
+        return Verdict(
+            "no direction", "neither lower nor higher values are expected to go with generalization", "direction"
+        )
     values = list(quantity.value.values())
     if max(values) - min(values) <= EQUAL * max(map(abs, values)):
-        return Verdict("equal", "the same for all of them")
+        return Verdict("equal", "the same for all of them", "equal")
     moved = [pair for pair in copies if differs(quantity, pair.first, pair.second)]
     if moved:
         pair = max(moved, key=lambda pair: change(quantity, pair.first, pair.second))
         percent = 100 * change(quantity, pair.first, pair.second)
-        return Verdict("not comparable", f"differs by {percent:.2g} % between {pair.first} and its copy {pair.second}")
+        reason = f"differs by {percent:.2g} % between {pair.first} and its copy {pair.second}"
+        return Verdict("not comparable", reason, "copy")
     if len(networks) - len({pair.second for pair in copies}) == 1:
-        return Verdict("equal", "the same for all of them, which are one function")
+        return Verdict("equal", "the same for all of them, which are one function", "function")
     if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
-        return Verdict("not comparable", "depends on layers and weights, and the architectures differ")
+        return Verdict("not comparable", "depends on layers and weights, and the architectures differ", "architecture")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
-        return Verdict("not comparable", f"rescaling units changes it and not the function{kept}")
+        return Verdict("not comparable", f"rescaling units changes it and not the function{kept}", "rescaling")
     if entry.falls_with_loss and far_apart(networks, loss):
-        return Verdict("not comparable", "curvature of cross-entropy falls with the loss, and the losses differ")
+        reason = "curvature of cross-entropy falls with the loss, and the losses differ"
+        return Verdict("not comparable", reason, "loss")
     return Verdict("comparable")
 
 
@@ -222,16 +246,17 @@ def loss_factor(networks: Mapping[str, Standing]) -> float:
     return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
 
 
-def on_a_slope(gradient_norms: Mapping[str, float]) -> list[str]:
+def on_a_slope(gradient_norms: Mapping[str, float]) -> list[Remark]:
     """A warning, in a sentence, where networks are not at a minimum."""
     steep = {name: value for name, value in gradient_norms.items() if value > NEARLY}
     if not steep:
         return []
     shown = ", ".join(f"{name} (gradient norm {number(value)})" for name, value in steep.items())
-    return [f"Still on a slope: {shown}. Curvature there describes where training stopped, not a minimum."]
+    text = f"Still on a slope: {shown}. Curvature there describes where training stopped, not a minimum."
+    return [Remark("slope", text)]
 
 
-def undertrained(networks: Mapping[str, Standing]) -> list[str]:
+def undertrained(networks: Mapping[str, Standing]) -> list[Remark]:
     """Networks that fit the training set far less well than the best of them, a sentence each.
 
     By the training error; by the loss where there are no classes.
@@ -242,8 +267,11 @@ def undertrained(networks: Mapping[str, Standing]) -> list[str]:
     best = min(score, key=lambda name: score[name])
     limit = score[best] + ERROR_APART if classes else score[best] * LOSS_FACTOR
     return [
-        f"{name} fits the training set far less well than {best} (training {what} {value:.3g} against "
-        f"{score[best]:.3g}): its place says how far it was trained as well as how flat it is."
+        Remark(
+            "fit",
+            f"{name} fits the training set far less well than {best} (training {what} {value:.3g} against "
+            f"{score[best]:.3g}): its place says how far it was trained as well as how flat it is.",
+        )
         for name, value in score.items()
         if value > limit
     ]
