@@ -349,3 +349,40 @@ def test_twins_know_what_they_do_not_walk() -> None:
     model = nn.Sequential(nn.Linear(2, 1, bias=False))
     expected = float(model[0].weight.detach().abs().sum())
     assert naive_path_norm(model, (2,), 1) == pytest.approx(expected, rel=1e-6)
+
+
+class MeanOverPlaces(nn.Module):
+    """A dense layer on the mean of n places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2, bias=False).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(x.mean(1))
+        return made
+
+
+def test_a_mean_has_edges_of_one_over_n_by_hand() -> None:
+    """Each of 3 places reaches each weight by an edge of 1/3: Σ 3 (w/3)² = Σ w²/3, and Σ 3 |w|/3 = Σ |w|."""
+    torch.manual_seed(0)
+    model = MeanOverPlaces()
+    table = fs.measure(
+        fs.Problem(model, (torch.randn(5, 3, 4).double(), torch.arange(5) % 2)), ["l1_path_norm", "l2_path_norm"]
+    )
+    weight = model.head.weight.detach()
+    assert table["l1_path_norm"] == pytest.approx(float(weight.abs().sum()))
+    assert table["l2_path_norm"] == pytest.approx(float(weight.square().sum() / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("slope", [0.1, 1.0, 2.5])
+def test_the_steeper_slope_of_a_leaky_unit_counts_by_hand(slope: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.LeakyReLU(slope), nn.Linear(4, 2, bias=False)).double()
+    table = fs.measure(
+        fs.Problem(model, (torch.randn(5, 3).double(), torch.arange(5) % 2)), ["l1_path_norm", "l2_path_norm"]
+    )
+    first, last = (model[i].weight.detach() for i in (0, 2))
+    steep = max(1.0, slope)
+    assert table["l1_path_norm"] == pytest.approx(steep * float((last.abs() @ first.abs()).sum()))
+    assert table["l2_path_norm"] == pytest.approx(steep * float((last.square() @ first.square()).sum()) ** 0.5)

@@ -1,0 +1,64 @@
+"""Standard errors of sums and means: by hand, and of independent sources in squares."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from networks import mlp
+
+import flatscope as fs
+from flatscope.curvature.estimators import DiagonalSums, Spread
+from flatscope.curvature.sums import Curvature, Mean
+from flatscope.measures import layer_values
+
+
+def test_the_error_of_a_mean_over_samples_and_draws_by_hand() -> None:
+    """Three samples with four draws each: Σ_i s_i² / draws is the variance of their sum."""
+    drawn = torch.tensor([[1.0, 3.0, 2.0, 2.0], [5.0, 5.0, 9.0, 1.0], [0.0, 0.0, 0.0, 4.0]], dtype=torch.float64)
+    mean = Mean(draws=4)
+    mean.add(drawn.sum(1), drawn.square().sum(1))
+    assert float(mean.value) == pytest.approx(float(drawn.mean()))
+    assert float(mean.stderr) == pytest.approx(math.sqrt(float(drawn.var(1).sum()) / 4) / 3)
+    # The spread of the samples themselves: that of their means less what the draws add to it.
+    spread = float(drawn.mean(1).var()) - float(drawn.var(1).mean()) / 4
+    assert float(mean.data_stderr) == pytest.approx(math.sqrt(spread / 3))
+
+
+def test_a_second_pass_counts_as_more_draws() -> None:
+    drawn = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    parts = []
+    for part in (drawn[:, :2], drawn[:, 2:]):
+        mean = Mean(draws=part.shape[1])
+        mean.add(part.sum(1), part.square().sum(1))
+        parts.append(mean)
+    both = parts[0].joined(parts[1])
+    assert float(both.value) == pytest.approx(float(drawn.mean()))
+    within = sum(float(part.var(1).sum()) * (part.shape[1] - 1) for part in (drawn[:, :2], drawn[:, 2:]))
+    assert float(both.stderr) == pytest.approx(math.sqrt(within / 4 / 6) / 5)
+
+
+def test_errors_of_independent_parts_add_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of which random columns give one part (±3) and random products the other (±4)."""
+    draws = torch.tensor([[10.0 - 3, 10.0 + 3]], dtype=torch.float64)  # variance 18, of two draws: 9
+    mean = Mean(draws=2)
+    mean.add(draws.sum(1), draws.square().sum(1))
+    assert float(mean.stderr) == pytest.approx(3.0)
+    covered = Curvature({("", "trace"): mean}, {}, {"attend": "used twice"}, draws=2)
+    key = "", "trace"
+    rest = DiagonalSums({key: torch.tensor([7.0])}, {key: torch.tensor([4.0])}, 5, 10, False, "")
+    monkeypatch.setattr(layer_values, "swept", lambda *args, **options: covered)
+    monkeypatch.setattr(layer_values, "_rest", lambda *args: rest)
+    found = layer_values.network_value(fs.Context(mlp().problem()), "trace")
+    assert (found.value, found.stderr) == (pytest.approx(17.0), pytest.approx(5.0))
+    assert found.exact is False
+
+
+def test_products_that_come_in_blocks_have_the_error_of_all_of_them() -> None:
+    drawn = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
+    spread = Spread()
+    for block in (drawn[:, :1], drawn[:, 1:4], drawn[:, 4:]):
+        spread.add({("layer", "trace"): block})
+    torch.testing.assert_close(spread.values({})["layer", "trace"], drawn.mean(1))
+    torch.testing.assert_close(spread.stderrs["layer", "trace"], drawn.std(1) / math.sqrt(10))
