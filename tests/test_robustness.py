@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from flatscope.measures.partitions import (
     partition_robustness,
     spread_by_sample,
 )
-from flatscope.measures.robustness import errors_under_noise, input_change_bound
+from flatscope.measures.robustness import _noise, errors_under_noise, input_change_bound
 
 
 def linear_binary() -> tuple[fs.Problem, Tensor, Tensor, Tensor]:
@@ -45,6 +46,19 @@ def test_noise_of_a_linear_classifier_has_the_closed_form() -> None:
         expected = float(torch.special.ndtr(-signed / (gamma * w.norm())).mean())
         assert abs(row.value - expected) < 4 * row.stderr
         assert row.low < row.value < row.high
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 16, 48, 50])
+def test_the_first_draws_are_the_same_however_many_follow(size: int) -> None:
+    x = torch.randn(7, size)
+    ctx = fs.Context(fs.Problem(nn.Linear(size, 2), (x, torch.arange(7) % 2)))
+    for draws in (2, 6, 10):
+        stream = ctx.generator("perturbation_robustness").initial_seed().to_bytes(8, "big")
+        digest = hashlib.blake2b(x[3].numpy().tobytes(), key=stream, digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        whole = torch.randn(draws, size, generator=generator)
+        for first in range(1, draws + 1):
+            assert torch.equal(_noise(ctx, x, draws, first)[:, 3], whole[:first])
 
 
 def test_standard_error_is_that_of_repetition() -> None:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
+KNOWN_SHARE = 0.05  # of the work, before which the time left is not guessed
 
 Advance = Callable[..., None]
 
@@ -81,7 +82,7 @@ def _lines(description: str, total: float | None, console: Console) -> Iterator[
         while not ended.wait(LINE_SECONDS):
             spent = time.monotonic() - begun
             share = done / total if total else 0.0
-            left = f", about {spent * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+            left = f", about {spent * (1 - share) / share:.0f} s left" if KNOWN_SHARE < share < 1 else ""
             part = f" {share:.0%}" if total else ""
             what = f": {doing}" if doing else ""
             console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)

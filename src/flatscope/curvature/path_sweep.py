@@ -241,7 +241,7 @@ class BeyondGaussNewton(Hessian):
         leaves = self._leaves()
         tensors = list(leaves.values())
         with torch.enable_grad():
-            outputs = self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+            outputs = self._outputs(inputs, leaves)
             leaf = outputs.detach().requires_grad_()
             slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf)[0]
         if not outputs.requires_grad:
