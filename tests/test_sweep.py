@@ -48,14 +48,14 @@ class InPlace(nn.Module):
 
 
 class Hidden(nn.Module):
-    """A weight that is also used where no layer is seen: the graph looks linear, the probe must find it."""
+    """A weight that is also used where no layer is: every operation is linear in it, and yet the layer is not all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x))) + (x @ self.first.weight.T)
+        return self.second(torch.relu(self.first(x))) + x * self.first.weight.diagonal()
 
 
 def _convs() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:

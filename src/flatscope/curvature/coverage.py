@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.probe import disagreeing_parameters
-from flatscope.network.layers import Call, recorded
+from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.linearity import Choices, Linearity
 from flatscope.network.program import watched
 from flatscope.params import Params
@@ -82,10 +82,11 @@ def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]
     The sweep sums gradients over everything but the first axis: that has to be the samples, in their order.
     """
     n = len(parts_of(inputs)[0])
+    calls = [by_samples(call, n) for call in calls]
     mixed = {call.weight for call in calls if len(call.input) != n}
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
     for i in range(n):
-        alone = recorded_forward(ctx, cut(inputs, i, i + 1))[2]
+        alone = [by_samples(call, 1) for call in recorded_forward(ctx, cut(inputs, i, i + 1))[2]]
         if [call.weight for call in alone] != [call.weight for call in calls]:
             return {call.weight for call in calls}  # which layers run depends on the samples
         for call, other in zip(calls, alone, strict=True):
@@ -106,12 +107,14 @@ def _passed_by_some(ctx: Context) -> set[str]:
         return set()
     some: set[str] = set()
     first: set[str] | None = None
+    rows: dict[str, float] = {}  # of each weight's input, for each sample
     with torch.no_grad():
         for inputs, targets in ctx.batches():
             with recorded(ctx.problem.model, ctx.params) as recorder:
                 ctx.forward(inputs)
             names = {name for call in recorder.calls for name in (call.weight, call.bias) if name}
-            uneven = [call for call in recorder.calls if len(call.input) != len(targets)]
+            shares = [(call, len(call.input) / len(targets)) for call in recorder.calls]
+            uneven = [call for call, share in shares if rows.setdefault(call.weight, share) != share]
             some |= {name for call in uneven for name in (call.weight, call.bias) if name}
             first = names if first is None else first
             some |= names ^ first

@@ -37,21 +37,23 @@ def find_unseen(ctx: Context) -> dict[str, str]:
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
-    uses = uses_of(calls)
+    unswept = ctx.sweep(find_unswept)
+    uses = [group for group in uses_of(calls) if group[0].weight not in unswept]
     found, times = recorded_gradients(ctx, outputs, uses, column)
     tolerance = 100 * torch.finfo(outputs.dtype).eps ** 0.75
     unseen = {}
     for name, gradient in zip(leaves, given, strict=True):
         if gradient is None:  # the outputs do not depend on it
             continue
-        if name not in found:
+        if name in unswept:
+            unseen[name] = unswept[name]
+        elif name not in found:
             unseen[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
         elif times[name] > 1:
             unseen[name] = "used by layers of several kinds"
         elif float((found[name].reshape(gradient.shape) - gradient).norm()) > tolerance * float(gradient.norm()):
             unseen[name] = "also used where no layer was recorded"
-    # Sums over all samples do not show whether gradients were formed sample by sample.
-    return unseen | {name: why for name, why in ctx.sweep(find_unswept).items() if name not in unseen}
+    return unswept | unseen
 
 
 def recorded_gradients(
@@ -59,6 +61,8 @@ def recorded_gradients(
 ) -> tuple[dict[str, Tensor], Counter[str]]:
     """Gradients of one column by parameter, summed over the samples, and the groups of uses that they come from."""
     edges = [call.edge for calls in uses for call in calls if call.edge is not None]
+    if not edges:
+        return {}, Counter()
     rows = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True))
     found: dict[str, Tensor] = {}
     times: Counter[str] = Counter()

@@ -32,6 +32,7 @@ from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.seen import Uses, find_unseen, uses_of
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
+from flatscope.network.layers import by_samples
 from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
 
@@ -133,7 +134,7 @@ def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
     """
     if (curvature or ctx.effort.curvature) == "gauss_newton":
         return ctx.sweep(find_unseen)
-    return ctx.sweep(find_curved)
+    return ctx.sweep(find_unseen) | ctx.sweep(find_curved)
 
 
 def sweep_plan(ctx: Context, columns: int) -> Plan:
@@ -199,7 +200,7 @@ def backpropagated(
         return
     root = output_root(ctx.problem.loss, outputs, targets)
     for block in _blocks(root, width, draws, signs, numbers, outputs.dtype):
-        yield _flows(ctx, outputs, uses, block)
+        yield _flows(ctx, outputs, len(targets), uses, block)
 
 
 def _blocks(
@@ -218,8 +219,8 @@ def _blocks(
         yield root.drawn(signs.draw(numbers, some, root.width, dtype))
 
 
-def _flows(ctx: Context, outputs: Tensor, uses: Uses, block: Columns) -> Iterator[Flow]:
-    """What one block of columns sends through the layers."""
+def _flows(ctx: Context, outputs: Tensor, n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
+    """What one block of columns sends through the layers, for n samples."""
     k = len(block.values)
     through = [
         calls[0]
@@ -227,6 +228,7 @@ def _flows(ctx: Context, outputs: Tensor, uses: Uses, block: Columns) -> Iterato
         if len(calls) == 1
         and calls[0].kind != "batchnorm"
         and calls[0].input.requires_grad
+        and len(calls[0].input) == n
         and by_positions(calls, acting(ctx, calls[0].weight), k)
     ]
     wanted = [call for calls in uses for call in calls]
@@ -240,8 +242,14 @@ def _flows(ctx: Context, outputs: Tensor, uses: Uses, block: Columns) -> Iterato
         found[at : at + len(calls)] = [None] * len(calls)  # freed as soon as the layer is done
         at += len(calls)
         if reached:
-            some = [call for call, _ in reached]
-            yield Flow(some, [s for _, s in reached], back.pop(id(some[0]), None), signs)
+            sent = back.pop(id(reached[0][0]), None)
+            columns = [s if len(s) == n else _columns_by_samples(s, n) for _, s in reached]
+            yield Flow([by_samples(call, n) for call, _ in reached], columns, sent, signs)
+
+
+def _columns_by_samples(s: Tensor, n: int) -> Tensor:
+    """Columns (n · rows, k, …) of a layer that has positions in its first axis, as (n, k, rows, …)."""
+    return s.reshape(n, -1, *s.shape[1:]).transpose(1, 2)
 
 
 def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[Tensor | None]:

@@ -177,6 +177,18 @@ class LayerRecorder:
         return output
 
 
+def by_samples(call: Call, n: int) -> Call:
+    """A call of a dense layer with the samples as first axis, where positions were flattened into it.
+
+    The rows of a sample lie one behind the other, as `x.reshape(-1, features)` leaves them.
+    """
+    if call.kind != "dense" or len(call.input) == n or len(call.input) % n:
+        return call
+    rows = len(call.input) // n
+    given = call.input.detach().reshape(n, rows, *call.input.shape[1:])
+    return replace(call, input=given, output_shape=(n, rows, *call.output_shape[1:]))
+
+
 def _memory(value: Any) -> int:
     """Address of what a tensor is a view of; 0 where it has none."""
     try:
