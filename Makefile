@@ -31,6 +31,10 @@ demo: $(STAMP)
 test: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The quick part of it, while working: every measure against its twin on one network, the spine, the symmetries.
+test-fast: setup
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
 # Changes to the source, each with the test that must notice it: says which survive.
 mutants: setup
 	$(BIN)/python tests/mutants.py

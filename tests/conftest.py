@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 import flatscope
 
+# Files that `make test-fast` runs; the others train, start processes, open a browser, or search for long.
+# fmt: off
+FAST = {
+    "bounds", "cli_bounds", "comparing_words", "contract", "effort", "errors_of_sums", "factors", "folding", "golden",
+    "graph", "labels", "layout", "losses", "mutants", "operators", "probabilities", "problem", "registry",
+    "relative_flatness", "results", "samples", "scaling", "sharpness_theorem", "store", "sweep", "table", "targets",
+    "verdicts", "walls",
+}
+# fmt: on
 SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).parent)
 
 
@@ -18,3 +28,9 @@ def pytest_configure() -> None:
     # Processes that a test starts use the flatscope of the test, whatever is installed, and find its files.
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (SOURCE, TESTS, *known))))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "papers" or item.path.stem.removeprefix("test_") not in FAST:
+            item.add_marker("slow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import os
 import subprocess
@@ -106,7 +107,12 @@ OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers
 
 LIBRARY_FILES, PAPERS_FILES = sorted(SOURCE.rglob("*.py")), sorted(PAPERS_SOURCE.rglob("*.py"))
 FILES = LIBRARY_FILES + PAPERS_FILES
-by_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE.parent)))
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed file; made once for all checks."""
+    return ast.parse(path.read_text())
 
 
 def package_of(path: Path) -> str:
@@ -190,9 +196,9 @@ def unsafe_calls(tree: ast.AST) -> list[str]:
     return found
 
 
-@by_file
-def test_imports_go_one_way(path: Path) -> None:
-    assert wrong_imports(module_name(path), ast.parse(path.read_text()), package_of(path)) == []
+def test_imports_go_one_way() -> None:
+    wrong = {str(path): wrong_imports(module_name(path), tree_of(path), package_of(path)) for path in FILES}
+    assert {path: found for path, found in wrong.items() if found} == {}
 
 
 def repeated(names: Iterable[tuple[str, str]]) -> set[str]:
@@ -205,7 +211,7 @@ def repeated(names: Iterable[tuple[str, str]]) -> set[str]:
 
 def classes(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 yield node.name, f"{path}:{node.lineno}"
 
@@ -229,7 +235,7 @@ def test_few_imports_of_our_own_hide_inside_functions() -> None:
         f"{module_name(path)}, line {line}"
         for path in FILES
         if package_of(path) == "flatscope"
-        for function in ast.walk(ast.parse(path.read_text()))
+        for function in ast.walk(tree_of(path))
         if isinstance(function, ast.FunctionDef)
         for line, _ in imports(function)
     }
@@ -239,7 +245,7 @@ def test_few_imports_of_our_own_hide_inside_functions() -> None:
 @pytest.mark.parametrize("package", ["flatscope", "flatscope_papers"])
 def test_no_module_imports_itself_by_detours(package: str) -> None:
     graph = {
-        module_name(path): {t for _, t in imports(ast.parse(path.read_text()), package) if t != module_name(path)}
+        module_name(path): {t for _, t in imports(tree_of(path), package) if t != module_name(path)}
         for path in FILES
         if package_of(path) == package
     }
@@ -247,24 +253,23 @@ def test_no_module_imports_itself_by_detours(package: str) -> None:
 
 
 def test_papers_use_no_more_of_the_librarys_inside_than_is_listed() -> None:
-    used = set().union(*(inner_imports(ast.parse(path.read_text())) for path in PAPERS_FILES))
+    used = set().union(*(inner_imports(tree_of(path)) for path in PAPERS_FILES))
     assert used == USED_INSIDE, "take what is no longer used off the list; use public names instead of adding to it"
 
 
-@by_file
-def test_files_are_short_and_named_for_what_they_hold(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST
-    assert not EMPTY_WORDS & set(path.stem.strip("_").split("_"))
+def test_files_are_short_and_named_for_what_they_hold() -> None:
+    lengths = {str(path): len(path.read_text().splitlines()) for path in FILES}
+    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
+    assert [path for path in FILES if EMPTY_WORDS & set(path.stem.strip("_").split("_"))] == []
 
 
-@by_file
-def test_nothing_is_unpickled_evaluated_or_printed(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert unsafe_calls(tree) == []
-    if (
-        path.parent.name != "cli" and path.name != "command.py"
-    ):  # results belong to the caller, progress and notes to stderr
-        assert [call.lineno for call, name in calls(tree) if name == "print"] == []
+def test_nothing_is_unpickled_evaluated_or_printed() -> None:
+    unsafe = {str(path): unsafe_calls(tree_of(path)) for path in FILES}
+    assert {path: found for path, found in unsafe.items() if found} == {}
+    # Results belong to the caller, progress and notes to stderr: only commands print.
+    silent = [path for path in FILES if path.parent.name != "cli" and path.name != "command.py"]
+    printing = [f"{path}:{call.lineno}" for path in silent for call, name in calls(tree_of(path)) if name == "print"]
+    assert printing == []
 
 
 def test_the_checks_above_find_what_they_look_for() -> None:
