@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from flatscope.context import sample_margins
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.files import Arrays
+from flatscope.formatting import number
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
@@ -115,8 +116,8 @@ class Simplex(DrawnResult):
             if high > low:
                 ax.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
             return ax.plot(places[:, 0], values, color="#0072B2")[0]
-        for number, ((x, y), side) in enumerate(zip(CORNERS, ("top", "top", "bottom"), strict=True), start=1):
-            ax.annotate(f"network {number}", (x, y), ha="center", va=side, fontsize=9)
+        for place, ((x, y), side) in enumerate(zip(CORNERS, ("top", "top", "bottom"), strict=True), start=1):
+            ax.annotate(f"network {place}", (x, y), ha="center", va=side, fontsize=9)
         ax.set_aspect("equal")
         ax.set_axis_off()
         triangles = Triangulation(places[:, 0], places[:, 1])
@@ -139,9 +140,9 @@ class Simplex(DrawnResult):
         return figure
 
     def __repr__(self) -> str:
-        corners = ", ".join(f"{float(self.loss[i]):.4g}" for i in self.vertices)
+        corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
-        return f"Simplex({size}: loss {corners} at the networks, barrier {self.barrier:.4g})"
+        return f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
 
     def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         if quantity not in ("loss", "accuracy"):

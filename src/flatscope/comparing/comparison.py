@@ -214,8 +214,9 @@ class Comparison(Result):
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         if far_apart(self.networks, str(self.meta.get("loss", ""))):
             losses = ", ".join(f"{name} {number(network.loss)}" for name, network in self.networks.items())
+            factor = number(loss_factor(self.networks), 3)
             text = (
-                f"The training losses are a factor of {loss_factor(self.networks):.3g} apart ({losses}), more than "
+                f"The training losses are a factor of {factor} apart ({losses}), more than "
                 f"{LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature are "
                 "left out of the ranking. Compare checkpoints at about the same loss."
             )
@@ -287,7 +288,7 @@ class Comparison(Result):
         for label, quantity in self._quantities.items():
             cells = [
                 number(quantity.value[name])
-                + (f" ± {quantity.total_stderr(name):.2g}" if quantity.total_stderr(name) > 0 else "")
+                + (f" ± {number(quantity.total_stderr(name), 2)}" if quantity.total_stderr(name) > 0 else "")
                 for name in self.names
             ]
             rows.append([label, *cells, str(orders[label]), self._verdicts[label].word])

@@ -208,7 +208,7 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
     if moved:
         pair = max(moved, key=lambda pair: change(quantity, pair.first, pair.second))
         percent = 100 * change(quantity, pair.first, pair.second)
-        reason = f"differs by {percent:.2g} % between {pair.first} and its copy {pair.second}"
+        reason = f"differs by {number(percent, 2)} % between {pair.first} and its copy {pair.second}"
         return Verdict("not comparable", reason, "copy")
     if len(networks) - len({pair.second for pair in copies}) == 1:
         return Verdict("equal", "the same for all of them, which are one function", "function")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.files import Arrays
+from flatscope.formatting import number
 from flatscope.landscapes.drawing import draw, side_by_side
 from flatscope.results import DrawnResult
 
@@ -105,8 +106,8 @@ class Surface(DrawnResult):
         low, high = self.heights
         poles = f", {int(self.poles.sum())} across poles" if bool(self.poles.any()) else ""
         return (
-            f"Surface({self.space}, {self.directions}, {size}: loss {self.centre:.4g} at the centre, "
-            f"{low:.4g} to {high:.4g}{poles})"
+            f"Surface({self.space}, {self.directions}, {size}: loss {number(self.centre)} at the centre, "
+            f"{number(low)} to {number(high)}{poles})"
         )
 
     def _head(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.formatting import number
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -46,11 +47,11 @@ class Estimate:
 
     def __str__(self) -> str:
         """`0.62 [0.31, 0.81] (95 %), p = 0.0012, n = 36, spearman (...)`."""
-        text = f"{self.value:.3g}"
+        text = number(self.value, 3)
         if not math.isnan(self.low):
-            text += f" [{self.low:.3g}, {self.high:.3g}] ({100 * self.confidence:g} %)"
+            text += f" [{number(self.low, 3)}, {number(self.high, 3)}] ({100 * self.confidence:g} %)"
         if not math.isnan(self.p):
-            text += f", p = {self.p:.2g}"
+            text += f", p = {number(self.p, 2)}"
         text += f", n = {self.n}"
         text += f" ({self.dropped} dropped)" if self.dropped else ""
         return text + (f", {self.method}" if self.method else "") + (f"; {self.note}" if self.note else "")

@@ -152,15 +152,15 @@ class Leases:
         for attempt in range(TRIES):
             mine = _Lease(key, this_process(), secrets.token_hex(4), ASKED, lease, time.time())
             self._put(mine)
-            others = [lease for lease in self._all() if lease.key == key and lease.nonce != mine.nonce]
-            alive = [lease for lease in others if not lease.is_over]
+            others = [other for other in self._all() if other.key == key and other.nonce != mine.nonce]
+            alive = [other for other in others if not other.is_over]
             if not alive:
-                for lease in others:
-                    self._remove(lease)
+                for other in others:
+                    self._remove(other)
                 self._put(held := mine.held_now())
                 return [mine, held]
             self._remove(mine)
-            if any(lease.state == HELD for lease in alive):
+            if any(other.state == HELD for other in alive):
                 return []
             time.sleep(random.uniform(0.01, 0.03) * 2**attempt)
         return []
