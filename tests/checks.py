@@ -99,6 +99,11 @@ def values_of(entry: Declaration, place: fs.Problem | fs.Context | Tiny, **optio
     return _VALUES[key][1]
 
 
+def with_all_draws(entry: Declaration, tiny: Tiny, options: dict[str, Any]) -> Values:
+    """Values of a measure that does not stop before the draws that the options ask for."""
+    return _values(fs.measure(tiny.problem(), entry.name, options={entry.name: options}, precision=0))
+
+
 def quick(entry: Declaration, place: fs.Problem | fs.Context | Tiny) -> Values:
     """Values of a measure with the options that make it quick."""
     return values_of(entry, place, **QUICK.get(entry.name, {}))
@@ -309,7 +314,9 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
     other = transformed(tiny, symmetry)
     options = STRONG_OPTIONS.get((entry.name, symmetry), {})
-    before, after = (values_of(entry, network, **options) for network in (tiny, other))
+    before, after = (
+        with_all_draws(entry, network, options) if options else values_of(entry, network) for network in (tiny, other)
+    )
     if entry.per == "network":  # a product over layers may stand still while its factors move
         before = {key: value for key, value in before.items() if key[0] == ""}
         if not before:
