@@ -48,6 +48,23 @@ class Tied(nn.Module):
         return self.second(torch.sigmoid(self.first(x))) + (x * self.first.weight.exp().sum(1)) ** 2
 
 
+class Flattened(nn.Module):
+    """Layers that are given the positions of all samples as rows, as GPT-2's are."""
+
+    def __init__(self, smooth: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 5), nn.Linear(5, 4, bias=False), nn.Linear(4, 3)
+        self.bend = torch.tanh if smooth else torch.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.second(self.bend(self.first(x.reshape(-1, 3))))
+        return self.head(self.bend(rows.reshape(len(x), -1, 4)).sum(1))
+
+
+def flattened() -> Tiny:
+    return _built("flat", Flattened(True), (6, 3), 3, ("first", "second", "head"), piecewise_linear=False)
+
+
 def recurrent() -> Tiny:
     return _built("recurrent", Recurrent(), (2, 4), 3, ("conv", "step", "head"), chain=False, piecewise_linear=False)
 
@@ -105,7 +122,7 @@ def expected_of(measure: str, written: Written, layer: str) -> Tensor:
     return torch.einsum("st,siti->", rows @ rows.T, blocks)
 
 
-NETWORKS = [smooth, attention, recurrent, tied, mlp, texts]
+NETWORKS = [smooth, attention, recurrent, tied, flattened, mlp, texts]
 
 
 @pytest.mark.parametrize("measure", NAMES)
@@ -156,6 +173,47 @@ def test_weights_used_several_times_are_covered_and_hidden_uses_found() -> None:
     unseen = find_unseen(Context(attention().problem()))
     assert {"norm.weight", "norm.bias", "attend.in_proj_weight"} <= unseen.keys()
     assert not {"mix.weight", "mix.bias", "head.weight", "head.bias"} & unseen.keys()
+
+
+def test_sequences_flattened_into_rows_are_covered() -> None:
+    assert find_unseen(Context(flattened().problem())) == {}
+    tiny = _built("flat", Flattened(False), (6, 3), 3, ("first", "second", "head"))
+    names = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "layer_max_eigenvalue"]
+    table = fs.measure(tiny.problem(), names)
+    assert table.to_frame()["exact"].all()
+    assert not table.to_frame()["reason"].str.contains("products|axis").any()
+    written = Written(tiny)
+    for name in names[1:]:
+        for layer in tiny.layers:
+            found = table.units(name, layer) if name == "rho_unit" else table.layer(name)[layer]
+            expected = expected_of(name, written, layer)
+            torch.testing.assert_close(
+                torch.as_tensor(found, dtype=torch.float64),
+                expected,
+                rtol=1e-6 if "eigen" in name else 1e-9,
+                atol=1e-12,
+            )
+
+
+class Crossed(nn.Module):
+    """Rows in another order: position by position, all samples of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.relu(self.first(x.transpose(0, 1).reshape(-1, 3)))
+        return self.head(rows.reshape(-1, len(x), 4).sum(0))
+
+
+def test_rows_in_another_order_are_not_taken_for_samples() -> None:
+    tiny = _built("crossed", Crossed(), (6, 3), 3, ("first", "head"))
+    assert "first.weight" in find_unseen(Context(tiny.problem()))
+    written = Written(tiny)
+    table = fs.measure(tiny.problem(), "layer_trace")
+    for layer in tiny.layers:
+        assert table.layer("layer_trace")[layer] == pytest.approx(float(expected_of("layer_trace", written, layer)))
 
 
 def test_float32_is_checked_with_a_tolerance_that_fits() -> None:

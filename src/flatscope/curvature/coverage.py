@@ -76,6 +76,13 @@ def recorded_forward(ctx: Context, inputs: Inputs) -> tuple[Params, Tensor, list
     return leaves, outputs, recorder.calls
 
 
+def rows_per_sample(ctx: Context) -> dict[str, int]:
+    """{weight: rows of its input for each sample}: 1, or the positions of a sequence that was flattened into rows."""
+    inputs = ctx.problem.example()
+    n = len(parts_of(inputs)[0])
+    return {call.weight: max(1, len(call.input) // n) for call in recorded_forward(ctx, inputs)[2]}
+
+
 def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]:
     """Weights whose input has other rows than the samples, found by running each sample by itself.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.estimators import Operator
 from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
@@ -165,7 +166,9 @@ def _empty_blocks(ctx: Context, left_out: dict[str, str]) -> Iterator[tuple[str,
     sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
     needs = {}
     for layer in layers:
-        per_sample = k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(layer) else k * sizes[layer.weight]
+        per_sample = (
+            k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(ctx, layer) else k * sizes[layer.weight]
+        )
         needs[layer.weight] = -(-n // ranks.size) * per_sample * item  # of the largest share: all decide alike
     left, kept = KEPT_BYTES, set()
     for weight, need in sorted(needs.items(), key=lambda entry: entry[1]):
@@ -177,14 +180,16 @@ def _empty_blocks(ctx: Context, left_out: dict[str, str]) -> Iterator[tuple[str,
         if weight in left_out:
             yield weight, curvature_operator(ctx, [weight])
         elif weight in kept:
-            yield weight, FactoredBlock(size, n, ranks) if _on_vectors(layer) else GradientBlock(size, n, ranks)
+            yield weight, FactoredBlock(size, n, ranks) if _on_vectors(ctx, layer) else GradientBlock(size, n, ranks)
         elif size <= DENSE_WEIGHTS and k <= MOST_COLUMNS:
             yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device), n)
         else:
             yield weight, GaussNewton(ctx, [weight])
 
 
-def _on_vectors(layer: Layer) -> bool:
+def _on_vectors(ctx: Context, layer: Layer) -> bool:
+    if ctx.sweep(rows_per_sample).get(layer.weight, 1) > 1:
+        return False
     return layer.kind == "dense" and len(layer.input_shape) == 1 and layer.uses == 1
 
 
