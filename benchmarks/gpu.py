@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 Row = Callable[[Settings], Iterator[Stage]]
 
 
-class OutOfTime(Exception):  # noqa: N818
+class OutOfTime(BaseException):
     """The row's limit has passed."""
 
 

@@ -19,6 +19,7 @@ from flatscope.context import Context, Effort
 from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
 from flatscope.guards import let_go, precise_math, untouched_randomness
+from flatscope.network.plain import only_rearranges
 from flatscope.planning import PlannedMeasure, Schedule, make_schedule
 from flatscope.problem import Problem
 from flatscope.progress import progress
@@ -303,7 +304,10 @@ def _laid_out(
 
 def _point(ctx: Context, entry: Declaration) -> Context:
     """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
-    if entry.on_folded or entry.needs & {"layers", "every_layer", "chain"}:
+    of_layers = entry.on_folded or entry.needs & {"layers", "every_layer", "chain"}
+    # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.
+    in_any_order = entry.cost != "light" and "initial" not in entry.needs and only_rearranges(ctx.problem.plain.model)
+    if of_layers or in_any_order:
         ctx = ctx.sweep(plain_context)
     if entry.on_folded and has_batchnorm(ctx.problem.model):
         ctx = ctx.sweep(folded_context)

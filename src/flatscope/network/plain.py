@@ -158,6 +158,22 @@ def uncovered(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def only_rearranges(model: nn.Module) -> bool:
+    """Whether the new parameters of a plain network are the given ones in another order, each entry once.
+
+    Then whatever does not depend on the order of parameters (traces, eigenvalues, norms) is the same on both.
+    """
+    plan, params = plan_of(model), dict(model.named_parameters())
+    if plan is None:
+        return True
+    counts: dict[str, int] = {}
+    for key, name in plan.acting.items():
+        if key[0] != "view":
+            return False
+        counts[key[1]] = counts.get(key[1], 0) + params[name].numel()  # views of one parameter do not overlap
+    return all(count == params[name].numel() for name, count in counts.items())
+
+
 def plan_of(model: nn.Module) -> WeightPlan | None:
     """What a plain network answers in other words; None where nothing."""
     return getattr(model, _PLAN, None)
