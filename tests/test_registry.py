@@ -89,6 +89,7 @@ def test_a_name_that_is_taken_is_refused_with_both_places() -> None:
     assert declarations()["margin"] is known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["import flatscope.registry", "import flatscope.bounds.psi"])
 def test_the_list_is_complete_whatever_was_imported_before(first: str) -> None:
     """And a name of ours is refused to others before it is loaded."""
