@@ -91,6 +91,7 @@ USED_INSIDE = {
     "flatscope.symmetries.path_matrix",
     "flatscope.symmetries.scaling",
     "flatscope.training.data",
+    "flatscope.training.data_set",
     "flatscope.training.label_noise",
     "flatscope.training.langevin",
     "flatscope.training.loop",

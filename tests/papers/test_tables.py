@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 
 from flatscope.errors import InputError
 from flatscope.sweeps.store import Store
+from flatscope.training.data import load
+from flatscope.training.data_set import Raw
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
 from flatscope_papers.declaration import Config, Measured, each_trial, name_of
 from flatscope_papers.former_names import take_over, with_former_names
 from flatscope_papers.known_studies import FOLDERS
+from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
 from flatscope_papers.tables import words_of
 
 FILE = """
@@ -123,3 +127,12 @@ def test_what_the_first_version_stored_is_taken_over() -> None:
     assert store.read(config).metrics == {"loss": 0.5}
     assert store.read(config).frame("history")["epoch"].tolist() == [1]
     assert {"seed": 2} not in store
+
+
+@pytest.mark.parametrize("function", [digits_as_mnist, digits_as_cifar10])
+def test_images_of_smoke_runs_are_standardised_as_named_sets_are(function: Callable[[], Raw]) -> None:
+    x, _ = load(name_of(function), train_size=100, test_size=0).train
+    assert x.mean(dim=(0, 2, 3)).abs().max() < 1e-5
+    assert (x.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
+    plain, _ = load(name_of(function), train_size=100, test_size=0, standardize=False).train
+    assert (plain.min(), plain.max()) == (0, 1)

@@ -105,6 +105,8 @@ def from_npz(path: Path) -> Raw:
 def from_function(spec: str) -> Raw | DataSource:
     """What a user's function without arguments returns: samples as arrays, or something to read samples from."""
     name, made = spec.rpartition(":")[2], find_factory(spec)()
+    if isinstance(made, Raw):  # a set of ours under construction, handled like those with a name
+        return made
     if isinstance(made, Data):
         train, test = _as_arrays(made.train), _as_arrays(made.test) if made.test else None
         return Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, own=True, ready=made)

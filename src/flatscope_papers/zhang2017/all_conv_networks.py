@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.training.data import load
+from flatscope.training.data_set import Raw
 from flatscope.training.models import all_conv, build
 from flatscope_papers.declaration import Runs, Stage, name_of
+from flatscope_papers.smoke_data import ten_classes
 from flatscope_papers.tables import grid
 from flatscope_papers.theory.polynomial import PolynomialActivation
 
 POOL = 8_000
 SIZES = grid(__name__)
 
-Samples = tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-
 
 @functools.cache
-def halved_cifar10() -> Samples:
+def halved_cifar10() -> Raw:
     """8,000 training and 2,000 test images of CIFAR-10, each 2×2 block of pixels averaged: 3×16×16.
 
     Kept once read: unpacking all of CIFAR-10 takes longer than training a small network.
@@ -42,7 +42,7 @@ def halved_cifar10() -> Samples:
     assert data.test is not None
     (x, y), (test_x, test_y) = data.train, data.test
     halves = [functional.avg_pool2d(images, 2).numpy() for images in (x, test_x)]
-    return (halves[0], y.numpy()), (halves[1], test_y.numpy())
+    return ten_classes("halved_cifar10", (halves[0], y.numpy()), (halves[1], test_y.numpy()))
 
 
 class ClippedPolynomial(nn.Module):
