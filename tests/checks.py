@@ -48,8 +48,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "geometric_margin": {"restarts": 3},
     "expected_sharpness": {"draws": 100},
     "flatness_radius": {"directions": 20},
-    "feature_robustness": {"restarts": 1, "steps": 10},
-    "psi_epsilon": {"restarts": 1, "steps": 10},
     "psi_expected": {"draws": 20},
     "perturbation_robustness": {"draws": 4},
 }
