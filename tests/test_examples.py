@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import flatscope
+import flatscope_papers
 from flatscope import InputError, Problem, measure
 from flatscope.cli.sources import load_model
 from flatscope.training.data import load
@@ -25,7 +26,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LABELS = ROOT / "examples" / "true_and_random_labels.py"
 MODULES = [
     found.name
-    for found in pkgutil.walk_packages(flatscope.__path__, "flatscope.")
+    for package in (flatscope, flatscope_papers)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not found.name.endswith("__main__")
 ]
 
