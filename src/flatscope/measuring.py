@@ -395,8 +395,6 @@ def _explained(row: dict[str, Any], entry: Declaration) -> dict[str, Any]:
 
 
 def _as_array(value: float | Tensor | None) -> np.ndarray[Any, Any]:
-    if value is None:
-        return np.array([math.nan])
     if isinstance(value, Tensor):
         return value.detach().double().cpu().reshape(-1).numpy()
-    return np.array([float(value)])
+    return np.array([math.nan if value is None else float(value)])
