@@ -31,8 +31,7 @@ class Meaning:
         linear: what it is as a function of its tensors.
         paths: what it does to sums over paths; None: there are none through it.
         stretch: how far it can stretch; None: unknown, unless `slope` says it.
-        slope: largest slope of a function that is the same for every entry, where that alone bounds it.
-        homogeneous: whether f(c x) = c f(x) for every c > 0, whatever its other arguments; None where they decide.
+        slope: largest slope of a smooth function that is the same for every entry.
         creates: whether it takes no more than shape and type from its tensors.
         identity: whether it changes nothing but type, place or memory (dropout is off).
         moves: whether entries only change places, are repeated or dropped.
@@ -46,7 +45,6 @@ class Meaning:
     paths: path_rules.Rule | None = None
     stretch: stretch_rules.Rule | None = None
     slope: float | None = None
-    homogeneous: bool | None = False
     creates: bool = False
     identity: bool = False
     moves: bool = False
@@ -57,28 +55,22 @@ class Meaning:
 
 # Families ------------------------------------------------------------------------------------------------------------
 
-MOVE = Meaning(
-    scales.move, PIECES, path_rules.move, stretch_rules.move, homogeneous=True, moves=True, takes_vectors=True
-)
-KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, 1.0, homogeneous=True, writes_safely=True)
+MOVE = Meaning(scales.move, PIECES, path_rules.move, stretch_rules.move, moves=True, takes_vectors=True)
+KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, writes_safely=True)
 SAME = replace(KEEP, identity=True)
 CAST = replace(SAME, paths=path_rules.cast, writes_safely=False)
 BEND = Meaning(scales.bend)
 CREATE = Meaning(scales.create, PIECES, creates=True)
-LAYER = Meaning(None, PRODUCT, path_rules.layer, stretch_rules.layer, homogeneous=None)
-POOL = Meaning(scales.pool, PIECES, homogeneous=True)
+LAYER = Meaning(None, PRODUCT, path_rules.layer, stretch_rules.layer)
+POOL = Meaning(scales.pool, PIECES)
 MAX_POOL = replace(POOL, paths=path_rules.max_pool, stretch=stretch_rules.max_pool)
 AVERAGE_POOL = replace(POOL, paths=path_rules.average_pool, stretch=stretch_rules.linear_pool)
-ADD = Meaning(
-    scales.add, PIECES, path_rules.add, stretch_rules.add, homogeneous=True, takes_vectors=True, writes_safely=True
-)
-EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, homogeneous=True, takes_vectors=True)
-REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_entries, homogeneous=True)
-BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise, 1.0, homogeneous=None)
-COMPARE = Meaning(scales.compare, PIECES, homogeneous=None)
-MATRIX = Meaning(
-    scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product, homogeneous=None
-)
+ADD = Meaning(scales.add, PIECES, path_rules.add, stretch_rules.add, takes_vectors=True, writes_safely=True)
+EXTREME = Meaning(scales.add, PIECES, path_rules.maximum, stretch_rules.maximum, takes_vectors=True)
+REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_entries)
+BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise)
+COMPARE = Meaning(scales.compare, PIECES)
+MATRIX = Meaning(scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product)
 NORMALISE = Meaning(takes_vectors=True)  # a wall with a scale and a shift of its own
 
 
@@ -98,13 +90,14 @@ TABLE: dict[str, Meaning] = {
         """view reshape flatten unflatten ravel permute transpose t T mT H mH movedim moveaxis swapaxes swapdims squeeze
         unsqueeze expand expand_as repeat repeat_interleave tile broadcast_to broadcast_tensors cat stack hstack vstack
         dstack chunk split split_with_sizes tensor_split unbind select narrow getitem flip fliplr flipud roll rot90
-        index_select gather take_along_dim pixel_shuffle pixel_unshuffle channel_shuffle tril triu diagonal diag_embed
+        index_select pixel_shuffle pixel_unshuffle channel_shuffle tril triu diag_embed
         unfold view_as reshape_as hsplit vsplit atleast_1d atleast_2d atleast_3d copy""",
         MOVE,
     ),
+    **_each("gather take_along_dim diagonal", replace(MOVE, scale=scales.choose)),
     **_each("detach data", replace(MOVE, paths=path_rules.same, stretch=stretch_rules.entrywise, identity=True)),
     **_each("setitem", replace(MOVE, scale=scales.set_item, paths=None, stretch=None)),
-    **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, homogeneous=None, moves=False)),
+    **_each("pad", replace(MOVE, scale=scales.pad, paths=path_rules.pad_paths, moves=False)),
     **_each(
         "masked_fill",
         replace(
@@ -112,7 +105,6 @@ TABLE: dict[str, Meaning] = {
             scale=scales.masked_fill,
             paths=path_rules.masked_fill,
             stretch=stretch_rules.entrywise,
-            homogeneous=None,
             moves=False,
         ),
     ),
@@ -124,7 +116,7 @@ TABLE: dict[str, Meaning] = {
     ),
     **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
     **_each("to float double half bfloat16 type type_as cpu cuda", CAST),
-    **_each("leaky_relu", replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky, slope=None)),
+    **_each("leaky_relu", replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky)),
     **_each(
         "prelu",
         replace(
@@ -133,13 +125,12 @@ TABLE: dict[str, Meaning] = {
             linear=PRODUCT,
             paths=path_rules.leaky,
             stretch=stretch_rules.leaky,
-            slope=None,
             takes_vectors=True,
             writes_safely=False,
         ),
     ),
-    **_each("clamp clamp_min clamp_max clip", replace(BOUND, writes_safely=True)),
-    **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None, slope=None)),
+    **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
+    **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),
     **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0)),
     **_each("softshrink hardshrink", replace(BEND, linear=PIECES)),
     **_bends(
@@ -147,7 +138,7 @@ TABLE: dict[str, Meaning] = {
         sigmoid=0.25,
         softplus=1.0,
         softsign=1.0,
-        logsigmoid=1.0,
+        log_sigmoid=1.0,
         gelu=1.13,  # 1.1289 at the square root of 2; a little more where it is approximated
         silu=1.1,
         sin=1.0,
@@ -166,7 +157,6 @@ TABLE: dict[str, Meaning] = {
             PRODUCT,
             path_rules.scale,
             stretch_rules.scale,
-            homogeneous=None,
             takes_vectors=True,
             multiplies=True,
             writes_safely=True,
@@ -179,7 +169,6 @@ TABLE: dict[str, Meaning] = {
             RATIO,
             path_rules.scale,
             stretch_rules.scale,
-            homogeneous=None,
             takes_vectors=True,
             multiplies=True,
             writes_safely=True,
@@ -201,7 +190,7 @@ TABLE: dict[str, Meaning] = {
         for end in ("", "_with_indices")
     },
     **{f"{kind}avg_pool{n}": AVERAGE_POOL for kind in ("", "adaptive_") for n in _DIMENSIONS},
-    **_each("interpolate upsample", replace(POOL, paths=path_rules.interpolate, stretch=stretch_rules.linear_pool)),
+    **_each("interpolate", replace(POOL, paths=path_rules.interpolate, stretch=stretch_rules.linear_pool)),
     **_each("lp_pool1d lp_pool2d lp_pool3d", replace(POOL, linear=CURVED)),
     **_each("max_unpool1d max_unpool2d max_unpool3d", POOL),
     **_each("matmul", MATRIX),
@@ -209,7 +198,7 @@ TABLE: dict[str, Meaning] = {
     **_each("embedding", replace(LAYER, paths=None, stretch=None)),
     **_each(
         "batch_norm",
-        Meaning(None, PRODUCT, path_rules.batch_norm, stretch_rules.batch_norm, homogeneous=None, takes_vectors=True),
+        Meaning(None, PRODUCT, path_rules.batch_norm, stretch_rules.batch_norm, takes_vectors=True),
     ),
     **_each("layer_norm group_norm instance_norm rms_norm local_response_norm", NORMALISE),
     **_each("scaled_dot_product_attention", Meaning(scales.attention)),

@@ -59,7 +59,7 @@ class Paths:
 
     def power(self, weight: Tensor | float) -> Tensor:
         """|w|^p, in float64."""
-        return torch.as_tensor(weight).detach().double().abs().pow(self.p)
+        return torch.as_tensor(weight, dtype=torch.float64).detach().abs().pow(self.p)
 
     def one_signal(self, op: Operation) -> Tensor:
         """The only tensor among the arguments that paths lead to."""
@@ -263,7 +263,7 @@ def interpolate(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 def leaky(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """The steeper of the two slopes."""
     x = paths.one_signal(op)
-    slope = torch.as_tensor(op.named("input", "negative_slope").get("negative_slope", 0.01))
+    slope = op.named("input", "negative_slope").get("negative_slope", 0.01)
     if op.name == "prelu":
         slope = op.named("input", "weight")["weight"]
         slope = slope.reshape(-1, *[1] * (x.ndim - 2)) if slope.numel() > 1 and x.ndim > 1 else slope

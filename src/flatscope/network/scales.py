@@ -56,6 +56,12 @@ def move(step: Step) -> Any:
     return function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
 
 
+def choose(step: Step) -> Any:
+    """Which entries are taken may differ from unit to unit, so that units are no longer alike."""
+    step.book.pin_units(step.first, step.op.place)
+    return move(step)
+
+
 def pad(step: Step) -> Any:
     """Padding with zeros ties nothing; any other constant is a constant."""
     given = step.op.named("input", "pad", "mode", "value")
@@ -183,10 +189,11 @@ def divide(step: Step) -> Tensor | None:
 
 
 def compare(step: Step) -> Tensor | None:
-    """Comparing with zero does not depend on a positive scale."""
+    """Comparing with zero does not depend on a positive scale; which unit it is about can no longer be told."""
     other = step.op.args[1] if len(step.op.args) > 1 else step.op.kwargs.get("other")
     if isinstance(other, Tensor) or other != 0:
         return None
+    step.book.pin_units(step.first, step.op.place)
     return torch.ones(step.result.shape, dtype=torch.float64)
 
 

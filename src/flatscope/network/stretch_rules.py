@@ -81,7 +81,7 @@ def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: An
 def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The steeper of the two slopes."""
     given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
-    slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)))
+    slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)), dtype=torch.float64)
     return _one(known, op, signals) + _log(max(1.0, float(slope.abs().max())))
 
 
@@ -117,7 +117,8 @@ def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
     """The largest factor."""
     given = op.named("input", "other")
     signal = given["input"] if known.knows(given["input"]) else given["other"]
-    factor = torch.as_tensor(given["other"] if signal is given["input"] else given["input"]).double().abs()
+    constant = given["other"] if signal is given["input"] else given["input"]
+    factor = torch.as_tensor(constant, dtype=torch.float64).abs()
     if op.name == "div":
         if signal is not given["input"] or given.get("rounding_mode"):
             known.refuse(op)
