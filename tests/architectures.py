@@ -368,6 +368,12 @@ def pictures(pixels: int) -> tuple[Tensor, Tensor]:
     return torch.randn(SAMPLES, 3, pixels, pixels, generator=torch.Generator().manual_seed(1)), labels()
 
 
+def outputs(raw: Any) -> Tensor:
+    """The logits of whatever a model returns."""
+    found: Tensor = getattr(raw, "logits", raw)
+    return found
+
+
 def labels() -> Tensor:
     """Every class at least once."""
     return torch.arange(SAMPLES) % CLASSES

@@ -104,9 +104,9 @@ def unpooled(x: Tensor, n: int) -> Tensor:
     return made
 
 
-def written(x: Tensor) -> Tensor:
-    """Half of a signal in the midst of zeros."""
-    target = x.new_zeros(x.shape)
+def written(x: Tensor, into: Tensor | None = None) -> Tensor:
+    """Half of a signal in the midst of zeros, or of another one."""
+    target = x.new_zeros(x.shape) if into is None else into.clone()
     target[:, 1:3] = x[:, :2]
     return target
 
@@ -149,8 +149,7 @@ def _movers() -> dict[str, list[Use]]:
     halves = {name: one(lambda x, name=name: getattr(x, name)(2, 1)) for name in ("chunk", "split", "tensor_split")}
     squares = {name: one(lambda x, name=name: getattr(x, name)(), 3, 3) for name in ("tril", "triu")}
     like = {
-        name: one(lambda x, name=name: getattr(x, name)(torch.empty(len(x), 2, 2)))
-        for name in ("view_as", "reshape_as")
+        name: [Use(lambda x, y, name=name: getattr(x, name)(y), ((4,), (2, 2)))] for name in ("view_as", "reshape_as")
     }
     return (
         by_axis
@@ -171,12 +170,12 @@ def _movers() -> dict[str, list[Use]]:
             "squeeze": one(lambda x: x.squeeze(2), 4, 1),
             "unsqueeze": one(lambda x: x.unsqueeze(1)),
             "expand": one(lambda x: x.expand(-1, -1, 3), 4, 1),
-            "expand_as": one(lambda x: x.expand_as(torch.empty(len(x), 4, 3)), 4, 1),
+            "expand_as": [Use(Tensor.expand_as, ((4, 1), (4, 2)))],
             "repeat": one(lambda x: x.repeat(1, 2)),
             "repeat_interleave": one(lambda x: x.repeat_interleave(2, dim=1)),
             "tile": one(lambda x: x.tile(1, 2)),
             "broadcast_to": one(lambda x: torch.broadcast_to(x, (len(x), 4, 3)), 4, 1),
-            "broadcast_tensors": one(lambda x: torch.broadcast_tensors(x, torch.empty(len(x), 4, 3))[0], 4, 1),
+            "broadcast_tensors": [Use(lambda x, y: torch.broadcast_tensors(x, y)[0], ((4, 1), (4, 2)))],
             "cat": [Use(lambda x, y: torch.cat([x, y, x], 1), ((4,), (4,)))],
             "split_with_sizes": one(lambda x: x.split_with_sizes([1, 3], 1)),
             "unbind": one(lambda x: x.unbind(1)),
@@ -189,8 +188,8 @@ def _movers() -> dict[str, list[Use]]:
             "roll": one(lambda x: x.roll(1, 1)),
             "rot90": one(torch.rot90),
             "index_select": one(lambda x: x.index_select(1, INDEX)),
-            "gather": one(lambda x: x.gather(1, INDEX.expand(len(x), -1))),
-            "take_along_dim": one(lambda x: x.take_along_dim(INDEX.expand(len(x), -1), 1)),
+            "gather": one(lambda x: x.gather(2, PLACES.expand(len(x), -1, -1)), 4, 2),
+            "take_along_dim": one(lambda x: x.take_along_dim(PLACES.expand(len(x), -1, -1), 2), 4, 2),
             "pixel_shuffle": one(lambda x: functional.pixel_shuffle(x, 2), 4, 2, 1),
             "pixel_unshuffle": one(lambda x: functional.pixel_unshuffle(x, 2), 2, 2, 2),
             "channel_shuffle": one(lambda x: functional.channel_shuffle(x, 2), 4, 2, 1),
@@ -202,8 +201,8 @@ def _movers() -> dict[str, list[Use]]:
             "atleast_1d": one(lambda x: torch.atleast_1d(x[:, 0])),
             "atleast_2d": one(lambda x: torch.atleast_2d(x[:, 0])),
             "atleast_3d": one(torch.atleast_3d),
-            "copy": one(lambda x: x.new_zeros(len(x), 2, 4).copy_(x.unsqueeze(1))),
-            "setitem": one(written),
+            "copy": [Use(lambda x, y: x.clone().copy_(y), ((4,), (4,)))],
+            "setitem": [*one(written), Use(written, ((4,), (4,)))],
             "pad": one(lambda x: functional.pad(x, (1, 2))) + one(lambda x: functional.pad(x, (1, 2), value=1.5)),
             "masked_fill": one(lambda x: x.masked_fill(MASK, 0.0)) + one(lambda x: x.masked_fill(MASK, 1.5)),
         }
@@ -230,9 +229,9 @@ def _entrywise() -> dict[str, list[Use]]:
         "dropout3d",
         "feature_dropout",
     ):
-        place = torch if name == "feature_dropout" else functional
+        drop = getattr(torch if name == "feature_dropout" else functional, name)
         shape = (2, *[2] * int(name[-2])) if name.endswith("d") and name[-2].isdigit() else (2, 3)
-        found[name] = one(lambda x, drop=getattr(place, name): drop(x, 0.5, False), *shape)
+        found[name] = one(lambda x, drop=drop: drop(x, 0.5, False), *shape)
     positive = {
         name: one(lambda x, name=name: getattr(torch, name)(x.abs())) for name in ("log", "log1p", "sqrt", "rsqrt")
     }
@@ -249,7 +248,7 @@ def _entrywise() -> dict[str, list[Use]]:
             "rrelu": one(lambda x: functional.rrelu(x, 0.2, 0.2)),
             "to": one(lambda x: x.to(torch.float64)),
             "type": one(lambda x: x.type(torch.float64)),
-            "type_as": one(lambda x: x.type_as(WEIGHT)),
+            "type_as": [*one(lambda x: x.type_as(WEIGHT)), Use(Tensor.type_as, ((4,), (4,)))],
             "leaky_relu": one(lambda x: functional.leaky_relu(x, 0.3)) + one(lambda x: functional.leaky_relu(x, -1.7)),
             "prelu": [Use(functional.prelu, weight=VECTOR)],
             "clamp": one(lambda x: x.clamp(min=0)) + one(lambda x: x.clamp(-1, 1)),
@@ -295,13 +294,12 @@ def _mixing() -> dict[str, list[Use]]:
         found[name] = [*one(lambda x, name=name: getattr(x.relu(), name)(0)), *call(Tensor, 3.9375)(name)]
     found["gt"] += [Use(torch.gt, ((4,), (4,)))]
     for n in (1, 2, 3):
-        of = functional
         for kind in ("max", "adaptive_max"):
             found[f"{kind}_pool{n}d"] = pools(partial(_pool, f"{kind}_pool{n}d"), n)
             found[f"{kind}_pool{n}d_with_indices"] = pools(partial(_pool, f"{kind}_pool{n}d_with_indices"), n)
         for kind in ("avg", "adaptive_avg"):
             found[f"{kind}_pool{n}d"] = pools(partial(_pool, f"{kind}_pool{n}d"), n)
-        found[f"lp_pool{n}d"] = pools(lambda x, pool=getattr(of, f"lp_pool{n}d"): pool(x.abs(), 2, 2), n)
+        found[f"lp_pool{n}d"] = pools(lambda x, n=n: getattr(functional, f"lp_pool{n}d")(x.abs(), 2, 2), n)
         found[f"max_unpool{n}d"] = pools(partial(unpooled, n=n), n)
         found[f"conv{n}d"] = convolution(f"conv{n}d", n)
         found[f"conv_transpose{n}d"] = convolution(f"conv_transpose{n}d", n)
@@ -318,6 +316,7 @@ def _mixing() -> dict[str, list[Use]]:
         "matmul": [
             Use(lambda x, w: x @ w.T, weight=WEIGHT),
             Use(lambda x, w: w @ x, ((4, 2),), WEIGHT),
+            Use(lambda x, w: w.reshape(2, 3, 2) @ x.reshape(-1, 2, 2, 1), weight=WEIGHT),
             Use(torch.matmul, ((2, 2), (2, 2))),
         ],
         "linear": [Use(lambda x, w: functional.linear(x, w, VECTOR[:3]), weight=WEIGHT)],

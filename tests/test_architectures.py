@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pytest
 import torch
-from architectures import architectures
-from torch import Tensor
+from architectures import architectures, outputs
 
 import flatscope as fs
-
-
-def outputs(raw: Any) -> Tensor:
-    found: Tensor = getattr(raw, "logits", raw)
-    return found
 
 
 @pytest.mark.parametrize("name", architectures())

@@ -1,9 +1,8 @@
 """The table of operations against the operations themselves: every entry is held to what torch computes.
 
-What an operation does is observed numerically on its uses (tests/operation_examples.py). Then the interpreters run on
-the same uses with the table as it is, and must say the same; and with every word of every entry changed, one at a time,
-and must say something else. Numbers are multiples of small powers of two, so that differences, rescalings by powers of
-two and casts to short types are exact.
+What an operation does is observed numerically (operations_observed.py) on its uses (operation_examples.py). Then the
+interpreters run on the same uses with the table as it is, and must say the same; and with every word of every entry
+changed, one at a time, and must say something else.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from operation_examples import EXAMPLES, NAMES, SAMPLES, Use
+from operations_observed import drawn, free_components, observed, tensors_and_directions
 from torch import Tensor, nn
 
 from flatscope.errors import NotApplicable
@@ -33,140 +33,6 @@ from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 
 READ_AS_LAYERS = {*LAYER_CALLS, "batch_norm"}  # the reading of scales does not ask the table about them
-
-
-# What an operation does, observed ------------------------------------------------------------------------------------
-
-
-def grid(use: Use) -> float:
-    """Distance of the numbers that are drawn: all entries differ by it at least, and from every kink by half of it."""
-    entries = SAMPLES * sum(math.prod(shape) for shape in use.shapes)
-    return 4.0 / max(32, 2 ** math.ceil(math.log2(entries + 2)))
-
-
-def drawn(use: Use, seed: int) -> list[Tensor]:
-    """Signals with distinct entries of both signs, below 4."""
-    step, generator = grid(use), torch.Generator().manual_seed(seed)
-    sizes = [SAMPLES * math.prod(shape) for shape in use.shapes]
-    numbers = (torch.randperm(int(4 / step) - 1, generator=generator)[: sum(sizes)].double() + 0.5) * step
-    numbers *= 2.0 * torch.randint(0, 2, numbers.shape, generator=generator) - 1
-    return [part.reshape(SAMPLES, *shape) for part, shape in zip(numbers.split(sizes), use.shapes, strict=True)]
-
-
-def with_extremes(use: Use) -> Iterator[list[Tensor]]:
-    """Draws in which every entry is the largest once, once the smallest, and once near zero."""
-    n, step = sum(SAMPLES * math.prod(shape) for shape in use.shapes), grid(use)
-    for place in range(n):
-        for value in (4 - step / 2, step / 2 - 4, 2.25 * step):
-            flat = flattened(drawn(use, place))
-            flat[place] = value
-            yield shaped(use, flat)
-
-
-def flattened(signals: list[Tensor]) -> Tensor:
-    return torch.cat([signal.flatten() for signal in signals])
-
-
-def shaped(use: Use, flat: Tensor) -> list[Tensor]:
-    sizes = [SAMPLES * math.prod(shape) for shape in use.shapes]
-    return [part.reshape(SAMPLES, *shape) for part, shape in zip(flat.split(sizes), use.shapes, strict=True)]
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What one use of an operation does.
-
-    Attributes:
-        slopes: (draws, outputs, inputs) differences over steps.
-        constant: (outputs,) what it gives for zeros.
-        curved: by the tensors that change together: whether it is curved in them.
-        linear_paths: whether f(x) − f(0) is piecewise linear and positively homogeneous.
-            by_truth: whether it gives truth values.
-        is_first: whether the result is the first signal.
-        is_fixed: whether the result is the same whatever the signals.
-        moves: whether it commutes with every function of single entries.
-        mirrors: whether it does the same to every channel.
-    """
-
-    slopes: Tensor
-    constant: Tensor
-    curved: dict[tuple[int, ...], bool]
-    linear_paths: bool
-    by_truth: bool
-    is_first: bool
-    is_fixed: bool
-    moves: bool
-    mirrors: bool
-
-
-@functools.cache
-def observed(use: Use) -> Observed:
-    """Everything that can be seen of a use by running it."""
-    draws = [*(drawn(use, seed) for seed in range(5)), *with_extremes(use)]
-    results, zero = [use(*x) for x in draws], use(*[torch.zeros_like(part) for part in draws[0]])
-    larger = [use(*[4 * part for part in x]) for x in draws]
-    slopes = torch.stack([differences(use, x) for x in draws[:5] + draws[5::3] + draws[6::3]])
-    made = use.function(*draws[0], *([] if use.weight is None else [use.weight]))
-    one_tensor = isinstance(made, Tensor) and made.shape == draws[0][0].shape and len(use.shapes) == 1
-    bent = [use(*map(bend, x)) for x in draws]
-    swapped = [use(*[part.flip(1) for part in x]).reshape(made.shape).flip(1) for x in draws] if one_tensor else []
-    alone = one_tensor and bool((slopes - slopes.diagonal(dim1=1, dim2=2).diag_embed() == 0).all())
-    curved = curvatures(use)
-    homogeneous = all(torch.allclose(4 * (y - zero), z - zero, atol=1e-9) for y, z in zip(results, larger, strict=True))
-    return Observed(
-        slopes,
-        zero.flatten(),
-        curved,
-        homogeneous and not curved[tuple(range(len(use.shapes)))],
-        any(tensor.dtype == torch.bool for tensor in tensors_in(made)),
-        one_tensor and all(torch.equal(y, x[0].flatten(1)) for x, y in zip(draws, results, strict=True)),
-        all(torch.equal(y, zero) for y in results),
-        all(torch.equal(bend(y), z) for y, z in zip(results, bent, strict=True)),
-        alone and all(torch.equal(y, z.flatten(1)) for y, z in zip(results, swapped, strict=True)),
-    )
-
-
-def bend(x: Tensor) -> Tensor:
-    """A function of single entries that is 0 at 0, neither monotone nor odd, and exact in short types."""
-    return torch.where(x > 1, -x, torch.where(x < -1, x / 2, 2 * x))
-
-
-def differences(use: Use, x: list[Tensor]) -> Tensor:
-    """(outputs, inputs) change of the results over a step of each entry that crosses no kink."""
-    step, flat = grid(use) / 8, flattened(x)
-    before = use(*x).flatten()
-    moved = [
-        use(*shaped(use, flat + step * unit)).flatten() - before for unit in torch.eye(len(flat), dtype=flat.dtype)
-    ]
-    return torch.stack(moved, 1) / step
-
-
-def tensors_and_directions(use: Use) -> list[tuple[Tensor, Tensor]]:
-    """Signals and weight, each with a direction in which no kink is near."""
-    given = [*drawn(use, 0), *([] if use.weight is None else [use.weight])]
-    generator = torch.Generator().manual_seed(1)
-    steps = [torch.randint(1, 7, tensor.shape, generator=generator) for tensor in given]
-    steps = [torch.where(step > 3, 3 - step, step).double() for step in steps]  # 1, 2, 3 of either sign
-    return [(tensor, grid(use) / 8 * step) for tensor, step in zip(given, steps, strict=True)]
-
-
-def subsets(use: Use) -> list[tuple[int, ...]]:
-    """Each tensor alone, all signals together, and everything together."""
-    n, total = len(use.shapes), len(use.shapes) + (use.weight is not None)
-    return list(dict.fromkeys([*((place,) for place in range(total)), tuple(range(n)), tuple(range(total))]))
-
-
-def curvatures(use: Use) -> dict[tuple[int, ...], bool]:
-    """For sets of tensors that move on a line together: whether second differences of the results are not zero."""
-    found = {}
-    for chosen in subsets(use):
-        at = [
-            use(*[t + (h * d if place in chosen else 0) for place, (t, d) in enumerate(tensors_and_directions(use))])
-            for h in (-1, 0, 1)
-        ]
-        size = float((at[2] - at[0]).abs().max()) + 1e-9
-        found[chosen] = float((at[2] - 2 * at[1] + at[0]).abs().max()) > 1e-9 * size
-    return found
 
 
 # What the interpreters say -------------------------------------------------------------------------------------------
@@ -226,23 +92,24 @@ class Between(nn.Module):
 
 
 @functools.cache
-def between(use: Use) -> tuple[Between, list[tuple[Tensor, ...]]]:
-    """The network and some inputs."""
+def between(use: Use) -> tuple[Between, list[tuple[Tensor, ...]], list[Tensor]]:
+    """The network, some inputs, and its outputs."""
     generator = torch.Generator().manual_seed(4)
     sizes = [math.prod(shape[1:]) for shape in use.shapes]
     draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
-    return Between(use), [tuple(3 * draw(SAMPLES, 2, size) for size in sizes) for _ in range(4)]
+    model, inputs = Between(use), [tuple(6 * draw(SAMPLES, 2, size) for size in sizes) for _ in range(4)]
+    return model, inputs, [model(*x).detach() for x in inputs]
 
 
 def scale(name: str, use: Use) -> Iterator[str]:
-    """The reading finds units that can be rescaled or change places: those it finds can, and those that can it finds."""
-    model, inputs = between(use)
+    """Units that the reading lets be rescaled or change places can do so, and those that can are found."""
+    model, inputs, outputs = between(use)
     graph = trace(model, inputs[0])
     params = {key: value.detach() for key, value in model.named_parameters()}
 
     def changes_with(other: dict[str, Tensor]) -> bool:
-        pairs = [(torch.func.functional_call(model, other, x), model(*x)) for x in inputs]
-        return not all(torch.allclose(new, old, rtol=1e-9, atol=1e-9) for new, old in pairs)
+        again = (torch.func.functional_call(model, other, x) for x in inputs)
+        return not all(torch.allclose(y, new, rtol=1e-9, atol=1e-9) for y, new in zip(outputs, again, strict=True))
 
     with torch.no_grad():
         for seed in range(3):
@@ -260,46 +127,6 @@ def scale(name: str, use: Use) -> Iterator[str]:
     seen = observed(use)
     if seen.mirrors and not seen.by_truth and not movable >= set(graph.layer("first.0").output_units.tolist()):
         yield "units that can change places are not found"
-
-
-@functools.cache
-def free_components(use: Use) -> int:
-    """How many sets of units can be rescaled: units are in one set if an entry of the result depends on both."""
-    seen = observed(use)
-    slopes = seen.slopes
-    if not slopes.any() and not seen.is_fixed and not seen.by_truth:
-        return 0  # a number that does not depend on scales is taken for a constant
-    units = [(place, unit) for place, shape in enumerate(use.shapes) for unit in range(shape[0])]
-    depends = (slopes != 0).any(0).reshape(SAMPLES, -1, slopes.shape[-1]).any(0)  # (columns, inputs)
-    reads = {unit: depends[:, flattened(scaled(use, {unit}, like=0.0)) != 0].any(1) for unit in units}  # (columns,)
-    sets = {unit: {unit} for unit in units}
-    for one in units:
-        for other in units:
-            if bool((reads[one] & reads[other]).any()):
-                joined = sets[one] | sets[other]
-                sets |= dict.fromkeys(joined, joined)
-    return sum(can_be_scaled(use, set(chosen), reads) for chosen in {frozenset(found) for found in sets.values()})
-
-
-Unit = tuple[int, int]
-
-
-def scaled(use: Use, units: set[Unit], like: float = 1.0) -> list[Tensor]:
-    """Factors for the signals: 4 for these units (place of the signal, channel), `like` for the others."""
-    factors = [torch.full((SAMPLES, *shape), like, dtype=torch.float64) for shape in use.shapes]
-    for place, unit in units:
-        factors[place][:, unit] = 4.0
-    return factors
-
-
-def can_be_scaled(use: Use, units: set[Unit], reads: dict[Unit, Tensor]) -> bool:
-    """Whether exactly those entries of the result that read the units follow when all of them are scaled."""
-    factors = scaled(use, units)
-    columns = 1.0 + 3.0 * torch.stack([reads[unit] for unit in units]).any(0)
-    for x in with_extremes(use):
-        if not torch.allclose(use(*[f * part for f, part in zip(factors, x, strict=True)]), columns * use(*x)):
-            return False
-    return True
 
 
 def paths(name: str, use: Use) -> Iterator[str]:
@@ -426,30 +253,53 @@ def test_every_operation_has_uses_that_run_it() -> None:
 
 
 class Forgetful(Labels):
-    """The ties of a network, of which one kind is not made; `forgotten` is whether there was one to make."""
+    """The ties of a network, without those of the kinds that are forgotten; `missing` says which there were to make."""
 
-    def __init__(self, book: Labels, kind: str) -> None:
-        self.scale, self.unit, self.kind, self.forgotten = book.scale, book.unit, kind, False
+    def __init__(self, book: Labels, *kinds: str) -> None:
+        self.scale, self.unit, self.kinds, self.missing = book.scale, book.unit, kinds, set[str]()
 
     def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True, unit: bool = True) -> Tensor:
-        """Made, or forgotten where two labels differ."""
-        if self.kind != "tie":
-            return super().tie(left, right, why, scale, unit)
-        differ = (left != right) & (left > CONSTANT) & (right > CONSTANT)
-        self.forgotten |= scale and bool(differ.any())
-        return super().tie(left, right, why, scale=False, unit=False)
+        """Forgotten, it gives the labels of the result all the same."""
+        made = "tie" not in self.kinds
+        if scale and bool(((left != right) & (left > CONSTANT) & (right > CONSTANT)).any()):
+            self.missing.add("tie")
+        return super().tie(left, right, why, scale=scale and made, unit=unit and made)
 
     def fix_scale(self, labels: Tensor, why: str) -> None:
-        """Made, or forgotten where a scale is free."""
-        if self.kind != "wall":
+        """A wall."""
+        self.missing |= {"wall"} if bool(self.scale.is_free(labels).any()) else set()
+        if "wall" not in self.kinds:
             super().fix_scale(labels, why)
-        self.forgotten |= self.kind == "wall" and bool(self.scale.is_free(labels).any())
 
     def pin_units(self, labels: Tensor, why: str) -> None:
-        """Made, or forgotten where a unit can change places."""
-        if self.kind != "pin":
+        """Units that no longer change places."""
+        self.missing |= {"pin"} if bool(self.unit.is_free(labels).any()) else set()
+        if "pin" not in self.kinds:
             super().pin_units(labels, why)
-        self.forgotten |= self.kind == "pin" and bool(self.unit.is_free(labels).any())
+
+
+@functools.cache
+def kinds_of_ties(name: str) -> set[str]:
+    """What the entry's rule does to scales and units on its uses: "tie", "wall", "pin"."""
+    rule, found = TABLE[name].scale, set[str]()
+    assert rule is not None
+
+    def watching(step: scales.Step) -> Any:
+        book = Forgetful(step.book)
+        labels = rule(replace(step, book=book))
+        found.update(book.missing)
+        return labels
+
+    with mock.patch.dict(TABLE, {name: replace(TABLE[name], scale=watching)}):
+        for use in EXAMPLES[name]:
+            model, inputs, _ = between(use)
+            trace(model, inputs[0])
+    return found
+
+
+def forgetting(rule: scales.Rule, kind: str) -> scales.Rule:
+    """The rule without its ties, walls or pins."""
+    return lambda step: rule(replace(step, book=Forgetful(step.book, kind)))
 
 
 @dataclass
@@ -463,16 +313,6 @@ class Changed:
         result, matters = self.rule(*given)
         self.matters |= matters
         return result
-
-
-def forgetting(rule: scales.Rule, kind: str) -> Changed:
-    """The rule without its ties, walls or pins."""
-
-    def run(step: scales.Step) -> tuple[Any, bool]:
-        book = Forgetful(step.book, kind)
-        return rule(replace(step, book=book)), book.forgotten
-
-    return Changed(run)
 
 
 def unscaled(rule: scales.Rule) -> Changed:
@@ -528,7 +368,7 @@ def changes(name: str, meaning: Meaning) -> Iterator[tuple[str, str, Meaning]]:
     if meaning.scale is not None:
         yield "scale", "a wall", replace(meaning, scale=None)
         yield "scale", "homogeneity forgotten", replace(meaning, scale=unscaled(meaning.scale))
-        for kind in ("tie", "wall", "pin"):
+        for kind in kinds_of_ties(name):
             yield "scale", f"{kind} forgotten", replace(meaning, scale=forgetting(meaning.scale, kind))
     for factor in (0.5, 2.0):
         if meaning.slope is not None:

@@ -48,10 +48,12 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
         ctx: the network.
         with_log: times the binary logarithm of the number of parameters, which the paper's bound hides.
     """
-    if ctx.network.missing:
-        raise NotApplicable(ctx.network.missing)
+    # Weights that are computed are layers too; parameters are counted as they are trained.
+    network = ctx.network if ctx.problem.plain is ctx.problem else Context(ctx.problem.plain).network
+    if network.missing:
+        raise NotApplicable(network.missing)
     n = count(ctx.trainable.values())
-    return float(len(ctx.network.layers) * n) * (math.log2(n) if with_log else 1.0)
+    return float(len(network.layers) * n) * (math.log2(n) if with_log else 1.0)
 
 
 @measure(
