@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test test-fast mutants check format bench bench-gpu golden reproduction clean
+.PHONY: setup demo test test-fast mutants check format bench bench-gpu golden networks reproduction clean
 
 setup: $(DEV)
 
@@ -52,6 +52,10 @@ format: setup
 
 golden: setup
 	$(BIN)/python tests/golden.py
+
+# The page that says which measure works on which network: some minutes.
+networks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/networks_table.py
 
 # The page of all claims, from the saved results of studies.
 reproduction: setup

@@ -94,7 +94,9 @@ def _log_constant(ctx: Context) -> float:
     with torch.no_grad():
         outputs = output_tensor(replay(ctx.problem.model, following.inputs, following.follow, ctx.params))
     if not following.knows(outputs):
-        raise NotApplicable("outputs that are reached from a real-valued input", "none", where="lipschitz_l2")
+        raise NotApplicable(
+            "distances begin at inputs of real numbers; this network reads whole numbers, such as words"
+        )
     return following.log_constant(outputs)
 
 

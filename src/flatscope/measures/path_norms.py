@@ -141,7 +141,7 @@ def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves:
     with torch.no_grad():
         outputs = output_tensor(replay(model, inputs, passing.follow, params))
     if not passing.knows(outputs):
-        raise NotApplicable("outputs that are reached from a real-valued input", "none", where="path norm")
+        raise NotApplicable("paths begin at inputs of real numbers; this network reads whole numbers, such as words")
     logs: Tensor = (outputs.log() + passing.log_scale(outputs)).flatten() / p
     return logs.cpu()
 

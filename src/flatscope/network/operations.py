@@ -131,7 +131,7 @@ TABLE: dict[str, Meaning] = {
     ),
     **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
     **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),
-    **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0)),
+    **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0, writes_safely=True)),
     **_each("softshrink hardshrink", replace(BEND, linear=PIECES)),
     **_bends(
         tanh=1.0,

@@ -1,0 +1,56 @@
+"""The page of which measure works where is current, and the default table fails on no network of the libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from architectures import architectures
+
+import flatscope as fs
+from flatscope.registry import select
+
+DOCS = Path(__file__).parent.parent / "docs"
+CHEAP = ["parameter_count", "vc_dimension", "train_loss", "gradient_norm", "l2_norm", "spectral_norm", "path_norm"]
+# Small ones of every kind: on them the whole default table is run.
+SMALL = [
+    *("torch/mlp", "torch/lstm", "torch/gru", "torch/encoder", "torch/products", "torch/weight_norm", "torch/tied"),
+    *("torch/segmentation", "transformers/bert", "transformers/distilbert", "transformers/gpt2", "transformers/llama"),
+    *("transformers/vit", "transformers/resnet", "timm/vit_tiny_patch16_224"),
+]
+
+
+def failed(name: str, names: list[str] | None, budget: str) -> list[str]:
+    """Rows of measures that raised an error, or that have neither a value nor a reason."""
+    model, inputs, targets, loss = architectures()[name]()
+    inputs = {key: value[:2] for key, value in inputs.items()} if isinstance(inputs, dict) else inputs[:2]
+    problem = fs.Problem(model, (inputs, targets[:2]), loss=loss)
+    frame = fs.measure(problem, names, precision=0.5, budget=budget).to_frame()
+    assert names is None or set(frame["measure"]) == set(names)
+    wrong = frame["reason"].str.startswith("failed") | (frame["value"].isna() & (frame["reason"] == ""))
+    return [f"{row.measure}: {row.reason}" for row in frame[wrong].itertuples()]
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_cheap_measures_fail_on_no_network(name: str) -> None:
+    assert failed(name, CHEAP, "20s") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SMALL if name in architectures()])
+def test_the_default_table_fails_on_no_network(name: str) -> None:
+    assert failed(name, None, "2s") == []
+
+
+def test_the_page_has_every_measure_and_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import networks_table
+
+    known = json.loads(networks_table.FOUND.read_text(encoding="utf-8"))
+    packages = {name.split("/")[0] for name in architectures()}  # those that are installed
+    assert [name for name in known if name.split("/")[0] in packages] == list(architectures())
+    measures = {entry.name for entry in select(None, "measure")}
+    assert {name: set(found) ^ measures for name, found in known.items()} == {name: set() for name in known}
+    assert not [reason for found in known.values() for reason in found.values() if reason.startswith("failed")]
+    assert networks_table.PAGE.read_text(encoding="utf-8") == networks_table.page(known), "run `make networks`"
