@@ -12,7 +12,7 @@ import flatscope as fs
 from flatscope.registry import select
 
 DOCS = Path(__file__).parent.parent / "docs"
-CHEAP = ["parameter_count", "vc_dimension", "train_loss", "gradient_norm", "l2_norm", "spectral_norm", "path_norm"]
+CHEAP = ["parameter_count", "vc_dimension", "gradient_norm", "margin", "l2_norm", "path_norm", "lipschitz_l2"]
 # Small ones of every kind: on them the whole default table is run.
 SMALL = [
     *("torch/mlp", "torch/lstm", "torch/gru", "torch/encoder", "torch/products", "torch/weight_norm", "torch/tied"),

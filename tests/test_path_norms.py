@@ -228,7 +228,7 @@ def test_products_of_signals_and_token_ids_are_refused() -> None:
     assert "two signals" in table.reason("l1_path_norm")
     words = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     table = fs.measure(fs.Problem(words, train=(torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1]))), "l1_path_norm")
-    assert "real-valued input" in table.reason("l1_path_norm")
+    assert "inputs of real numbers" in table.reason("l1_path_norm")
 
 
 def test_the_user_model_and_its_precision_stay() -> None:
