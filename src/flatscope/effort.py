@@ -73,7 +73,7 @@ def _amount(given: float | str, units: dict[str, int], where: str, examples: str
 def time_text(seconds: float) -> str:
     """A time as one says it: "4 s", "12 min", "3 h"."""
     if seconds < 1:
-        return "under 1 s"
+        return "1 s"
     for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
         if seconds < 100 * size or unit == "h":
             return f"{seconds / size:.0f} {unit}"
