@@ -44,6 +44,7 @@ from flatscope.context import Context
 from flatscope.effort import make_effort
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number, numbered
+from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, declarations
@@ -294,7 +295,7 @@ def _headline_grid(rows: list[_Row]) -> Grid:
     for name, words in headline_words().items():
         # Of several options the first: the others are in the table below.
         row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
-        if row is not None:
+        if row is not None and SCALES_STOP not in row.remark:
             kept = row.entry.invariant_under if row.entry is not None else frozenset()
             marks = ["✓" if key in kept else "—" for key in RESCALINGS]
             options = row.name[len(name) :].strip("[]")

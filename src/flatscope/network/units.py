@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flatscope.errors import UnknownNameError
 
+SCALES_STOP = "scales stop at"  # in the remark of a value on a network whose units cannot all be rescaled
 INPUT_FIRST = ("transposed", "lookup")  # kinds whose weight has its inputs in front
 
 
@@ -113,8 +114,8 @@ class Graph:
         if free and not by:
             return ""
         if free:
-            return f"{free} of {self.n_units} hidden units can be rescaled; scales stop at {by}"
-        return "no unit can be rescaled" + (f"; scales stop at {by}" if by else "")
+            return f"{free} of {self.n_units} hidden units can be rescaled; {SCALES_STOP} {by}"
+        return "no unit can be rescaled" + (f"; {SCALES_STOP} {by}" if by else "")
 
     def summary(self) -> str:
         """What can be rescaled, what cannot, and why."""

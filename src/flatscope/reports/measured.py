@@ -10,6 +10,7 @@ import pandas as pd
 
 from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.formatting import options_words, with_error, written
+from flatscope.network.units import SCALES_STOP
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
 from flatscope.table import Table
@@ -66,7 +67,14 @@ class Line(NamedTuple):
     @property
     def standing(self) -> str:
         """Which rescalings of the same function leave the value alone: all, some, none, or unknown."""
-        return standing(self.entry)
+        return standing(self.entry) if self.kept else "none" if self.entry is not None else "unknown"
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Symmetries that leave the value alone; none where a wall keeps units from being rescaled at all."""
+        if self.entry is None or any(cell is not None and SCALES_STOP in cell.reason for cell in self.cells):
+            return frozenset()
+        return self.entry.invariant_under
 
 
 def standing(entry: Declaration | None) -> str:
@@ -143,7 +151,8 @@ def headlines(lines: list[Line]) -> list[tuple[Line, str]]:
     """Those of the lines whose declarations have a headline, in their order, with their words; of options the first."""
     found: dict[str, Line] = {}
     for line in lines:
-        found.setdefault(line.name, line)
+        if line.kept or line.entry is None or not line.entry.invariant_under:
+            found.setdefault(line.name, line)
     return [(found[name], words) for name, words in headline_words().items() if name in found]
 
 
