@@ -280,7 +280,12 @@ _measuring = functools.partial(measuring, peers=("curvlinops",))
 ROWS: dict[str, Row] = {
     "agreement": agreement,
     "resnet50": measuring(
-        _case(resnet50_case, 1024), TABLE, "≤ 60 s, ≤ 40 GiB, 2 %; ≥ 10× the peers", precision=0.02, peers=BOTH, memory="30GiB"
+        _case(resnet50_case, 1024),
+        TABLE,
+        "≤ 60 s, ≤ 40 GiB, 2 %; ≥ 10× the peers",
+        precision=0.02,
+        peers=BOTH,
+        memory="30GiB",
     ),
     "resnet50-exact": _measuring(_case(resnet50_case, 64), TABLE, "finishes", precision=0, peers=()),
     "vit-gauss-newton": _measuring(

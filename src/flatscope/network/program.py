@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ class Operation:
         args: its positional arguments.
         kwargs: its keyword arguments.
         module: qualified name of the module whose forward makes the call.
+        within: the composite function that was written out, where the call is a part of one.
     """
 
     name: str
@@ -66,11 +68,13 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     module: str
+    within: str = ""
 
     @property
     def place(self) -> str:
         """The operation and where it stands, for people."""
-        return f"{self.name} ({self.module})" if self.module else self.name
+        name = f"{self.name} in {self.within}" if self.within else self.name
+        return f"{name} ({self.module})" if self.module else name
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -143,7 +147,20 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, self._stack[-1]))
+        return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, self._stack[-1], _WITHIN.get()))
+
+
+_WITHIN: ContextVar[str] = ContextVar("composite function that is being written out", default="")
+
+
+@contextmanager
+def written_out(name: str) -> Iterator[None]:
+    """Inside the block operations are known to be parts of a composite function."""
+    token = _WITHIN.set(_WITHIN.get() or name)
+    try:
+        yield
+    finally:
+        _WITHIN.reset(token)
 
 
 def _plain_name(function: Callable[..., Any]) -> str:

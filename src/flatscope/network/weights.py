@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product
-from flatscope.network.program import Operation, is_in_place, tensors_in, watched
+from flatscope.network.program import Operation, is_in_place, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
 
@@ -150,10 +150,10 @@ class Writer:
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
         if op.name in EXPANSIONS and self.plan.expands:
-            with watched(self.follow, [op.module]):
-                written_out = EXPANSIONS[op.name](*op.args, **op.kwargs)
-            if written_out is not NotImplemented:
-                return written_out
+            with written_out(op.name), watched(self.follow, [op.module]):
+                result = EXPANSIONS[op.name](*op.args, **op.kwargs)
+            if result is not NotImplemented:
+                return result
         if op.name == "batch_norm" and (self._skipped or self._affine):
             answered = self._batch_norm(op)
             if answered is not None:
