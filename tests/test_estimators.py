@@ -117,9 +117,9 @@ def test_the_trace_of_a_small_network_that_is_not_piecewise_linear_is_exact_for_
         assert (frame["stderr"] == 0).all()
         assert table["hessian_trace"] == pytest.approx(true, rel=1e-12)
         assert frame.loc["hessian_trace", "passes"] == pytest.approx(488 + 1 + 10, abs=2)
-        words = "2 parameter tensors by products, one for each of 488 directions: Gelu is not piecewise linear"
+        words = "2 parameter tensors by products, one for each of 488 directions: gelu is not piecewise linear"
         assert table.reason("hessian_trace") == words
-        assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: Gelu is not piecewise linear"
+        assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: gelu is not piecewise linear"
         assert frame.loc["kappa_trace_sum", "passes"] == 0, "the layers' traces are there already"
 
 

@@ -283,7 +283,7 @@ def fsync(descriptor):
         wait()
     real_fsync(descriptor)
 
-weights.os.fsync = fsync
+weight_files.os.fsync = fsync
 model = test_loop.noisy()
 if {moment!r} == "in an epoch":
     test_loop.stops_at(model, 15, wait)

@@ -101,12 +101,21 @@ def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool]:
     with torch.enable_grad():
         outputs = [tensor for tensor in tensors_in(replay(model, example, found.follow)) if tensor.requires_grad]
         free = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        slopes = [output.sum() for output in outputs]
-        reached = torch.autograd.grad(slopes, list(free.values()), allow_unused=True) if slopes else [None] * len(free)
+        alive = _reached([output.sum() for output in outputs], free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
-    alive = {name for name, slope in zip(free, reached, strict=True) if slope is not None}
     uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
     return uses, found.changed
+
+
+def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
+    """Names of the parameters that gradients of the outputs reach; all of them where torch cannot tell."""
+    if not sums:
+        return set()
+    try:
+        slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True)
+    except RuntimeError:  # a network that writes in place over what its gradient needs
+        return set(free)
+    return {name for name, slope in zip(free, slopes, strict=True) if slope is not None}
 
 
 def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) -> nn.Module:
