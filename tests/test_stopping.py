@@ -20,7 +20,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "expected_sharpness": {"alpha": 0.01},
     "expected_flatness": {"draws": 1000},
     "adaptive_sharpness": {"mode": "average", "draws": 1000},
-    "psi_expected": {"draws": 1000},
     "flatness_radius": {"directions": 500},
 }
 
