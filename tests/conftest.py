@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).par
 def pytest_configure() -> None:
     # One thread per process: several workers on few cores get in each other's way, and sums add in one order.
     torch.set_num_threads(1)
+    # A shell ignores Ctrl-C for what it runs in the background, and children inherit that: the tests send it on purpose.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that a test starts use the flatscope of the test, whatever is installed, and find its files.
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (SOURCE, TESTS, *known))))
