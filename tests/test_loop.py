@@ -104,6 +104,21 @@ def test_order_is_a_permutation_that_seed_and_epoch_decide():
     assert len(seeds) == 12
 
 
+def test_without_shuffling_every_epoch_takes_the_order_of_the_data():
+    x, y = blobs(n=50, dtype=torch.float64)
+    config = TrainConfig(lr=0.05, batch_size=16, epochs=3, shuffle=False)
+    trained = train(small(dtype=torch.float64), (x, y), config).model
+    model = small(dtype=torch.float64)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        for batch in torch.arange(50).split(16):
+            sgd.zero_grad()
+            functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            sgd.step()
+    assert same_bits(trained, model)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
 def test_global_random_state_is_neither_read_nor_moved():
     data = blobs(shape=(1, 6, 6))
     torch.manual_seed(1)

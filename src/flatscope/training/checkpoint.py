@@ -41,6 +41,7 @@ LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")
 _STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
+EARLIER = {"shuffle": True}  # settings that checkpoints of earlier versions do not name
 _MOMENTUM, _INITIAL = "momentum.", "initial."
 
 
@@ -68,6 +69,7 @@ class TrainConfig:
             in eval mode without augmentation. The last epoch is always evaluated.
         augmentation: "none", or "crop-flip": shift by up to 4 pixels (zeros come in) and mirror half of the
             images.
+        shuffle: a new order of the samples in every epoch; False: the order of the data, in all of them.
     """
 
     lr: float = 0.01
@@ -84,6 +86,7 @@ class TrainConfig:
     stop_gradient_norm: float | None = None
     evaluate_every: int = 1
     augmentation: str = "none"
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before any time is spent on training."""
@@ -97,8 +100,9 @@ class TrainConfig:
         for name in ("stop_loss", "stop_gradient_norm"):
             if getattr(self, name) is not None:
                 _number(name, getattr(self, name), above=0)
-        if not isinstance(self.stop_zero_error, bool):
-            raise InputError("true or false", repr(self.stop_zero_error), where="TrainConfig, stop_zero_error")
+        for name in ("stop_zero_error", "shuffle"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError("true or false", repr(getattr(self, name)), where=f"TrainConfig, {name}")
         if self.loss not in LOSSES:
             raise UnknownNameError.among(str(self.loss), LOSSES, "loss to train on")
         if self.augmentation not in AUGMENTATIONS:
@@ -156,11 +160,13 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
     return config.lr * config.lr_decay**epoch * steps
 
 
-def epoch_order(n: int, seed: int, epoch: int) -> Tensor:
+def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
     """Order in which the `n` samples are visited in `epoch` (from 0): a permutation that only (n, seed, epoch) decide.
 
-    Batches are consecutive slices of it; the last one may be short.
+    Batches are consecutive slices of it; the last one may be short. Without `shuffle` it is that of the data.
     """
+    if not shuffle:
+        return torch.arange(n)
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "order"))
     return torch.randperm(n, generator=generator)
 
@@ -258,6 +264,7 @@ def resume(
     if not path.exists():
         return None
     tensors, saved = _read(path)
+    saved["config"] = EARLIER | saved["config"]
     fix = "Take the same settings and data, or another folder"
     differing = [key for key in sorted({*config, *saved["config"]}) if config.get(key) != saved["config"].get(key)]
     state = TrainingState(**saved["state"])

@@ -112,7 +112,7 @@ def train(
 ) -> TrainResult:
     """Train `model` in place with plain SGD until a stop rule of `config` holds.
 
-    Epoch e visits the samples in `epoch_order(n, seed, e)`; dropout and augmentation draw from (seed, e) as
+    Epoch e visits the samples in `epoch_order(n, seed, e, shuffle=…)`; dropout and augmentation draw from (seed, e) as
     well, and the global random state is left as it was. A run that was killed and resumed from its checkpoint
     therefore ends with the same bits as one that was not (on the CPU; GPU kernels may add in another order).
 
@@ -232,7 +232,7 @@ def _train_epoch(
     """One pass over the data; whether losses and weights stayed finite."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, epoch)
-    order = epoch_order(len(x), config.seed, epoch).to(x.device)
+    order = epoch_order(len(x), config.seed, epoch, shuffle=config.shuffle).to(x.device)
     generator = torch.Generator().manual_seed(stream_seed(config.seed, epoch, "augmentation"))
     offsets = torch.randint(0, 2 * CROP_PADDING + 1, (len(x), 2), generator=generator).to(x.device)
     flips = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
-from flatscope.training.checkpoint import fingerprint
+from flatscope.training.checkpoint import EARLIER, fingerprint
 from flatscope.training.stack import Stack
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import Trial, TrialData
@@ -224,7 +224,7 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
 
 
 def _refuse_others(group: Group, saved: Mapping[str, Any], path: Path) -> None:
-    here, there = [trial.description() for trial in group.trials], saved["trials"]
+    here, there = [trial.description() for trial in group.trials], [EARLIER | trial for trial in saved["trials"]]
     fix = "Take the same trials and data, or another folder"
     if len(here) != len(there):
         got = f"{len(there)} there, {len(here)} here"

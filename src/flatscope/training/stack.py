@@ -248,7 +248,8 @@ class Stack:
             ]
             self._noise_power.copy_(self._spread(powers))
         n = self._order.shape[1]
-        orders = torch.stack([epoch_order(n, trial.config.seed, epoch) for trial in self.trials]).to(self.device)
+        settings = [trial.config for trial in self.trials]
+        orders = torch.stack([epoch_order(n, own.seed, epoch, shuffle=own.shuffle) for own in settings]).to(self.device)
         rows = torch.arange(len(self.trials), device=self.device)[:, None]
         self._order.copy_(orders if self.samples.index is None else self.samples.index.gather(1, orders))
         self._targets.copy_(self.samples.targets[rows, orders])
