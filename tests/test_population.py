@@ -38,13 +38,14 @@ def blobs(n=60, classes=3, shape=(6,), seed=0, dtype=torch.float64):
 
 
 class Residual(nn.Module):
-    """Everything that a traced network may do besides calling layers one after the other."""
+    """What a stacked network may do besides calling layers one after the other."""
 
     def __init__(self, classes=3):
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm1, self.norm2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
-        self.left, self.right = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.left = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
+        self.right = nn.ConvTranspose2d(4, 2, 3, padding=1)
         self.group = nn.GroupNorm(2, 6)
         self.hidden, self.layer_norm = nn.Linear(6, 5), nn.LayerNorm(5)
         self.vector_norm = nn.BatchNorm1d(5)
@@ -54,7 +55,9 @@ class Residual(nn.Module):
         x = functional.relu(self.norm1(self.stem(x)))
         x = x + self.norm2(self.left(x))
         x = self.group(torch.cat([x, self.right(x)], dim=1))
-        x = functional.avg_pool2d(x, 2).mean((2, 3))
+        for step in range(len(x.shape) - 2):  # any Python code
+            x = functional.threshold(functional.avg_pool2d(x, 2 - step), 0.01, 0.0)
+        x = x.mean((2, 3))
         x = torch.relu(self.vector_norm(self.layer_norm(self.hidden(x))))
         return self.out(x.view(x.size(0), -1))
 
@@ -271,11 +274,11 @@ def test_a_diverged_trial_leaves_the_others_alone(family):
 def test_a_diverged_trial_is_kept_apart_where_convolutions_mix_neighbours(monkeypatch):
     """Some kernels read a neighbour's channels times zero, which is not zero once these are not finite."""
 
-    def mixing(x, weight, bias, *settings):
+    def mixing(x, weight, bias, **settings):
         leak = 0 * (x.sum() + weight.sum())
-        return functional.conv2d(x, weight, bias, *settings) + leak
+        return functional.conv2d(x, weight, bias, **settings) + leak
 
-    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, nn.Conv2d, mixing)
+    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, "conv2d", mixing)
     data, test = blobs(n=48, shape=(1, 6, 6)), blobs(n=20, shape=(1, 6, 6), seed=1)
     common = {"momentum": 0.9, "batch_size": 8, "epochs": 5, "stop_gradient_norm": 1e-9}
     trials = [{"lr": 1e200 if seed == 2 else 0.02, "seed": seed, **common} for seed in range(5)]
@@ -306,7 +309,7 @@ def test_what_is_not_finite_does_not_travel_from_neighbour_to_neighbour(monkeypa
         result = functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
         return result + beside.repeat_interleave(result.shape[1] // groups)[:, None, None]
 
-    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, nn.Conv2d, mixing_neighbours)
+    monkeypatch.setitem(stacked_layers.CONVOLUTIONS, "conv2d", mixing_neighbours)
     monkeypatch.setattr(stack, "MIXING_DEVICES", {"cpu"})
     passes = []
     one_pass = stack.Stack._pass
@@ -388,10 +391,10 @@ class Scaled(nn.Module):
     ("make", "reason"),
     [
         (dropping, "draws masks"),
-        (lambda trial: Forked(), "cannot be traced"),
+        (lambda trial: Forked(), "looks at values"),
         (lambda trial: Mixing(), "other outputs"),
         (lambda trial: Scaled(), "scale outside of a layer"),
-        (lambda trial: nn.Sequential(nn.Linear(6, 3), nn.Threshold(0.1, 0.0)), "Threshold"),
+        (lambda trial: nn.Sequential(nn.Linear(6, 3), nn.PReLU()), "1.weight outside of a layer"),
     ],
 )
 def test_networks_that_cannot_be_stacked_are_trained_one_by_one_and_said_to_be(make, reason, tmp_path):
@@ -662,13 +665,13 @@ def test_data_may_be_an_object_with_train_and_test():
 @pytest.mark.parametrize("name", ["wide_resnet", "small_inception", "small_alexnet", "plainnet18"])
 def test_built_in_networks_stack(name):
     options = {"depth": 10, "widen": 1} if name == "wide_resnet" else {}
-    StackedNetwork(build(name, input_shape=(1, 8, 8), classes=3, **options))
+    StackedNetwork(build(name, input_shape=(1, 8, 8), classes=3, **options), torch.ones(2, 1, 8, 8))
 
 
 def test_vgg_says_that_its_dropout_keeps_it_from_stacking():
     with pytest.raises(NotStackable, match="draws masks"):
-        StackedNetwork(build("vgg", input_shape=(1, 8, 8), classes=3))
-    StackedNetwork(build("vgg", input_shape=(1, 8, 8), classes=3, dropout=0.0))
+        StackedNetwork(build("vgg", input_shape=(1, 8, 8), classes=3), torch.ones(2, 1, 8, 8))
+    StackedNetwork(build("vgg", input_shape=(1, 8, 8), classes=3, dropout=0.0), torch.ones(2, 1, 8, 8))
 
 
 def test_config_keys_cover_all_settings_of_plain_training():

@@ -127,7 +127,7 @@ def test_the_polynomial_is_that_of_the_library_and_stacks() -> None:
     expected = PolynomialActivation(-5.0, 5.0, 10, outside="clip", dtype=torch.float64)(x)
     torch.testing.assert_close(ClippedPolynomial(5.0, 10)(x), expected, rtol=0, atol=1e-12)
     network = polynomial_all_conv(2, side=16)
-    StackedNetwork(network)  # raises if it cannot be stacked
+    StackedNetwork(network, torch.ones(2, 3, 16, 16))  # raises if it cannot be stacked
     plain = build("all_conv", channels=2, input_shape=(3, 16, 16))
     assert [p.shape for p in network.parameters()] == [p.shape for p in plain.parameters()]
     assert sum(isinstance(part, ClippedPolynomial) for part in network) == 4

@@ -1,7 +1,7 @@
 """Small networks of the four papers, and the look-up by name that also covers the larger vision models.
 
-All of them are plain modules that take images (they flatten inside), can be traced by torch.fx and return one
-raw score per class. Layers are called `conv1`, `fc1`, ..., because these names are what tables show.
+All of them are plain modules that take images (they flatten inside) and return one raw score per
+class. Layers are called `conv1`, `fc1`, ..., because these names are what tables show.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _grouped(
     gathered: dict[tuple[object, ...], list[int]] = {}
     networks: dict[tuple[object, ...], StackedNetwork | None] = {}
     reasons: dict[str, list[str]] = {}
-    traced: dict[str, StackedNetwork] = {}
+    known: dict[str, StackedNetwork] = {}
     kind = None if dtype is None else usable_dtype(dtype, dtype)
     for i, (trial, part, model) in enumerate(zip(trials, parts, models, strict=True)):
         model.to(torch.device("cpu"), kind)
@@ -189,7 +189,7 @@ def _grouped(
         network = None
         try:
             if stacked is not False:
-                network = _network(build, model, traced)
+                network = _network(build, model, part.images, known)
                 key = _key(network, model, trial, part)
                 if key not in networks:
                     _probe(network, model, part.images)
@@ -224,13 +224,13 @@ def _grouped(
     return groups, reasons
 
 
-def _network(build: Build, model: nn.Module, traced: dict[str, StackedNetwork]) -> StackedNetwork:
-    """The structure of a network; a built-in model, which its text describes in full, is traced once."""
+def _network(build: Build, model: nn.Module, images: Tensor, known: dict[str, StackedNetwork]) -> StackedNetwork:
+    """The structure of a network; a built-in model, which its text describes in full, is looked at once."""
     if not isinstance(build, str):
-        return StackedNetwork(model)
-    if repr(model) not in traced:
-        traced[repr(model)] = StackedNetwork(model)
-    return traced[repr(model)]
+        return StackedNetwork(model, images)
+    if repr(model) not in known:
+        known[repr(model)] = StackedNetwork(model, images)
+    return known[repr(model)]
 
 
 def _at_home(part: TrialData, home: _Home, dtype: torch.dtype) -> TrialData:
