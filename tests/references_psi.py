@@ -16,7 +16,7 @@ from references_sharpness import STARTS, STRONG_OPTIONS, _folded, _highest, _nor
 from torch import Tensor, nn
 
 from flatscope.symmetries.basis_paths import BasisPaths
-from flatscope.symmetries.path_matrix import basis_paths, path_values
+from flatscope_papers.theory.path_matrix import basis_paths, path_values
 
 STRONG_OPTIONS["psi_expected", "output_scaling"] = {"epsilon": 0.9, "draws": 400}
 

@@ -15,7 +15,8 @@ from torch.func import functional_call, hessian, jacrev, vmap
 import flatscope as fs
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
 from flatscope.symmetries.basis_paths import BasisPaths
-from flatscope.symmetries.path_matrix import (
+from flatscope.symmetries.path_skeleton import RULES
+from flatscope_papers.theory.path_matrix import (
     all_paths,
     basis_paths,
     lemma_exponents,
@@ -23,7 +24,6 @@ from flatscope.symmetries.path_matrix import (
     path_sum,
     path_values,
 )
-from flatscope.symmetries.path_skeleton import RULES
 
 WIDTHS = [(2, 3, 2), (3, 2, 4, 2), (2, 2, 3, 2), (4, 2, 5, 3, 1), (1, 3, 1), (3, 3, 3, 3)]
 

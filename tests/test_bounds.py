@@ -14,18 +14,26 @@ from torch.distributions import Normal, kl_divergence
 
 import flatscope as fs
 from flatscope.bounds.classical import (
-    explored_radius,
     log_covering_number,
     multitask_gap,
     sample_complexity,
 )
-from flatscope.bounds.compositional import best_units, least_error, size_ratio, total_error
-from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl, unit_prior_kl
-from flatscope.bounds.rademacher import L1Class, dudley, l1_class, local_margin_bound, margin_bound, smooth_entropy
-from flatscope.bounds.robustness import TriedPartition, best_gap, dyadic_grid, log_weight, robust_gap
+from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl
+from flatscope.bounds.rademacher import L1Class, l1_class, local_margin_bound, margin_bound
+from flatscope.bounds.robustness import TriedPartition, best_gap, log_weight, robust_gap, spread_by_sample
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.measures.partitions import spread_by_sample
 from flatscope.training.loop import TrainConfig, epoch_order, train
+from flatscope_papers.theory.sample_sizes import (
+    best_units,
+    dudley,
+    dyadic_grid,
+    explored_radius,
+    least_error,
+    size_ratio,
+    smooth_entropy,
+    total_error,
+)
+from flatscope_papers.theory.sharpness_lemmas import unit_prior_kl
 
 SEEDED = torch.Generator().manual_seed(0)
 

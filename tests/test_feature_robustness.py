@@ -21,6 +21,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.measures import feature_robustness as family
 from flatscope.network.layers import Layer
+from flatscope_papers.theory import input_changes
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -73,7 +74,7 @@ def test_changed_features_are_changed_weights(name: str) -> None:
     d = family.by_feature(ctx.params[layer.weight][None], layer).shape[-1]
     blocks = normal(layer.groups, d, d, seed=3)
     expected = loss_with_changed_features(tiny, name, partial(on_channels, blocks, 0.3)) - ctx.scores().loss
-    assert family.robustness_to(ctx, layer, blocks, 0.3) == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    assert input_changes.robustness_to(ctx, layer, blocks, 0.3) == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
 def test_rows_and_weights_are_the_same_numbers_in_another_order() -> None:
@@ -89,7 +90,7 @@ def test_rows_and_weights_are_the_same_numbers_in_another_order() -> None:
 def test_a_matrix_of_another_size_is_refused() -> None:
     ctx = Context(mlp().problem())
     with pytest.raises(InputError, match="4 × 4"):
-        family.robustness_to(ctx, layers_of(ctx)["0"], torch.eye(3), 0.1)
+        input_changes.robustness_to(ctx, layers_of(ctx)["0"], torch.eye(3), 0.1)
 
 
 def test_norm_lemma() -> None:
@@ -101,7 +102,7 @@ def test_norm_lemma() -> None:
         for seed in range(5):
             A = normal(groups, d, d, seed=seed)
             A = A / torch.linalg.matrix_norm(A, 2)[:, None, None]
-            moved = family.times_features(weight, A, layer)
+            moved = input_changes.times_features(weight, A, layer)
             assert moved.norm() <= weight.norm() * (1 + 1e-12)
             assert torch.allclose(acting.moves((acting.right.mT @ A)[None])[0], moved, atol=1e-12)
         assert bool((acting.left.diagonal(dim1=-2, dim2=-1) > 0).all()), "factors that depend on the device"
@@ -172,7 +173,7 @@ def test_two_features_by_brute_force(seed: int) -> None:
     for angle in torch.linspace(0, 2 * math.pi, 361).tolist():
         c, s = math.cos(angle), math.sin(angle)
         for A in ([[c, -s], [s, c]], [[c, s], [s, -c]]):
-            highest = max(highest, family.robustness_to(ctx, layer, torch.tensor(A, dtype=torch.float64), 0.5))
+            highest = max(highest, input_changes.robustness_to(ctx, layer, torch.tensor(A, dtype=torch.float64), 0.5))
     found = fs.measure(tiny.problem(), "feature_robustness", options={"feature_robustness": {"delta": 0.5}})
     assert found.layer("feature_robustness")["0"] == pytest.approx(highest, rel=1e-3)
     assert found.layer("feature_robustness")["0"] >= highest * (1 - 1e-9)  # an ascent, against a fine grid
@@ -208,7 +209,7 @@ def test_random_matrices_average_to_noise_on_the_features() -> None:
 
 def test_smallest_matrix_that_sends_one_feature_to_another() -> None:
     x, z = normal(5, seed=1), normal(5, seed=2)
-    A = family.matrix_sending(x, z)
+    A = input_changes.matrix_sending(x, z)
     assert torch.allclose(A @ x, z, rtol=1e-12)
     assert float(torch.linalg.matrix_norm(A, 2)) == pytest.approx(float(z.norm() / x.norm()), rel=1e-12)
     assert torch.allclose(A, torch.outer(z, x) / x.square().sum(), rtol=1e-12)
@@ -217,7 +218,7 @@ def test_smallest_matrix_that_sends_one_feature_to_another() -> None:
 @pytest.mark.parametrize("gap", [0.1, 0.01])
 def test_separating_near_features_needs_a_large_matrix(gap: float) -> None:
     sources = torch.tensor([[1.0, 1.0], [0.0, gap]], dtype=torch.float64)
-    A = family.matrix_sending(sources, torch.eye(2, dtype=torch.float64))
+    A = input_changes.matrix_sending(sources, torch.eye(2, dtype=torch.float64))
     assert torch.allclose(A, torch.tensor([[1.0, -1 / gap], [0.0, 1 / gap]], dtype=torch.float64), rtol=1e-10)
     assert torch.linalg.matrix_norm(A, 2) >= math.sqrt(2) / gap
 
@@ -228,15 +229,15 @@ def test_changed_kernels_are_changed_inputs(shape: tuple[int, ...]) -> None:
     convolve = (torch.conv1d, torch.conv2d)[len(shape) - 1]
     weight, x = normal(2, 3, *[2] * len(shape), seed=11), normal(3, *shape, seed=12)
     layer = Layer("w", "w", None, "conv", 1, x.shape, (), {"groups": 1})
-    changed = family.times_features(weight, normal(3, 3, seed=13), layer)
-    change = family.equivalent_input_change(weight, changed, x, 0.1)
+    changed = input_changes.times_features(weight, normal(3, 3, seed=13), layer)
+    change = input_changes.equivalent_input_change(weight, changed, x, 0.1)
     assert torch.allclose(convolve((x + change)[None], weight), convolve(x[None], weight + 0.1 * changed), rtol=1e-10)
-    W = family.convolution_matrix(weight, shape)
+    W = input_changes.convolution_matrix(weight, shape)
     assert W.shape[0] < W.shape[1]
     assert torch.allclose(W @ x.flatten(), convolve(x[None], weight).flatten(), rtol=1e-12)
     assert torch.allclose(W @ (W.T @ torch.linalg.inv(W @ W.T)), torch.eye(len(W), dtype=W.dtype), atol=1e-10)
     with pytest.raises(InputError):
-        family.equivalent_input_change(normal(9, 3, *[1] * len(shape)), normal(9, 3, *[1] * len(shape)), x, 0.1)
+        input_changes.equivalent_input_change(normal(9, 3, *[1] * len(shape)), normal(9, 3, *[1] * len(shape)), x, 0.1)
 
 
 def test_a_layer_without_effect_has_none() -> None:

@@ -17,8 +17,8 @@ from flatscope.measures.interactions import (
     product_norms,
     relu_chain,
     steepest,
-    switching_curve,
 )
+from flatscope_papers.theory.sharpness_lemmas import switching_curve
 
 
 def network(*widths: int, n: int = 3, bias: bool = False, seed: int = 0) -> Tiny:

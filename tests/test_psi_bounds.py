@@ -18,13 +18,12 @@ from flatscope.bounds.psi import (
     PathSpread,
     all_paths_of,
     corrected_theorem,
-    non_basis_change,
     pac_bayes_gap,
     psi_of,
     theorem_5_1,
 )
 from flatscope.errors import InputError
-from flatscope.symmetries.path_matrix import all_paths, path_values
+from flatscope_papers.theory.path_matrix import all_paths, non_basis_change, path_values
 
 
 def spread_of(*values: float) -> PathSpread:

@@ -14,13 +14,12 @@ from flatscope.bounds.sharpness_theorem import (
     TheoremConstants,
     flip_constant,
     flip_constant_corrected,
-    lemma_1,
-    lemma_3,
     simplified,
     theorem_1,
 )
 from flatscope.errors import InputError
 from flatscope.measures.interactions import interaction_ratios, relu_chain
+from flatscope_papers.theory.sharpness_lemmas import lemma_1, lemma_3
 
 TWO = TheoremConstants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
 

@@ -56,13 +56,6 @@ def log_covering_number(radius: float, epsilon: float, dimension: int) -> float:
     return dimension * math.log(3 * radius / epsilon)
 
 
-def explored_radius(start_distance: float, steps: int) -> float:
-    """G_T ≤ R√T for steps of size R/(L√T) on a convex L-Lipschitz loss, R = ‖f_0 − f*‖ (Zhang et al. 2017, §8.2)."""
-    if not start_distance >= 0 or steps < 1:
-        raise InputError("a distance and at least one step", f"{start_distance}, {steps}", where="explored_radius")
-    return start_distance * math.sqrt(steps)
-
-
 @bound(
     symbol=r"\sqrt{\tfrac{d}{n} \log\tfrac{3 G_T}{\epsilon}}",
     paper="zhang2017",

@@ -18,7 +18,7 @@ from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.loss import Loss
 from flatscope.measures.pac_bayes import checked_alphas, noise_scale
-from flatscope.params import Params, count
+from flatscope.params import Params
 from flatscope.perturbation import perturbed_losses, random_normal
 from flatscope.registry import Value, bound
 
@@ -65,14 +65,6 @@ def gaussian_kl(shift: Params, sigma: Params, prior_sigma: float | Params) -> fl
         parts = (prior / own).log() + (own.square() + distance.double().square()) / (2 * prior.square()) - 0.5
         total += float(parts.sum())
     return max(total, 0.0)
-
-
-def unit_prior_kl(shift: Params, sigma: float) -> float:
-    """KL(N(w, σ²I) ‖ N(w₀, I)) = ½(‖w - w₀‖² + pσ² - p - p ln σ²): the prior of unit variance."""
-    if not sigma > 0:
-        raise InputError("a positive sigma", str(sigma), where="unit_prior_kl")
-    p, squares = count(shift.values()), math.fsum(float(v.double().square().sum()) for v in shift.values())
-    return 0.5 * (squares + p * sigma**2 - p - p * math.log(sigma**2))
 
 
 @bound(

@@ -60,20 +60,6 @@ def theorem_5_1(
     return 2 * input_norm * lipschitz * d0 * float(d1) ** (depth - 1) * dl * inner * epsilon
 
 
-def non_basis_change(spread: PathSpread, epsilon: float, depth: int) -> float:
-    """The bound (38) on the change of the value of a path outside the basis; holds for ε ≤ 0.2679 inf|v|.
-
-    Its L counts hidden layers: a path is a product of L + 1 values divided by L.
-    """
-    if spread.log_inf == -math.inf:
-        return math.inf
-    log = max(
-        a * math.log(epsilon) + (2 * depth + 1 - a) * spread.log_sup - 2 * depth * spread.log_inf
-        for a in range(1, depth + 2)
-    )
-    return math.pow(2, depth / 2) * (3 * math.pow(2, depth) - 1) * _exp(log)
-
-
 @dataclass(frozen=True)
 class AllPaths:
     """All paths of a chain of dense layers, biases included, without writing them out.

@@ -10,12 +10,9 @@ a loss that is constant above θ.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from scipy.integrate import quad
-from scipy.optimize import minimize_scalar
 
 from flatscope.bounds.norm_based import largest_inputs
 from flatscope.context import Context
@@ -197,44 +194,6 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
     supremum = own.supremum if own.classes == 2 else 2 * own.supremum  # a margin is a difference of outputs
     value = local_margin_bound(fraction, complexity, gamma, supremum, n, delta, constant)
     return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {complexity:.3g}")
-
-
-def dudley(log_covering: Callable[[float], float], largest: float, n: int, constant: float = 1.0) -> float:
-    """(25): C inf over ε of ε + n^(-1/2) ∫ from ε to the largest value of √(log N_δ) dδ; C is not known.
-
-    Args:
-        log_covering: logarithm of the covering number at a radius.
-        largest: largest value of a function of the class.
-        n: number of samples.
-        constant: C.
-    """
-    if not largest > 0 or n < 1 or not constant > 0:
-        raise InputError("positive largest value, samples and constant", f"{largest}, {n}, {constant}", where="dudley")
-
-    def total(log_epsilon: float) -> float:
-        epsilon = math.exp(log_epsilon)
-        area = quad(
-            lambda t: math.exp(t) * math.sqrt(max(log_covering(math.exp(t)), 0.0)),
-            log_epsilon,
-            math.log(largest),
-            limit=200,
-        )[0]
-        return epsilon + float(area) / math.sqrt(n)
-
-    top = math.log(largest)
-    found = minimize_scalar(total, bounds=(top - 40, top), method="bounded")
-    return constant * min(float(found.fun), largest)
-
-
-def smooth_entropy(epsilon: float, dimension: int, smoothness: float, locality: int | None = None) -> float:
-    """Order of log N: (1/ε)^(d/s), or d (1/ε)^(h/s) for compositions of functions of h variables."""
-    if not epsilon > 0 or dimension < 1 or not smoothness > 0 or (locality is not None and locality < 1):
-        raise InputError(
-            "positive numbers", f"{epsilon}, {dimension}, {smoothness}, {locality}", where="smooth_entropy"
-        )
-    if locality is None:
-        return float((1 / epsilon) ** (dimension / smoothness))
-    return float(dimension * (1 / epsilon) ** (locality / smoothness))
 
 
 def _checked(delta: float) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.partitions import input_vectors, spread_by_sample
 from flatscope.registry import Value, bound
+from flatscope.samples import Inputs, parts_of
 
 
 def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float, log_weight: float = 0.0) -> float:
@@ -59,14 +59,6 @@ def best_gap(
     if not found:
         raise InputError("at least one partition", "none", where="robustness")
     return min(found, key=lambda pair: pair[0])
-
-
-def dyadic_grid(index: int, dimension: int, classes: int = 1) -> float:
-    """Cells of the grid of side 2^(-k) on [0, 1]^d, times the classes: cells must separate labels as well."""
-    if index < 1 or dimension < 1 or classes < 1:
-        raise InputError("numbers from 1", f"{index}, {dimension}, {classes}", where="dyadic_grid")
-    log2 = index * dimension + math.log2(classes)
-    return 2.0**log2 if log2 < 1023 else math.inf
 
 
 @bound(
@@ -137,3 +129,26 @@ def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[T
                 losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
                 ctx.count("forward", len(targets))
                 yield cells.cpu(), losses.cpu()
+
+
+def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
+    """Largest difference between each training sample's loss and those of the samples in its cell: (n_train,).
+
+    Args:
+        cell: number of the cell of every sample, the training samples first.
+        losses: of every sample.
+        n_train: how many of them are training samples.
+    """
+    k = int(cell.max()) + 1
+    highest = torch.full((k,), -math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amax")
+    lowest = torch.full((k,), math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amin")
+    own, at = losses[:n_train], cell[:n_train]
+    return torch.maximum(highest[at] - own, own - lowest[at])
+
+
+def input_vectors(inputs: Inputs) -> Tensor:
+    """The one input of each sample as a vector: (n, d), float64."""
+    parts = parts_of(inputs)
+    if len(parts) != 1 or not parts[0].is_floating_point():
+        raise NotApplicable("needs one input of real numbers")
+    return parts[0].flatten(1).double()

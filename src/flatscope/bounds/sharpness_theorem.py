@@ -1,7 +1,7 @@
-"""Theorem 1 of Neyshabur et al. 2017 on the sharpness of ReLU networks: as stated, and the lemmas that hold.
+"""Theorem 1 of Neyshabur et al. 2017 on the sharpness of ReLU networks, as stated.
 
 Its Lemma 2 drops a term of the order that it keeps, so the theorem and its simplification are evaluated as printed and
-certify nothing. Lemmas 1 and 3 are sound.
+certify nothing.
 """
 
 from __future__ import annotations
@@ -11,42 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.measures.interactions import ReluChain, condition_c1_mu, condition_c2, condition_c3, relu_chain
+from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
 from flatscope.registry import Value, bound
 
 FORMS = ("theorem", "simplified")
 SIGMAS = tuple(10 ** (k / 20) for k in range(-120, 81))
-
-
-def lemma_3(left: Tensor, right: Tensor, sigma: float) -> float:
-    """σ‖A‖_F‖B‖_F, which bounds E‖AνB‖_F for ν with entries N(0, σ²), and is the root of E‖AνB‖²_F exactly."""
-    return sigma * float(left.double().norm()) * float(right.double().norm())
-
-
-def lemma_1(chain: ReluChain, sample: int, sigmas: Sequence[float], mu: float) -> float:
-    """Bound on how far noise moves the output of one sample while no unit switches: eq (8).
-
-    (Π(1 + σ_i √(h_i h_{i-1}) / (μ² ‖D_iW_i‖_F)) - 1) ‖f_w(x)‖ for a network without biases.
-
-    Args:
-        chain: the network.
-        sample: number of the sample.
-        sigmas: standard deviation of the noise on each layer.
-        mu: μ of condition C1 for this sample.
-    """
-    if not mu > 0 or len(sigmas) != chain.depth or any(sigma < 0 for sigma in sigmas):
-        raise InputError("μ > 0 and a sigma per layer", f"{mu}, {len(sigmas)} for {chain.depth}", where="lemma_1")
-    growth, widths = 0.0, chain.widths
-    for level, (weight, sigma) in enumerate(zip(chain.weights, sigmas, strict=True), start=1):
-        norm = float(weight[chain.pattern(level, sample)].norm())
-        if norm == 0:
-            return math.inf
-        growth += math.log1p(sigma * math.sqrt(widths[level] * widths[level - 1]) / (mu**2 * norm))
-    return math.expm1(growth) * float(chain.signals[-1][sample].norm())
 
 
 def flip_constant(width: int, delta: float) -> float:

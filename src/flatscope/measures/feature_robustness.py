@@ -7,7 +7,6 @@ padding and dilation. With groups, A mixes channels within a group only: one blo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -72,13 +71,6 @@ def feature_robustness(
     if kind == "random":
         return {layer.name: random_robustness(ctx, layer, delta, draws) for layer in measured_layers(ctx)}
     return {layer.name: _worst(ctx, layer, delta, restarts, steps) for layer in measured_layers(ctx)}
-
-
-def robustness_to(ctx: Context, layer: Layer, matrix: Tensor, delta: float) -> float:
-    """F(δ, S, A) of one layer for a given matrix A: (features, features), or one per group."""
-    weight = ctx.params[layer.weight].double()
-    moved = delta * times_features(weight, matrix.to(weight), layer)
-    return float(perturbed_losses(ctx, [{layer.weight: moved}])) - ctx.scores().loss
 
 
 def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> Value:
@@ -201,44 +193,3 @@ def from_feature(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
         return shaped.permute(0, 1, 4, 2, 3).reshape(k, *weight.shape)
     shaped = rows.reshape(k, groups, weight.shape[0] // groups, -1, features)  # (k, groups, out, taps, in)
     return shaped.transpose(3, 4).reshape(k, *weight.shape)
-
-
-def times_features(weight: Tensor, matrix: Tensor, layer: Layer) -> Tensor:
-    """The product wA, shaped as the weight. A: (features, features), or (groups, …, …) with one block per group."""
-    rows = by_feature(weight[None], layer)  # (1, groups, rows, features)
-    features = rows.shape[-1]
-    if matrix.shape not in ((features, features), (layer.groups, features, features)):
-        expected = f"a matrix {features} × {features}" + (f", or {layer.groups} of them" if layer.groups > 1 else "")
-        raise InputError(expected, f"shape {tuple(matrix.shape)}", where=f"layer {layer.name}")
-    return from_feature(rows @ matrix, weight, layer)[0]
-
-
-def matrix_sending(sources: Tensor, targets: Tensor) -> Tensor:
-    """The smallest matrix A with A·source = target for each column: zxᵀ/‖x‖² for one pair (Appendix D.2).
-
-    Sending two nearly equal features to different places needs a large norm: why bounds for all ‖A‖ ≤ 1 say
-    little about adversarial changes.
-    """
-    sources, targets = (value.reshape(len(value), -1) for value in (sources, targets))
-    result: Tensor = targets @ torch.linalg.pinv(sources)
-    return result
-
-
-def convolution_matrix(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """W with Wx = w * x for inputs (channels, *shape): stride 1, no padding; (out · positions, in · positions)."""
-    inputs = weight.shape[1] * math.prod(shape)
-    basis = torch.eye(inputs, dtype=weight.dtype, device=weight.device).reshape(inputs, weight.shape[1], *shape)
-    convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(shape) - 1]
-    return convolve(basis, weight).reshape(inputs, -1).T
-
-
-def equivalent_input_change(weight: Tensor, changed: Tensor, x: Tensor, delta: float) -> Tensor:
-    """The change of x that does to w * x what w → w + δ·changed does: δVW_Ax with V = Wᵀ(WWᵀ)⁻¹ (Appendix D.3).
-
-    Exists when W has full row rank: fewer outputs than inputs.
-    """
-    W, W_A = (convolution_matrix(kernel, tuple(x.shape[1:])) for kernel in (weight, changed))
-    if torch.linalg.matrix_rank(W) < len(W):
-        raise InputError("a convolution whose outputs are independent", f"rank below {len(W)}", where="weight")
-    solved: Tensor = torch.linalg.solve(W @ W.T, W_A @ x.reshape(-1))
-    return (delta * (W.T @ solved)).reshape(x.shape)

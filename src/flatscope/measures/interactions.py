@@ -240,18 +240,6 @@ def steepest(sizes: Tensor, floor: float) -> Tensor:
     return best
 
 
-def switching_curve(ctx: Context, deltas: Tensor, *, samples: int = 100) -> dict[str, Tensor]:
-    """Per hidden layer the fraction of units with a pre-activation of at most δ (in rms units), mean over samples."""
-    chain = ctx.sweep(relu_chain, samples=samples)
-    curves = {}
-    for name, signal in zip(chain.names[:-1], chain.signals[:-1], strict=True):
-        sizes = signal.abs() / signal.square().mean(1, keepdim=True).sqrt()
-        ordered = sizes.flatten().sort().values
-        found = torch.searchsorted(ordered, deltas.to(ordered), right=True)
-        curves[name] = (found.double() / ordered.numel()).cpu()
-    return curves
-
-
 @measure(
     symbol=r"C_3 = \max_i \frac{\sqrt{h_i}\,\|W_i\|_{2,\infty}}{\|D_iW_i\|_F}",
     paper="neyshabur2017",

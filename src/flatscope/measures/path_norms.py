@@ -108,14 +108,6 @@ def log_path_norm(ctx: Context, *, p: float, pooling: str = "max", outputs: str 
     return float(logs.max()) if outputs == "max" else float(torch.logsumexp(p * logs, 0)) / p
 
 
-def output_path_norms(ctx: Context, *, p: float = 1.0, pooling: str = "max", biases: bool = True) -> Tensor:
-    """Path norm of order p of each output of the network, (n_outputs,), float64.
-
-    Without biases and for p = 1, the norm of an output bounds the ℓ1 norm of its gradient at every input.
-    """
-    return log_output_path_norms(ctx, p=p, pooling=pooling, biases=biases).exp()
-
-
 def log_output_path_norms(ctx: Context, *, p: float, pooling: str = "max", biases: bool = True) -> Tensor:
     """Logarithms of the path norms of the outputs, computed once per context."""
     if not (1 <= p < math.inf):

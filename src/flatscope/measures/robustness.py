@@ -257,26 +257,3 @@ def _numbers(inputs: Inputs) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise NotApplicable("needs one input of real numbers")
     return inputs
-
-
-def input_change_bound(
-    first_norm: float, input_norm: float, weight_change: float, weight_radius: float, curvature: float, radius: float
-) -> float:
-    """δ' = r' ‖W₁‖₂ (δ/r + M r/2) / ‖x‖: the completed statement of Zhang et al. 2017, Section 5.4.
-
-    A function whose value moves by at most δ while the weights stay within r, and whose Hessian in the weights has
-    norm at most M there, has a gradient of at most δ/r + M r/2; the first layer then bounds the input gradient. So
-    |f(x') − f(x)| ≤ δ' for all x' within r' of x in the same linear region.
-
-    Args:
-        first_norm: ‖W₁‖₂ of a dense first layer.
-        input_norm: ‖x‖.
-        weight_change: δ.
-        weight_radius: r.
-        curvature: M.
-        radius: r'.
-    """
-    positive, others = (input_norm, weight_radius), (first_norm, weight_change, curvature, radius)
-    if not (min(positive) > 0 and min(others) >= 0 and max(positive + others) < math.inf):
-        raise InputError("‖x‖ and r above 0, the others from 0 up", f"{positive}, {others}", where="input_change_bound")
-    return radius * first_norm * (weight_change / weight_radius + curvature * weight_radius / 2) / input_norm

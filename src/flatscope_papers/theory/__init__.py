@@ -1,4 +1,4 @@
-"""Theory of Zhang et al. (2017) to play with: SGD as noise, and the cases in which its limit is known.
+"""Theory of the papers to play with: SGD as noise and the cases in which its limit is known; lemmas and estimates.
 
 | what | names |
 |---|---|
@@ -8,6 +8,11 @@
 | linear networks: minimum norm, maximum margin, descent | `minimum_norm`, `max_margin`, `descend`, `logistic_descent` |
 | polynomial networks | `polynomial_twin`, `PolynomialActivation`, `monomials`, `monomial_count`, `BinaryTree` |
 | the sum of squared paths as a regulariser | `path_penalty` |
+| samples that deep and shallow networks need, entropies (eq 25 to 30) | module `sample_sizes` |
+| robustness on any partition of the inputs (eq 17) | module `partitions` |
+| matrices on features as changes of inputs (Petzka et al. 2019, Appendix D) | module `input_changes` |
+| lemmas about noise on the weights (Neyshabur et al. 2017) | module `sharpness_lemmas` |
+| paths one by one, their matrix, Lemma 5.1 (Yi et al. 2019) | module `path_matrix` |
 """
 
 from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, quadratic_variance, run_chains

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from flatscope import BasisPaths
 from flatscope.params import Params, named_parameters
 from flatscope.sweeps.store import Store
-from flatscope.symmetries.path_matrix import (
+from flatscope_papers import intervals
+from flatscope_papers.claims import Answer
+from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.tables import grid
+from flatscope_papers.theory.path_matrix import (
     Path,
     all_paths,
     basis_paths,
@@ -23,10 +27,6 @@ from flatscope.symmetries.path_matrix import (
     path_sum,
     path_values,
 )
-from flatscope_papers import intervals
-from flatscope_papers.claims import Answer
-from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
-from flatscope_papers.tables import grid
 
 SIZES = grid(__name__)
 

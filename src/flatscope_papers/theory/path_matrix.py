@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from flatscope.bounds.psi import PathSpread
 from flatscope.errors import NotApplicable
 from flatscope.network.units import Graph
 from flatscope.params import Params
@@ -155,3 +156,17 @@ def _behind(coordinates: PathCoordinates, path: Path) -> int:
     while path[-1 - behind][1] in frozen[path[-1 - behind][0]]:
         behind += 1
     return behind
+
+
+def non_basis_change(spread: PathSpread, epsilon: float, depth: int) -> float:
+    """The bound (38) on the change of the value of a path outside the basis; holds for ε ≤ 0.2679 inf|v|.
+
+    Its L counts hidden layers: a path is a product of L + 1 values divided by L.
+    """
+    if spread.log_inf == -math.inf:
+        return math.inf
+    log = max(
+        a * math.log(epsilon) + (2 * depth + 1 - a) * spread.log_sup - 2 * depth * spread.log_inf
+        for a in range(1, depth + 2)
+    )
+    return math.pow(2, depth / 2) * (3 * math.pow(2, depth) - 1) * (math.exp(log) if log < 709 else math.inf)

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flatscope.context import Context
+from flatscope import Context
+from flatscope.bounds.robustness import input_vectors, spread_by_sample
 from flatscope.errors import InputError, NotApplicable
-from flatscope.samples import Inputs, parts_of
 
 
 class Partition(Protocol):
@@ -151,26 +151,3 @@ def partition_robustness(ctx: Context, partition: Partition, *, largest: float =
         mean_spread=float(spreads.mean()),
         alone=int((size[own] == 1).sum()),
     )
-
-
-def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
-    """Largest difference between each training sample's loss and those of the samples in its cell: (n_train,).
-
-    Args:
-        cell: number of the cell of every sample, the training samples first.
-        losses: of every sample.
-        n_train: how many of them are training samples.
-    """
-    k = int(cell.max()) + 1
-    highest = torch.full((k,), -math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amax")
-    lowest = torch.full((k,), math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amin")
-    own, at = losses[:n_train], cell[:n_train]
-    return torch.maximum(highest[at] - own, own - lowest[at])
-
-
-def input_vectors(inputs: Inputs) -> Tensor:
-    """The one input of each sample as a vector: (n, d), float64."""
-    parts = parts_of(inputs)
-    if len(parts) != 1 or not parts[0].is_floating_point():
-        raise NotApplicable("needs one input of real numbers")
-    return parts[0].flatten(1).double()
