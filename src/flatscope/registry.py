@@ -11,10 +11,10 @@ import fnmatch
 import importlib
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -66,23 +66,47 @@ class Value:
     reason: str = ""
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Result = float | Tensor | Value | dict[str, "float | Tensor | Value"] | list[Value]
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """Everything that is known about a measure or bound before it is computed."""
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known about a measure or bound before it is computed.
 
-    name: str
-    function: Callable[..., Any]
-    kind: str
+    Args:
+        symbol: LaTeX.
+        paper: key of the paper; "flatscope" for what is ours.
+        equation: equation, definition or table in that paper.
+        per: "network", "layer", "unit" or "sample".
+        direction: "lower" if lower values are expected to go with better generalization, "higher", or "none".
+        invariant_under: symmetries of the function that leave the value unchanged.
+        needs: "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are
+            read off the network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers.
+        cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
+        passes: the most passes over the data, by kind, with default options; None if it depends on the data.
+        typical: what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all
+            columns and the "gradient", which measures share, or a "column" pass of each output that is its own.
+        exact: whether the value has no estimator error.
+        on_folded: whether BatchNorm is folded into the layers first.
+        conventions: what the paper leaves open and how it is read here.
+        assumptions: of a bound: what has to hold, each with a word on whether it was checked.
+        search: "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a
+            minimum; empty where nothing is searched. A search may end elsewhere when roundings or starts differ.
+        headline: a few words on what it is, if it is one of the handful of measures to look at first; else empty.
+        falls_with_loss: whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with
+            the loss near interpolation, so that networks with very different losses cannot be compared by it.
+        function_only: whether it depends on the outputs as a function of the inputs alone, so that networks of
+            different architectures can be compared by it.
+    """
+
     symbol: str
     paper: str
     equation: str
     per: str = "network"
     direction: str = "none"
-    invariant_under: frozenset[str] = frozenset()
-    needs: frozenset[str] = frozenset()
+    invariant_under: Set[str] = frozenset()
+    needs: Set[str] = frozenset()
     cost: str = "light"
     passes: Mapping[str, float] | None = None
     typical: Mapping[str, float] | None = None
@@ -94,6 +118,15 @@ class Declaration:
     headline: str = ""
     falls_with_loss: bool = False
     function_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration(Facts):
+    """A measure or bound: its function with the facts that were declared above it."""
+
+    name: str
+    function: Callable[..., Any]
+    kind: str
 
     @property
     def summary(self) -> str:
@@ -146,114 +179,24 @@ def _kind(value: Any) -> str:
 _REGISTRY: dict[str, Declaration] = {}
 
 
-def measure(
-    *,
-    symbol: str,
-    paper: str,
-    equation: str,
-    per: str = "network",
-    direction: str = "none",
-    invariant_under: Iterable[str] = (),
-    needs: Iterable[str] = (),
-    cost: str = "light",
-    passes: Mapping[str, float] | None = None,
-    typical: Mapping[str, float] | None = None,
-    exact: bool = True,
-    on_folded: bool = False,
-    conventions: str = "",
-    search: str = "",
-    headline: str = "",
-    falls_with_loss: bool = False,
-    function_only: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a measure: a function of (ctx, *, options) giving a Result.
+class measure(Facts):  # noqa: N801  it is read as a decorator
+    """Declare a measure: a function of (ctx, *, options) giving a Result."""
 
-    Args:
-        symbol: LaTeX.
-        paper: key of the paper; "flatscope" for what is ours.
-        equation: equation, definition or table in that paper.
-        per: "network", "layer", "unit" or "sample".
-        direction: "lower" if lower values are expected to go with better generalization, "higher", or "none".
-        invariant_under: symmetries of the function that leave the value unchanged.
-        needs: "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are
-            read off the network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers.
-        cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
-        passes: the most passes over the data, by kind, with default options; None if it depends on the data.
-        typical: what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all
-            columns and the "gradient", which measures share, or a "column" pass of each output that is its own.
-        exact: whether the value has no estimator error.
-        on_folded: whether BatchNorm is folded into the layers first.
-        conventions: what the paper leaves open and how it is read here.
-        search: "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a
-            minimum; empty where nothing is searched. A search may end elsewhere when roundings or starts differ.
-        headline: a few words on what it is, if it is one of the handful of measures to look at first; else empty.
-        falls_with_loss: whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with
-            the loss near interpolation, so that networks with very different losses cannot be compared by it.
-        function_only: whether it depends on the outputs as a function of the inputs alone, so that networks of
-            different architectures can be compared by it.
-    """
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        return _add(
-            Declaration(
-                name=function.__name__,
-                function=function,
-                kind="measure",
-                symbol=symbol,
-                paper=paper,
-                equation=equation,
-                per=per,
-                direction=direction,
-                invariant_under=frozenset(invariant_under),
-                needs=frozenset(needs),
-                cost=cost,
-                passes=None if passes is None else MappingProxyType(dict(passes)),
-                typical=None if typical is None else MappingProxyType(dict(typical)),
-                exact=exact,
-                on_folded=on_folded,
-                conventions=conventions,
-                search=search,
-                headline=headline,
-                falls_with_loss=falls_with_loss,
-                function_only=function_only,
-            )
-        )
-
-    return register
+    def __call__(self, function: F) -> F:
+        """Register the function with these facts."""
+        return _add(self, function, "measure")
 
 
-def bound(
-    *,
-    symbol: str,
-    paper: str,
-    equation: str,
-    assumptions: Iterable[str],
-    needs: Iterable[str] = (),
-    cost: str = "light",
-    on_folded: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a bound: a function of (ctx, *, delta, options) giving a Value; assumptions are listed beside it."""
+class bound(Facts):  # noqa: N801
+    """Declare a bound: a function of (ctx, *, delta, options) giving a Value; `assumptions` are listed beside it."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        return _add(
-            Declaration(
-                name=function.__name__,
-                function=function,
-                kind="bound",
-                symbol=symbol,
-                paper=paper,
-                equation=equation,
-                needs=frozenset(needs),
-                cost=cost,
-                on_folded=on_folded,
-                assumptions=tuple(assumptions),
-            )
-        )
-
-    return register
+    def __call__(self, function: F) -> F:
+        """Register the function with these facts."""
+        return _add(self, function, "bound")
 
 
-def _add(declaration: Declaration) -> Callable[..., Any]:
+def _add(facts: Facts, function: F, kind: str) -> F:
+    declaration = Declaration(name=function.__name__, function=function, kind=kind, **vars(facts))
     _check(declaration)
     if not declaration.function.__module__.startswith(OWN_FAMILIES):
         _load_own_families()  # a name of ours is refused to others, whoever comes first
@@ -266,7 +209,7 @@ def _add(declaration: Declaration) -> Callable[..., Any]:
             fix="Rename the new function",
         )
     _REGISTRY[declaration.name] = declaration
-    return declaration.function
+    return function
 
 
 def _check(declaration: Declaration) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
@@ -15,6 +16,15 @@ from flatscope.params import count
 from flatscope.registry import SYMMETRIES, Value, measure
 
 LAYER_SYMMETRIES = {"layer_scaling", "permutation"}
+layer_norm = partial(
+    measure,
+    paper="neyshabur2017",
+    equation="Section 2.2",
+    direction="lower",
+    invariant_under=LAYER_SYMMETRIES,
+    passes={},
+    on_folded=True,
+)
 _BRANCHING = "a product over layers has no meaning on a branching network; see the layers"
 
 
@@ -23,7 +33,7 @@ _BRANCHING = "a product over layers has no meaning on a branching network; see t
     paper="neyshabur2017",
     equation="Section 2.1, eq (1)",
     direction="none",
-    invariant_under=SYMMETRIES,
+    invariant_under=set(SYMMETRIES),
     passes={},
     conventions="trainable scalars; a shared tensor counts once, BatchNorm's own parameters count",
 )
@@ -37,7 +47,7 @@ def parameter_count(ctx: Context) -> float:
     paper="neyshabur2017",
     equation="Section 2.1, eq (1)",
     direction="none",
-    invariant_under=SYMMETRIES,
+    invariant_under=set(SYMMETRIES),
     passes={},
     conventions="d = number of weight matrices, dim(w) = `parameter_count`; what the paper's O hides is left out",
 )
@@ -56,14 +66,8 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
     return float(len(network.layers) * n) * (math.log2(n) if with_log else 1.0)
 
 
-@measure(
+@layer_norm(
     symbol=r"\prod_i \|W_i\|_F",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=LAYER_SYMMETRIES,
-    passes={},
-    on_folded=True,
     conventions="weights only, no biases; the product of the norms, not of their squares",
 )
 def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
@@ -78,15 +82,9 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     return with_product(ctx, _frobenius(ctx), log)
 
 
-@measure(
+@layer_norm(
     symbol=r"\prod_i \|W_i\|_2",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=LAYER_SYMMETRIES,
     cost="sweep",
-    passes={},
-    on_folded=True,
     conventions="weights only, no biases; a convolution as the linear map on an input of its true size",
 )
 def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, float | Value]:
@@ -101,14 +99,8 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
     return with_product(ctx, _spectral(ctx, reshape=reshape), log)
 
 
-@measure(
+@layer_norm(
     symbol=r"\prod_i \|W_i\|_{1,\infty}",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=LAYER_SYMMETRIES,
-    passes={},
-    on_folded=True,
     conventions="weights only, no biases; the largest ℓ1 norm of the incoming weights of a unit",
 )
 def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
@@ -121,14 +113,8 @@ def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     return with_product(ctx, _group(ctx, p=1.0, q=math.inf), log)
 
 
-@measure(
+@layer_norm(
     symbol=r"\prod_i \|W_i\|_{p,q}",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=LAYER_SYMMETRIES,
-    passes={},
-    on_folded=True,
     conventions="weights only, no biases; ℓ_p over the incoming weights of a unit, then ℓ_q over units",
 )
 def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, float | Value]:

@@ -8,6 +8,7 @@ made of (convolutions, skips, concatenations) is counted as it is used.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,18 +23,20 @@ from flatscope.params import copied
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
 
-_CONVENTIONS = "biases are edges from a unit that is always on; max-pooling as `max`; summed over all outputs; float64"
-
-
-@measure(
-    symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|",
+_norm_of_paths = partial(
+    measure,
     paper="neyshabur2017",
     equation="Section 2.2",
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     passes={},
     on_folded=True,
-    conventions=_CONVENTIONS,
+    conventions="biases are edges from a unit that is always on; max-pooling as `max`; over all outputs; in float64",
+)
+
+
+@_norm_of_paths(
+    symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|",
 )
 def l1_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
     """Sum over all paths from input to output of the product of their absolute weights.
@@ -48,15 +51,8 @@ def l1_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log
     return from_log(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
 
 
-@measure(
+@_norm_of_paths(
     symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=FUNCTION_SYMMETRIES,
-    passes={},
-    on_folded=True,
-    conventions=_CONVENTIONS,
 )
 def l2_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
     """Square root of the sum over all paths of the product of their squared weights.
@@ -70,15 +66,8 @@ def l2_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log
     return from_log(log_path_norm(ctx, p=2.0, pooling=pooling, biases=biases), log)
 
 
-@measure(
+@_norm_of_paths(
     symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}",
-    paper="neyshabur2017",
-    equation="Section 2.2",
-    direction="lower",
-    invariant_under=FUNCTION_SYMMETRIES,
-    passes={},
-    on_folded=True,
-    conventions=_CONVENTIONS,
 )
 def path_norm(
     ctx: Context, *, p: float = 2.0, pooling: str = "max", outputs: str = "sum", biases: bool = True, log: bool = False

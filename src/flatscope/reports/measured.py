@@ -74,7 +74,7 @@ class Line(NamedTuple):
         """Symmetries that leave the value alone; none where a wall keeps units from being rescaled at all."""
         if self.entry is None or any(cell is not None and SCALES_STOP in cell.reason for cell in self.cells):
             return frozenset()
-        return self.entry.invariant_under
+        return frozenset(self.entry.invariant_under)
 
 
 def standing(entry: Declaration | None) -> str:

@@ -73,7 +73,8 @@ def conditions(config: Config, store: Store) -> Measured:
     chain = ctx.sweep(relu_chain, samples=samples["signals"])
     metrics = {**_largest(products), **_switching(chain)}
     for reading in ("condition", "figure"):
-        metrics[f"c3_{reading}"] = condition_c3(ctx, reading=reading, samples=samples["signals"])[""].value
+        found = condition_c3(ctx, reading=reading, samples=samples["signals"])
+        metrics[f"c3_{reading}"] = float(found[""].value)
     outputs = chain.signals[-1].cpu().numpy()
     metrics["output_rms"] = float(np.sqrt((outputs**2).mean()))
     frames = {
