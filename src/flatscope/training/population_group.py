@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
@@ -21,8 +22,9 @@ from flatscope.errors import InputError, WeightsError
 from flatscope.files import without_nan
 from flatscope.guards import write_whole
 from flatscope.training.checkpoint import EARLIER, fingerprint
-from flatscope.training.stack import Stack
+from flatscope.training.stack import Stack, StackSamples
 from flatscope.training.stacked_layers import StackedNetwork
+from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
 from flatscope.training.trials import Trial, TrialData
 from flatscope.training.weight_files import plain_tensors
 
@@ -56,6 +58,7 @@ class Group:
         records: where each trial stands.
         epoch, seconds: finished epochs of the group, and the time they took.
         live: rows of the trials that lie in the stack.
+        layers: what can be measured along the way, once that was asked for.
     """
 
     number: int
@@ -70,6 +73,7 @@ class Group:
     epoch: int = 0
     seconds: float = 0.0
     live: list[int] = field(default_factory=list)
+    layers: StackedLayers | None = None
 
     @functools.cached_property
     def digest(self) -> str:
@@ -135,6 +139,73 @@ class PopulationView:
         model = copy.deepcopy(self._group.template)
         fill(model, self.state(trial))
         return model.eval()
+
+    def measure(
+        self,
+        names: Sequence[str],
+        layers: Sequence[str] | None = None,
+        *,
+        trials: Sequence[int] | None = None,
+        samples: int | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> pd.DataFrame:
+        """Flatness of chosen layers, of all networks of the group at once; the values of `flatscope.measure`.
+
+        The samples are each trial's own training samples. What it costs: a forward pass over them, and backward passes
+        from the output to the first of the layers, one less than there are classes.
+
+        Args:
+            names: of `layer_trace`, `layer_max_eigenvalue`, `kappa_trace`, `kappa`, `rho` (the largest unit),
+                `rho_layer_sum`, `relative_flatness`; those with eigenvalues for dense layers only.
+            layers: names of layers; all by default.
+            trials: positions of some of the `active` trials; all of them by default.
+            samples: how many of the training samples, from the first on; all by default.
+            weights: in place of those of the trials, stacked as `weights()` gives them: other networks of the same
+                structure, reparameterized ones say.
+
+        Returns:
+            A row for each trial and layer: `trial` (position), `epoch`, `layer`, and a column for each name. NaN for a
+            network that is not finite.
+
+        Raises:
+            InputError: a layer of a stack cannot be measured in this way: its Hessian is not given by the columns of
+                the output's (the layer is not followed by piecewise-linear functions alone, say). A network that is
+                trained by itself is measured by itself, whatever its layers are.
+
+        Example:
+            >>> import flatscope as fs
+            >>> found, data = [], (torch.eye(4), torch.tensor([0, 1, 0, 1]))
+            >>> def after_epoch(epoch, view):
+            ...     if epoch % 5 == 0:
+            ...         found.append(view.measure(["kappa_trace", "rho"], ["fc2"]))
+            >>> trials = [{"lr": lr, "epochs": 10, "model_options": {"widths": (4, 8, 2)}} for lr in (0.1, 1.0)]
+            >>> _ = fs.train_population("mlp", trials, data, after_epoch=after_epoch)
+            >>> pd.concat(found)[["trial", "epoch", "layer"]].to_numpy().tolist()
+            [[0, 5, 'fc2'], [1, 5, 'fc2'], [0, 10, 'fc2'], [1, 10, 'fc2']]
+        """
+        group, wanted = self._group, checked_names(names)
+        chosen = self.active if trials is None else list(trials)
+        rows = [self._row(trial) for trial in chosen]
+        if any(trial not in self.active for trial in chosen):
+            raise InputError(f"trials that took part in this epoch ({self.active})", repr(chosen), where="view.measure")
+        if weights is None:
+            places = [self._places[self.active.index(trial)] for trial in chosen]
+            weights = {name: value.detach()[places] for name, value in self._weights.items()}
+        config, data = group.trials[0].config, [group.data[row].head(samples) for row in rows]
+        if group.network is None:
+            model = copy.deepcopy(group.template)
+            fill(model, {name: value[0] for name, value in weights.items()})
+            found = measure_alone(model, data[0].pair(), config.loss, wanted, layers)
+        else:
+            if group.layers is None:
+                group.layers = StackedLayers(self.model(chosen[0]), group.data[rows[0]].pair(), config.loss)
+            at = group.layers.chosen(layers, wanted)
+            found = measure_stack(group.network, weights, StackSamples.of(data), config.loss, wanted, at)
+        frames = []
+        for layer in dict.fromkeys(layer for _, layer in found):
+            columns = {name: found[name, layer].numpy() for name in wanted}
+            frames.append(pd.DataFrame({"trial": chosen, "epoch": self.epoch, "layer": layer, **columns}))
+        return pd.concat(frames).sort_values("trial", kind="stable", ignore_index=True)
 
     def row(self, trial: int) -> dict[str, float]:
         """Last row of the history; empty before the first (and, for a trial trained by itself, until its end)."""

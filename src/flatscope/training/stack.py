@@ -56,6 +56,17 @@ class StackSamples:
         """The samples of some of the trials."""
         return StackSamples(self.images, None if self.index is None else self.index[kept], self.targets[kept])
 
+    def batch(self, part: slice, trials_first: bool) -> tuple[Tensor, Tensor]:
+        """Inputs in the order that the network reads, (t, b, ...) or (b, t, ...), and targets (t, b)."""
+        targets = self.targets[:, part]
+        if self.index is not None:
+            chosen = self.index[:, part]
+            return self.images[chosen if trials_first else chosen.T], targets
+        images = self.images[part]
+        if trials_first:
+            return images.expand(len(targets), *images.shape), targets
+        return images[:, None].expand(-1, len(targets), *images.shape[1:]), targets
+
 
 class Stack:
     """The trials that are being trained together, on their device.
@@ -324,22 +335,14 @@ class Stack:
 
     def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs in the order that the network reads and targets (t, b), of the training or of common samples."""
-        trials, samples = len(self.trials), self.samples
-        most = max(1, EVALUATED_AT_ONCE.get(self.device.type, 4_096) // trials)
+        samples = self.samples
+        if held_out is not None:
+            images, targets = held_out
+            samples = StackSamples(images, None, targets.expand(len(self.trials), *targets.shape))
+        most = max(1, EVALUATED_AT_ONCE.get(self.device.type, 4_096) // len(self.trials))
         size = min(EVALUATION_BATCH, most)
-        images, targets = (samples.images, samples.targets) if held_out is None else held_out
-        n = targets.shape[1] if held_out is None else len(targets)
-        for start in range(0, n, size):
-            part = slice(start, start + size)
-            wanted = targets[:, part] if held_out is None else targets[part].expand(trials, *targets[part].shape)
-            if held_out is None and samples.index is not None:
-                yield self._look_up(samples.index[:, part]), wanted
-            else:
-                batch = images[part]
-                batch = batch[None] if self.network.trials_first else batch[:, None]
-                shape = list(batch.shape)
-                shape[0 if self.network.trials_first else 1] = trials
-                yield batch.expand(shape), wanted
+        for start in range(0, samples.targets.shape[1], size):
+            yield samples.batch(slice(start, start + size), self.network.trials_first)
 
     def _each(self, values: Sequence[float]) -> Tensor | float:
         """One number where all trials agree, else one per weight."""

@@ -91,7 +91,7 @@ class StackedNetwork:
                 return op.run()
             if op.name in LAYER_CALLS:
                 given = op.named(*LAYER_CALLS[op.name][1])
-                result = self._layer(op.name, given, weights, trials)
+                result = self._layer(op.name, dict(given), weights, trials)
                 return result if seen is None else seen(self._names[id(given["weight"])], given["input"], result)
             return self._norm(op, weights, trials) if op.name in NORMS else op.args[0]  # else a count of batches
 

@@ -71,6 +71,13 @@ class TrialData:
         """Inputs and targets as plain training takes them."""
         return (self.images if self.index is None else self.images[self.index]), self.targets
 
+    def head(self, n: int | None) -> TrialData:
+        """The first n samples."""
+        return self if n is None else TrialData(self.images, self._every()[:n], self.targets[:n])
+
+    def _every(self) -> Tensor:
+        return torch.arange(len(self.images), device=self.targets.device) if self.index is None else self.index
+
 
 def read_trials(trials: Sequence[Mapping[str, Any]], build: Build) -> list[Trial]:
     """Check what the user wrote; keys that nobody knows are for a callable `build`, and a mistake otherwise."""
