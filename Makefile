@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test test-fast mutants check format bench bench-gpu golden networks reproduction clean
+.PHONY: setup demo test test-fast mutants fuzz check format bench bench-gpu golden networks reproduction clean
 
 setup: $(DEV)
 
@@ -38,6 +38,11 @@ test-fast: setup
 # Changes to the source, each with the test that must notice it: says which survive.
 mutants: setup
 	$(BIN)/python tests/mutants.py
+
+# Changed files of every kind through every reader; MINUTES=120 for hours.
+MINUTES ?= 20
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).par
 def pytest_configure() -> None:
     # One thread per process: several workers on few cores get in each other's way, and sums add in one order.
     torch.set_num_threads(1)
-    # A shell ignores Ctrl-C for what it runs in the background, and children inherit that: the tests send it on purpose.
+    # A shell ignores Ctrl-C for what it runs in the background, and children inherit that; some tests send it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that a test starts use the flatscope of the test, whatever is installed, and find its files.

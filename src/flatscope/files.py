@@ -1,61 +1,177 @@
-"""Frames, arrays and pictures as the content of files, and back; nothing that is read is run."""
+"""What files hold and how it comes back: JSON, frames, arrays, tensors, pictures. Nothing that is read is run.
+
+What flatscope writes carries a checksum of its content, and is refused where that does not fit any more. Files of
+others have none and are taken as they are. Sizes that a file declares are compared with what it holds before memory
+is taken. Readers raise ValueError with the reason; the caller knows which file it was.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
+import os
+import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from flatscope.errors import InputError
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 PICTURES = ("png", "svg", "pdf")
+CHECKSUM = "flatscope_checksum"
+JSON_CHECKSUM = "checksum"
+CHANGED = "its bytes are not those that were written (the checksum differs)"
+LEAST_LIMIT, LARGEST_RATIO = 1 << 30, 50  # unpacked content: a gibibyte, or 50 times the file where that is more
+_SEAL = re.compile(rb'\n"checksum": "([0-9a-f]{32})"\n}\n\Z')
+
+
+def digest(parts: Iterable[bytes | memoryview]) -> str:
+    """Checksum of bytes: 32 hexadecimal digits."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Checksum of a file as it is: what `b2sum -l 128` prints."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def json_bytes(text: str) -> bytes:
+    """The text of a JSON object (indented, as people read it) with a checksum as its last entry."""
+    body = text.rstrip().removesuffix("}").rstrip().encode()
+    body += b"" if body.endswith(b"{") else b","
+    return body + f'\n"{JSON_CHECKSUM}": "{digest([body])}"\n}}\n'.encode()
+
+
+def from_json_bytes(
+    content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None, *, sealed_only: bool = False
+) -> Any:
+    """What a JSON file holds, without its checksum; `sealed_only` refuses a file that has none."""
+    sealed = _SEAL.search(content)
+    if (sealed_only and not sealed) or (sealed and sealed[1].decode() != digest([content[: sealed.start()]])):
+        raise ValueError(CHANGED)
+    try:
+        found = json.loads(content, object_hook=object_hook)
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
+    if sealed:
+        del found[JSON_CHECKSUM]
+    elif isinstance(found, dict) and isinstance(found.get(JSON_CHECKSUM), str):
+        raise ValueError(CHANGED)
+    return found
 
 
 def parquet_bytes(frame: pd.DataFrame, key: bytes, head: Any) -> bytes:
     """A frame as a Parquet file, with `head` as JSON in its metadata."""
     arrow = pa.Table.from_pandas(frame, preserve_index=False)
-    metadata = {**(arrow.schema.metadata or {}), key: json.dumps(head, default=str).encode()}
+    text = json.dumps(head, default=str).encode()
+    metadata = {**(arrow.schema.metadata or {}), key: text, CHECKSUM.encode(): _frame_digest(arrow, text).encode()}
     buffer = io.BytesIO()
     pq.write_table(arrow.replace_schema_metadata(metadata), buffer)
     return buffer.getvalue()
 
 
-def from_parquet_bytes(content: bytes, key: bytes, what: str) -> tuple[pd.DataFrame, Any]:
+def from_parquet_bytes(content: bytes, key: bytes) -> tuple[pd.DataFrame, Any]:
     """Frame and head that `parquet_bytes` wrote."""
+    arrow = _arrow(content)
+    text, checksum = (arrow.schema.metadata or {}).get(key), (arrow.schema.metadata or {}).get(CHECKSUM.encode())
+    if text is None:
+        raise ValueError(f"no {key.decode()} in its metadata")
+    if checksum is not None and checksum.decode(errors="replace") != _frame_digest(arrow, text):
+        raise ValueError(CHANGED)
+    return arrow.to_pandas(), json.loads(text)
+
+
+def foreign_parquet(content: bytes) -> pd.DataFrame:
+    """The frame of anybody's Parquet file."""
+    frame: pd.DataFrame = _arrow(content).to_pandas()
+    return frame
+
+
+def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
+    """What a Parquet file says about itself."""
     try:
-        arrow = pq.read_table(io.BytesIO(content))
-        return arrow.to_pandas(), json.loads(arrow.schema.metadata[key])
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as problem:
-        raise InputError(f"a flatscope {what} as Parquet", str(problem), where=f"{what} file") from problem
+        return dict(pq.read_schema(io.BytesIO(content)).metadata or {})
+    except (pa.ArrowException, OSError, ValueError) as problem:
+        raise ValueError(_first_line(problem)) from problem
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
     """Arrays, by name, as a compressed .npz file."""
+    plain = {name: np.asarray(array) for name, array in arrays.items()}
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    named: dict[str, Any] = {**plain, CHECKSUM: np.array(_array_digest(plain))}
+    np.savez_compressed(buffer, **named)
     return buffer.getvalue()
 
 
 def from_npz_bytes(content: bytes) -> Arrays:
-    """The arrays of an .npz file; ValueError where it is damaged."""
+    """The arrays of an .npz file, without their checksum."""
+    refuse_bombs(io.BytesIO(content), len(content))
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError) as problem:
-        raise ValueError(f"damaged: {problem}") from problem
+            arrays = {name: stored[name] for name in stored.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as problem:
+        raise ValueError(f"damaged: {_first_line(problem)}") from problem
+    checksum = arrays.pop(CHECKSUM, None)
+    if checksum is not None and str(checksum) != _array_digest(arrays):
+        raise ValueError(CHANGED)
+    return arrays
+
+
+def refuse_bombs(file: Any, size: int) -> None:
+    """Refuse a zip of arrays that would unpack to far more than it holds; ValueError says what it declares."""
+    limit = max(LEAST_LIMIT, LARGEST_RATIO * size)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if (total := sum(entry.file_size for entry in entries)) > limit:
+                raise ValueError(f"{total:,} bytes once unpacked, from a file of {size:,}")
+            for entry in entries:
+                if entry.filename.endswith(".npy"):
+                    with archive.open(entry) as member:
+                        _refuse_wrong_shape(member, entry.filename, entry.file_size)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as problem:
+        raise ValueError(f"damaged: {_first_line(problem)}") from problem
+    finally:
+        file.seek(0)
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Tensors by name as a safetensors file; its header has their checksum."""
+    head = dict(metadata or {})
+    return safetensors.torch.save(dict(tensors), {**head, CHECKSUM: _tensor_digest(tensors, head)})
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors of a safetensors file, which stays open while they live, and its header without the checksum."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            head = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (safetensors.SafetensorError, OSError) as problem:
+        raise ValueError(_first_line(problem)) from problem
+    checksum = head.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _tensor_digest(tensors, head):
+        raise ValueError(CHANGED)
+    return tensors, head
 
 
 def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200) -> bytes:
@@ -79,3 +195,55 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _arrow(content: bytes) -> pa.Table:
+    try:
+        file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+        held = file.metadata
+        declared = sum(held.row_group(group).total_byte_size for group in range(held.num_row_groups))
+        cells = held.num_rows * held.num_columns
+        if max(declared, cells) > max(LEAST_LIMIT, LARGEST_RATIO * len(content)):
+            raise ValueError(f"{held.num_rows:,} rows of {held.num_columns} columns in {len(content):,} bytes")
+        return file.read()
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as problem:
+        raise ValueError(_first_line(problem)) from problem
+
+
+def _frame_digest(arrow: pa.Table, head: bytes) -> str:
+    """Of the cells as Python writes them, which no version of pandas or Arrow changes."""
+    parts = [head]
+    for name in arrow.column_names:
+        parts.append(f"\n{name}\n{json.dumps(arrow.column(name).to_pylist(), default=str)}".encode())
+    return digest(parts)
+
+
+def _array_digest(arrays: Mapping[str, Any]) -> str:
+    parts: list[bytes | memoryview] = []
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        parts += [f"\n{name} {array.dtype.str} {np.shape(arrays[name])}\n".encode(), array.tobytes()]
+    return digest(parts)
+
+
+def _tensor_digest(tensors: Mapping[str, Tensor], head: Mapping[str, str]) -> str:
+    parts: list[bytes | memoryview] = [json.dumps(dict(sorted(head.items()))).encode()]
+    for name in sorted(tensors):
+        held = tensors[name].detach().cpu().contiguous()
+        parts.append(f"\n{name} {held.dtype} {tuple(held.shape)}\n".encode())
+        if held.numel():
+            parts.append(held.reshape(-1).view(torch.uint8).numpy().data)
+    return digest(parts)
+
+
+def _refuse_wrong_shape(member: Any, name: str, size: int) -> None:
+    """An array says its shape first, and memory for it is taken before the rest is read."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(member)
+    if (declared := math.prod(shape) * dtype.itemsize) > size:
+        raise ValueError(f"{name} declares {shape} of {dtype}, {declared:,} bytes, and holds {size:,}")
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem) or type(problem).__name__).splitlines()[0]

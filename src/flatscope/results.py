@@ -24,8 +24,10 @@ from flatscope.errors import FlatscopeError, InputError
 from flatscope.files import (
     Arrays,
     figure_bytes,
+    from_json_bytes,
     from_npz_bytes,
     from_parquet_bytes,
+    json_bytes,
     npz_bytes,
     parquet_bytes,
     svg_of,
@@ -132,7 +134,8 @@ class Result(ABC):
     @classmethod
     def from_parquet(cls, content: bytes) -> Self:
         """The result that `to_parquet` wrote."""
-        return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key(), cls.WORD))
+        with reading(f"a flatscope {cls.WORD} as Parquet", f"{cls.WORD} file"):
+            return cls._from_rows(*from_parquet_bytes(content, cls.parquet_key()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file, whole or not at all; its ending, one of `ENDINGS`, says in which form."""
@@ -162,15 +165,17 @@ class Result(ABC):
         if ending == ".html":
             title = html.escape(self.WORD)
             return f'<!doctype html><meta charset="utf-8"><title>{title}</title>\n{self.to_html()}\n'.encode()
-        if ending == ".csv":
-            text = self.to_frame().to_csv(index=False)
-        else:
-            text = self.to_json() if ending == ".json" else self.to_markdown()
+        if ending == ".json":
+            return json_bytes(self.to_json())
+        text = self.to_frame().to_csv(index=False) if ending == ".csv" else self.to_markdown()
         return (text.rstrip("\n") + "\n").encode()
 
     @classmethod
     def _from_content(cls, ending: str, content: bytes) -> Self:
-        return cls.from_parquet(content) if ending == ".parquet" else cls.from_json(content.decode())
+        if ending == ".parquet":
+            return cls.from_parquet(content)
+        from_json_bytes(content)  # its checksum, before anything is made of it
+        return cls.from_json(content.decode())
 
 
 class DrawnResult(Result):

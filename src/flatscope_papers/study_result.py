@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope.files import without_nan
+from flatscope.files import CHANGED, digest, from_json_bytes, json_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope_papers.claims import Answer, Claim, Finding, counted, number_text
 
@@ -113,9 +114,10 @@ class StudyResult:
             The folder.
         """
         target = Path(folder)
-        write_whole(target / TABLE_FILE, self.table.to_csv(index=False, float_format="%.8g").encode())
-        write_whole(target / FIGURE_FILE, self.svg.encode())
-        write_whole(target / PICTURE_FILE, self.png)
+        table = self.table.to_csv(index=False, float_format="%.8g").encode()
+        files = {TABLE_FILE: table, FIGURE_FILE: self.svg.encode(), PICTURE_FILE: self.png}
+        for name, content in files.items():
+            write_whole(target / name, content)
         saved = {
             "name": self.name,
             "title": self.title,
@@ -126,8 +128,9 @@ class StudyResult:
             "deviations": list(self.deviations),
             "notes": list(self.notes),
             "provenance": dict(self.provenance),
+            "files": {name: digest([content]) for name, content in files.items()},
         }
-        write_whole(target / VERDICTS_FILE, (json.dumps(saved, indent=1, allow_nan=False) + "\n").encode())
+        write_whole(target / VERDICTS_FILE, json_bytes(json.dumps(saved, indent=1, allow_nan=False)))
         return target
 
     @classmethod
@@ -135,12 +138,16 @@ class StudyResult:
         """The result that `save` wrote."""
         target = Path(folder)
         try:
-            saved = json.loads((target / VERDICTS_FILE).read_text(encoding="utf-8"))
+            saved = from_json_bytes((target / VERDICTS_FILE).read_bytes())
+            files = {name: (target / name).read_bytes() for name in (TABLE_FILE, FIGURE_FILE, PICTURE_FILE)}
+            for name, checksum in saved.pop("files", {}).items():
+                if digest([files[name]]) != checksum:
+                    raise ValueError(f"{name}: {CHANGED}")
             return cls(
-                table=pd.read_csv(target / TABLE_FILE),
+                table=pd.read_csv(io.BytesIO(files[TABLE_FILE])),
                 findings=tuple(_finding_from_json(entry) for entry in saved.pop("findings")),
-                svg=(target / FIGURE_FILE).read_text(encoding="utf-8"),
-                png=(target / PICTURE_FILE).read_bytes(),
+                svg=files[FIGURE_FILE].decode(),
+                png=files[PICTURE_FILE],
                 deviations=tuple(saved.pop("deviations")),
                 notes=tuple(saved.pop("notes")),
                 **saved,

@@ -6,7 +6,6 @@ import ast
 import csv
 import fnmatch
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
+from flatscope.files import from_json_bytes
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope.training import models
@@ -134,9 +134,9 @@ def saved_error(weights: Path | None) -> float | None:
         if (folder / "history.csv").is_file():  # of `flatscope train`
             rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
         elif (folder / STATE_FILE).is_file():  # of a checkpoint
-            rows = json.loads((folder / STATE_FILE).read_text())["state"]["rows"]
+            rows = from_json_bytes((folder / STATE_FILE).read_bytes())["state"]["rows"]
         else:  # of a trial in a store
-            rows = [json.loads((folder / "metrics.json").read_text())["metrics"]]
+            rows = [from_json_bytes((folder / "metrics.json").read_bytes())["metrics"]]
         found = float(rows[-1]["train_error"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None

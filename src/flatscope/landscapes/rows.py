@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.files import from_npz_bytes, npz_bytes
+from flatscope.files import from_json_bytes, from_npz_bytes, json_bytes, npz_bytes
 from flatscope.guards import write_whole
 from flatscope.params import Params, count, flatten, unflatten
 
@@ -36,10 +36,10 @@ class KeptRows:
             return
         written = self._folder / "landscape.json"
         if not written.exists():
-            write_whole(written, json.dumps({"key": key, "centre": centre}, indent=1).encode())
+            write_whole(written, json_bytes(json.dumps({"key": key, "centre": centre}, indent=1)))
             return
         try:
-            known = json.loads(written.read_text())
+            known = from_json_bytes(written.read_bytes())
             same = known["key"] == json.loads(json.dumps(key))
             same = same and math.isclose(known["centre"], centre, rel_tol=1e-5, abs_tol=1e-9)
             differing = [name for name in key if known["key"].get(name) != json.loads(json.dumps(key[name]))]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flatscope.comparing import Comparison
 from flatscope.errors import InputError
-from flatscope.files import from_npz_bytes
+from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.interpolation import Simplex
 from flatscope.landscapes import Surface
 from flatscope.papers import from_papers
@@ -278,20 +275,25 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
 def _written_as(path: Path) -> type[Result] | None:
     """Which class of results wrote a Parquet file; None for a frame of somebody else."""
     try:
-        metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError) as problem:
+        metadata = parquet_metadata(path.read_bytes())
+    except (OSError, ValueError) as problem:
         raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
     return next((kind for kind in RESULTS if kind.parquet_key() in metadata), None)
 
 
 def _parquet(path: Path) -> Any:
     kind = _written_as(path)
-    return kind.load(path) if kind else pd.read_parquet(path)
+    if kind:
+        return kind.load(path)
+    try:
+        return foreign_parquet(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
 
 
 def _json(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json_bytes(path.read_bytes())
     except (OSError, ValueError) as problem:
         raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
     for kind in RESULTS:

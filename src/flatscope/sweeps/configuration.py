@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatscope.errors import InputError
+from flatscope.files import from_json_bytes
 
 NOT_FINITE = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"}
 PLACE = "device"  # where a trial runs is kept with it, but is not part of its name
@@ -42,9 +43,9 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(_tagged(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
-def from_json(text: str | bytes) -> Any:
-    """What `to_json` wrote."""
-    return json.loads(text, object_hook=_untagged)
+def from_json(text: str | bytes, *, sealed_only: bool = False) -> Any:
+    """What `to_json` wrote, with or without the checksum of a file."""
+    return from_json_bytes(text.encode() if isinstance(text, str) else text, _untagged, sealed_only=sealed_only)
 
 
 def key_of(config: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ import safetensors.torch
 from torch import Tensor
 
 from flatscope.errors import InputError
+from flatscope.files import tensor_bytes
 from flatscope.guards import whole_file, write_whole
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope.sweeps.leases import Leases
@@ -139,7 +140,7 @@ class Store:
             raise InputError("metrics that no setting is named like", ", ".join(clash), "metrics", fix)
         contents = {CONFIG_FILE: to_json(resolved, indent=1).encode()}
         if weights is not None:
-            contents[WEIGHTS_FILE] = safetensors.torch.save(plain_tensors(weights, where="weights"))
+            contents[WEIGHTS_FILE] = tensor_bytes(plain_tensors(weights, where="weights"))
         for name, frame in (frames or {}).items():
             if not PLAIN_NAME.fullmatch(name) or name in TAKEN_NAMES:
                 raise InputError("a plain name for a frame", repr(name), where="frames")

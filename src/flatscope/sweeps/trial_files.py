@@ -8,7 +8,6 @@ last.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from flatscope.errors import DataFileError, InputError
+from flatscope.files import digest, json_bytes
 from flatscope.guards import flush_folder
 from flatscope.sweeps.configuration import from_json, to_json
 from flatscope.sweeps.leases import Owner, this_process
@@ -70,10 +70,10 @@ class TrialFiles:
             lines = self._fs.cat_file(f"{self._path}/{key}/{MARKER_FILE}")
         except FileNotFoundError:
             raise InputError("a finished trial", "none with this configuration", where=f"trial {key}") from None
-        body, _, checksum = lines.rpartition(b'\n"checksum": ')
-        if checksum != _closing(body):
-            raise _damaged(key, MARKER_FILE)
-        marker: dict[str, Any] = from_json(lines)
+        try:
+            marker: dict[str, Any] = from_json(lines, sealed_only=True)
+        except ValueError:
+            raise _damaged(key, MARKER_FILE) from None
         if marker["format"] != FORMAT:
             got = f"{marker['format']}, written by flatscope {marker['version']}"
             raise InputError(f"a trial of format {FORMAT}", got, f"trial {key}", "Use that version, or another store")
@@ -85,7 +85,7 @@ class TrialFiles:
             found: bytes = self._fs.cat_file(f"{self._path}/{key}/{file}")
         except FileNotFoundError:
             raise _damaged(key, file) from None
-        if len(found) != expected["size"] or _digest(found) != expected["checksum"]:
+        if len(found) != expected["size"] or digest([found]) != expected["checksum"]:
             raise _damaged(key, file)
         return found
 
@@ -102,11 +102,10 @@ class TrialFiles:
         """Write a trial in place of a damaged one or of none; a whole one that is there stays."""
         if self.holds(key):
             return
-        files = {name: {"size": len(data), "checksum": _digest(data)} for name, data in contents.items()}
+        files = {name: {"size": len(data), "checksum": digest([data])} for name, data in contents.items()}
         written = datetime.now(UTC).isoformat(timespec="seconds")
         marker = {"format": FORMAT, "version": __version__, "written": written, "files": files, "metrics": metrics}
-        body = to_json(marker, indent=1).encode().removesuffix(b"\n}") + b","
-        everything = {**contents, MARKER_FILE: body + b'\n"checksum": ' + _closing(body)}
+        everything = {**contents, MARKER_FILE: json_bytes(to_json(marker, indent=1))}
         if self.renames:
             self._write_and_rename(key, everything)
         else:
@@ -162,12 +161,3 @@ class TrialFiles:
 def _damaged(key: str, file: str) -> DamagedTrial:
     fix = "Run the sweep again: damaged trials are done anew"
     return DamagedTrial("the file that was written", "one that is damaged or missing", f"trial {key}, {file}", fix)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _closing(body: bytes) -> bytes:
-    """The last entry of a marker and the brace that ends it."""
-    return f'"{_digest(body)}"\n}}\n'.encode()

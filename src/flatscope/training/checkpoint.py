@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, WeightsError
-from flatscope.files import without_nan
+from flatscope.files import json_bytes, read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope.training.weight_files import (
     MODEL_PREFIX,
@@ -243,8 +241,8 @@ def write_checkpoint(
     }
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
     text = json.dumps(without_nan(saved), indent=1, allow_nan=False)
-    write_whole(folder / WEIGHTS_FILE, safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
-    write_whole(folder / STATE_FILE, text.encode())
+    write_whole(folder / WEIGHTS_FILE, tensor_bytes(tensors, {STATE_KEY: text}))
+    write_whole(folder / STATE_FILE, json_bytes(text))
 
 
 def resume(
@@ -297,12 +295,11 @@ def fingerprint(x: Tensor, y: Tensor) -> str:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a checkpoint; rows get their non-finite numbers back."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            saved = json.loads((file.metadata() or {})[STATE_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        tensors, head = read_tensors(path)
+        saved = json.loads(head[STATE_KEY])
         rows = saved["state"]["rows"]
         saved["state"]["rows"] = [{key: float(value) for key, value in row.items()} for row in rows]
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         reason = "no training state in it" if isinstance(error, KeyError) else str(error)
         raise WeightsError(
             "a whole training checkpoint",

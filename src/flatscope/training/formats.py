@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatscope.errors import DataFileError
+from flatscope.files import refuse_bombs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -253,6 +254,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     wanted = "an npz file with arrays x_train, y_train and optionally x_test, y_test, classes"
     try:
         with path.open("rb") as file:
+            refuse_bombs(file, path.stat().st_size)
             archive = np.load(file, allow_pickle=False)
             keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
             arrays = {key: archive[key] for key in NPZ_KEYS if key in keys}

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, WeightsError
-from flatscope.files import without_nan
+from flatscope.files import read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope.training.checkpoint import EARLIER, fingerprint
 from flatscope.training.stack import Stack, StackSamples
@@ -256,7 +254,7 @@ def write_group(folder: Path, group: Group, stack: Stack) -> None:
         "live": group.live,
     }
     text = json.dumps(without_nan(saved), allow_nan=False)
-    write_whole(_path(folder, group), safetensors.torch.save(tensors, metadata={STATE_KEY: text}))
+    write_whole(_path(folder, group), tensor_bytes(tensors, {STATE_KEY: text}))
 
 
 def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
@@ -270,13 +268,13 @@ def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
     if not path.exists():
         return None
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            saved = json.loads((file.metadata() or {})[STATE_KEY])
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        read, head = read_tensors(path)
+        saved = json.loads(head[STATE_KEY])
+        tensors = {name: tensor.clone() for name, tensor in read.items()}
         records = [Record(**record) for record in saved["records"]]
         for record in records:
             record.rows = [{key: float(value) for key, value in row.items()} for row in record.rows]
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError) as problem:
         got = f"a file that is not one ({'no such state in it' if isinstance(problem, KeyError) else problem})"
         fix = "Choose another checkpoint folder, or remove the file to start over"
         raise WeightsError("a whole checkpoint of a population", got, where=str(path), fix=fix) from None

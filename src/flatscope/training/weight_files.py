@@ -6,15 +6,17 @@ import io
 import os
 import pickle
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from flatscope.errors import WeightsError
+from flatscope.files import LARGEST_RATIO, LEAST_LIMIT, read_tensors, tensor_bytes
 from flatscope.guards import write_whole
 from flatscope.params import plain_names
 
@@ -36,7 +38,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> Path:
         torch.save(tensors, buffer)
         write_whole(path, buffer.getvalue())
     else:
-        write_whole(path, safetensors.torch.save(tensors))
+        write_whole(path, tensor_bytes(tensors))
     return path
 
 
@@ -111,19 +113,17 @@ def plain_tensors(state: Mapping[str, object], where: str) -> dict[str, Tensor]:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if STATE_KEY in (file.metadata() or {}):
-                names = [name for name in names if name.startswith(MODEL_PREFIX)]
-                return {name.removeprefix(MODEL_PREFIX): file.get_tensor(name) for name in names}
-            return {name: file.get_tensor(name) for name in names}
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        tensors, head = read_tensors(path)
+    except ValueError as error:
         raise WeightsError(
             "a whole safetensors file or torch state dict",
             f"one that cannot be read ({error})",
             where=str(path),
             fix="Save it again with flatscope's save_weights or torch.save(model.state_dict(), path)",
         ) from None
+    if STATE_KEY in head:
+        return {name.removeprefix(MODEL_PREFIX): t for name, t in tensors.items() if name.startswith(MODEL_PREFIX)}
+    return tensors
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -131,6 +131,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         # an open file, since torch.load guesses the format from the suffix of a path
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error below says what matters
+            _refuse_changed_archive(file, path.stat().st_size)
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise WeightsError(
@@ -149,7 +150,35 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise WeightsError("a state dict of tensors by name", type(content).__name__, where=str(path))
+    _refuse_expanded(content, path)
     return plain_tensors(content, where=str(path))
+
+
+def _refuse_changed_archive(file: BinaryIO, size: int) -> None:
+    """A state dict is a zip of stored members with their checksums, which torch does not compare."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > 2 * size:
+                raise ValueError("it declares more than twice its own bytes")
+            for entry in archive.infolist():
+                found = 0
+                with archive.open(entry) as member:
+                    member._expected_crc = None  # type: ignore[attr-defined]  # compared below: it may be switched off
+                    while block := member.read(1 << 22):
+                        found = zlib.crc32(block, found)
+                if entry.CRC and found != entry.CRC:
+                    raise ValueError(f"the checksum of {entry.filename} in it differs")
+    file.seek(0)
+
+
+def _refuse_expanded(state: Mapping[str, object], path: Path) -> None:
+    """A few bytes can be repeated into a tensor of any size: refused before it is written out."""
+    limit = max(LEAST_LIMIT, LARGEST_RATIO * path.stat().st_size)
+    sizes = {name: t.numel() * t.element_size() for name, t in state.items() if isinstance(t, Tensor)}
+    if sum(sizes.values()) > limit:
+        largest = max(sizes, key=lambda name: sizes[name])
+        got = f"{sum(sizes.values()):,} bytes of tensors in {path.stat().st_size:,} ({largest}: {sizes[largest]:,})"
+        raise WeightsError("tensors that the file holds", got, where=str(path))
 
 
 def _shared_names(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
