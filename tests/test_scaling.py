@@ -14,8 +14,6 @@ from flatscope.params import named_parameters
 from flatscope.symmetries import (
     fold_batchnorm,
     given_scales,
-    random_layer_pair,
-    random_layer_pair_scales,
     random_scales,
     rescale,
     rescaled_params,
@@ -307,24 +305,6 @@ def test_factors_per_unit_and_for_layers_that_share_a_scale():
     assert torch.allclose(twin[4].conv2.bias, clean[4].conv2.bias * c, rtol=1e-13)  # not named, but tied to "0"
     with pytest.raises(InputError, match=r"shares the scale.*4\.conv2|4\.conv2.*shares the scale"):
         rescale(model, x, factors={"0": c, "4.conv2": 2.0})
-
-
-def test_petzka_reparameterization_is_one_layer_against_the_last():
-    for seed in range(8):
-        model, x = prepared("lenet")
-        graph, params = trace(model, x), named_parameters(model)
-        scales = random_layer_pair_scales(graph, seed=seed)
-        [factor] = {round(float(value), 12) for value in scales if value != 1}
-        assert 5 <= max(factor, 1 / factor) <= 25
-        changed = rescaled_params(graph, params, scales)
-        ratios = [float((changed[layer.weight] / params[layer.weight]).flatten()[0]) for layer in graph]
-        assert ratios[-1] == pytest.approx(1 / factor)
-        assert sum(ratio == pytest.approx(factor) for ratio in ratios[:-1]) == 1
-        assert sum(ratio == pytest.approx(1) for ratio in ratios[:-1]) == len(ratios) - 2
-        twin = random_layer_pair(model, x, seed=seed)
-        assert relative_difference(model, twin, x) < 1e-10
-    drawn = {float(random_layer_pair_scales(graph, seed=seed)[-1]) > 1 for seed in range(20)}
-    assert drawn == {True, False}
 
 
 @pytest.mark.parametrize(("name", "layer"), [("mlp", "2"), ("lenet", "3"), ("vgg", "4"), ("upsampling", "6")])

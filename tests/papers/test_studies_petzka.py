@@ -11,13 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-import flatscope as fs
-from flatscope.training.data import load
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, judge
-from flatscope_papers.petzka2019.last_layers import last_layers
-from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, stages
+from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
 from flatscope_papers.petzka2019.mnist import PER_NETWORK, lead_found, within_batches
 from flatscope_papers.petzka2019.regressions import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
@@ -37,76 +33,10 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
-
-
-@pytest.mark.parametrize("layers", ["fc2", "fc3"])
-def test_last_layers_on_their_features_equal_those_of_the_whole_network(layers: str) -> None:
-    x, y = load("flatscope_papers.smoke_data:digits_as_cifar10", train_size=60, test_size=0).train
-    model = build("lenet5", seed=3).double().eval()
-    found = last_layers(model, x.double(), y)
-    names = ["layer_trace", "layer_max_eigenvalue", "kappa", "kappa_trace"]
-    table = fs.measure(fs.Problem(model, train=(x.double(), y)), names)
-    for name in names:
-        assert found[f"{name}/{layers}"] == pytest.approx(table.layer(name)[layers], rel=1e-9)
-
-
-def test_a_network_that_diverged_has_no_curvature() -> None:
-    x, y = load("flatscope_papers.smoke_data:digits_as_cifar10", train_size=60, test_size=0).train
-    model = build("lenet5", seed=3).eval()
-    with torch.no_grad():
-        model.get_submodule("fc1").weight.fill_(math.inf)
-    found = last_layers(model, x, y)
-    assert math.isnan(found["kappa_trace/fc3"])
-    assert math.isfinite(found["norm/fc3"])
-
-
-def test_the_paper_scale_is_the_papers_grid() -> None:
-    configs = [config for config in stages("paper")[0].configs if config["variant"] == "momentum"]
-    assert len(configs) == 144
-    assert {(c["train"]["batch_size"], c["train"]["lr"]) for c in configs} == {
-        (4, 0.001),
-        (32, 0.008),
-        (64, 0.02),
-        (512, 0.1),
-    }
-    assert {c["init"] for c in configs} == {"xavier_normal", "kaiming_uniform", "uniform", "normal"}
-
-
-def planted(slope: float, noise: float, n: int = 400) -> pd.DataFrame:
-    """Networks whose gap depends on κ_τ with a known strength; half of them never reach the rule."""
-    generator = np.random.default_rng(0)
-    kappa = 4 * generator.random(size=n)
-    gap = slope * kappa + noise * generator.normal(size=n)
-    rows: list[dict[str, Any]] = []
-    for i in range(n):
-        base = {"network": i, "variant": "momentum", "learned": True, "gap": gap[i], "before/kappa_trace/fc3": kappa[i]}
-        if i % 2:
-            rows.append({**base, "rule": RULE})
-        rows.append({**base, "rule": "end"} | ({"gap": 1e9} if i % 2 else {}))
-    return pd.DataFrame(rows)
-
-
-def test_each_network_is_taken_where_the_rule_stops_it() -> None:
-    points = at_rule(planted(1.0, 0.0), RULE)
-    assert len(points) == 400
-    assert points["network"].is_unique
-    assert (points["gap"] < 1e9).all()  # the end is taken only where the rule never held
-
-
-@pytest.mark.parametrize(
-    ("slope", "noise", "verdict"), [(1.0, 0.52, REPRODUCED), (1.0, 2.0, PARTLY), (-1.0, 0.5, NOT_REPRODUCED)]
-)
-def test_a_planted_correlation_gets_its_verdict(slope: float, noise: float, verdict: str) -> None:
-    points = at_rule(planted(slope, noise), RULE)
-    found = intervals.correlation(points["before/kappa_trace/fc3"], points["gap"])
-    assert judge(find_study("petzka2019-fig1").claims[0], found, "paper").verdict == verdict
-
-
-def test_correlations_cover_every_rule() -> None:
-    along = correlations(planted(1.0, 0.1).query("gap < 1e9"))
-    assert set(along["rule"]) == {RULE, "end"}
-    assert (along["pearson"] > 0.9).all()
+    # Four networks in two epochs come to no rule of Figures 1 and 2 but the last epoch.
+    numbers = [finding.answer for finding in result.findings if "networks came to" not in finding.answer.note]
+    assert numbers
+    assert all(math.isfinite(answer.value) for answer in numbers)
 
 
 def test_the_stronger_of_two_correlations_is_seen() -> None:

@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from flatscope_papers import find_study
-from flatscope_papers.claims import NOT_REPRODUCED, REPRODUCED, judge
-from flatscope_papers.petzka2019.correlations import settings_note, stronger
-from flatscope_papers.petzka2019.lenet import missing_notes
-from flatscope_papers.petzka2019.reparameterized import factors_note, reparameterized_found
+from flatscope_papers.claims import NOT_REPRODUCED, PARTLY, REPRODUCED, judge
+from flatscope_papers.petzka2019.correlations import stronger
+from flatscope_papers.petzka2019.lenet import RULES, stages
+from flatscope_papers.petzka2019.reparameterized import moved, rewritten_found
+from flatscope_papers.petzka2019.stop_rules import Rule, answer_at, correlations, holding, rules, turn
 
 FIRST = {claim.key: claim for claim in find_study("petzka2019-fig1").claims}
 SECOND = {claim.key: claim for claim in find_study("petzka2019-fig2").claims}
-MEASURES = ("kappa", "kappa_trace", "layer_trace", "layer_max_eigenvalue", "norm")
+LOSS = RULES[0]
 
 
-def two_measures(of_trace: float, of_top: float, n: int = 200) -> pd.DataFrame:
-    """κ_τ and κ of the output matrix as multiples of the gap, with noise of size one."""
+def networks(of_trace: float, of_top: float, n: int = 200) -> pd.DataFrame:
+    """κ_τ and κ of the output matrix as multiples of the gap, with noise of size one; looked at after three epochs."""
     generator = np.random.default_rng(0)
     gap = generator.normal(size=n)
-    columns = {"kappa_trace": of_trace, "kappa": of_top}
-    noisy = {f"before/{name}/fc3": slope * gap + generator.normal(size=n) for name, slope in columns.items()}
-    return pd.DataFrame({**noisy, "gap": gap})
+    columns = {"kappa_trace": of_trace, "kappa": of_top, "layer_trace": of_trace, "layer_max_eigenvalue": of_top}
+    noisy = {f"{name}/fc3": 100 + slope * gap + generator.normal(size=n) for name, slope in columns.items()}
+    settings = {
+        "network": np.arange(n),
+        "batch": np.arange(n) % 4,
+        "init": np.arange(n) % 3,
+        "factor": 5 + np.arange(n) % 21,
+    }
+    one = pd.DataFrame({**noisy, **settings, "gap": gap, "error_gap": gap, "gradient": 1.0})
+    # Every network reaches the loss after the second look, before which its measures are of the other sign.
+    early = one.assign(epoch=10, train_loss=1.0, **{name: 200 - one[name] for name in noisy})
+    return pd.concat([early, one.assign(epoch=20, train_loss=0.09), one.assign(epoch=30, train_loss=0.05, gap=0.0)])
+
+
+def test_each_network_is_taken_where_the_rule_stops_it() -> None:
+    looks = networks(1.0, 1.0)
+    points = LOSS.stops(looks)
+    assert points["network"].is_unique
+    assert (points["epoch"] == 20).all()
+    assert (Rule("epoch", 30).stops(looks)["gap"] == 0.0).all()
+    assert len(RULES[1].stops(looks)) == 0
+
+
+def test_correlations_are_a_function_of_the_rule() -> None:
+    along = correlations(networks(3.0, 3.0), ["kappa_trace/fc3"], rules(networks(3.0, 3.0), RULES))
+    found = along[along["target"] == "gap"].set_index("rule")["pearson"]
+    assert found["epoch 10"] == pytest.approx(-found["loss 0.1"])
+    assert found["loss 0.1"] == found["epoch 20"] > 0.9
+    assert "loss 0.01" not in found.index  # nobody came there
+    assert "the sign turns by epoch 20" in turn(along[along["rule"] != "epoch 30"], "kappa_trace/fc3")
+
+
+@pytest.mark.parametrize(("slope", "verdict"), [(2.0, REPRODUCED), (0.7, PARTLY), (-2.0, NOT_REPRODUCED)])
+def test_a_planted_correlation_gets_its_verdict(slope: float, verdict: str) -> None:
+    found = answer_at(networks(slope, 1.0, n=400), LOSS, 400, "kappa_trace/fc3")
+    assert judge(FIRST["trace"], found, "paper").verdict == verdict
+
+
+def test_a_rule_that_too_few_come_to_is_not_judged() -> None:
+    looks = networks(2.0, 1.0)
+    late = looks[(looks["network"] >= 30) | (looks["epoch"] == 10)]
+    assert math.isnan(answer_at(late, LOSS, 200, "kappa_trace/fc3").value)
+    assert math.isfinite(answer_at(late, LOSS, 185, "kappa_trace/fc3").value)
+    assert math.isnan(stronger(late, LOSS, 200).value)
 
 
 @pytest.mark.parametrize(
@@ -38,79 +82,46 @@ def two_measures(of_trace: float, of_top: float, n: int = 200) -> pd.DataFrame:
     ],
 )
 def test_the_stronger_correlation_is_one_in_the_papers_direction(of_trace: float, of_top: float, due: str) -> None:
-    found = stronger(two_measures(of_trace, of_top), "fc3")
-    assert judge(FIRST["stronger"], found, "paper").verdict == due
+    assert judge(FIRST["stronger"], stronger(networks(of_trace, of_top), LOSS, 200), "paper").verdict == due
 
 
-def test_what_the_training_loss_and_the_batches_make_of_a_correlation_is_told() -> None:
+def test_what_the_training_loss_and_the_batches_make_of_a_correlation_is_seen() -> None:
     generator = np.random.default_rng(0)
-    batch = np.repeat([4, 32, 512], 40)
-    loss = generator.normal(size=120)
-    points = pd.DataFrame({"batch": batch, "train_loss": loss})
-    noise = 0.01 * generator.normal(size=(2, 120))
-    points["gap"] = -loss + noise[0]
-    points["by_loss"] = -loss + noise[1]  # nothing but the training loss
-    points["by_batch"] = np.where(batch == 512, points["gap"], generator.normal(size=120))  # one batch size alone
-    assert points["by_loss"].corr(points["gap"]) > 0.99
-    by_loss = settings_note(points, "by_loss")
-    assert abs(float(by_loss.split("held fixed ")[1].split()[0])) < 0.3
-    assert "(the gap against the training loss -1.00)" in by_loss
-    by_batch = settings_note(points, "by_batch")
-    assert "512: 1.00" in by_batch
-    assert abs(float(by_batch.split("without batch size 512 ")[1].split(";")[0])) < 0.3
-
-
-def test_an_initialisation_of_which_nothing_is_judged_is_told() -> None:
-    trained = [{"init": "normal"}] * 3 + [{"init": "uniform"}] * 2
-    (note,) = missing_notes(pd.DataFrame({"init": ["uniform"]}), trained)
-    assert "none of the 3 networks with the initialisation 'normal'" in note
-    assert missing_notes(pd.DataFrame({"init": ["uniform", "normal"]}), trained) == ()
-
-
-def rewritten(hidden_change: float, scramble: bool, slope: float = 1.0, n: int = 200) -> pd.DataFrame:
-    """Networks before and after: κ of the hidden matrix moves by a share, measures of the Hessian are scrambled."""
-    generator = np.random.default_rng(0)
-    gap = generator.random(n)
-    frame = pd.DataFrame({"gap": gap})
-    factors = np.where(np.arange(n) % 2, 5.0, 0.2)
-    for layer in ("fc3", "fc2"):
-        for name in MEASURES:
-            before = 2 + slope * gap + 0.1 * generator.normal(size=n)
-            after = before.copy()
-            if name.startswith("layer") and scramble:
-                after = generator.permutation(before)
-            frame[f"before/{name}/{layer}"], frame[f"after/{name}/{layer}"] = before, after
-    frame["after/kappa/fc2"] *= 1 + hidden_change
-    frame["after/norm/fc3"] *= factors
-    return frame
-
-
-def verdicts(frame: pd.DataFrame) -> dict[str, str]:
-    found = reparameterized_found(frame)
-    return {key: judge(SECOND[key], answer, "paper").verdict for key, answer in found.items()}
+    points = pd.DataFrame({"batch": np.repeat([4, 32, 512], 40), "init": 0, "train_loss": generator.normal(size=120)})
+    noise = 0.01 * generator.normal(size=(3, 120))
+    points["gap"] = -points["train_loss"] + noise[0] + points["batch"]
+    points["by_loss"] = -points["train_loss"] + noise[1]
+    points["by_batch"] = points["batch"] + noise[2]
+    assert points["by_batch"].corr(points["gap"]) > 0.99
+    assert abs(holding(points, "by_batch", "batch")) < 0.3
+    assert holding(points, "by_loss", "batch") > 0.99
+    assert abs(holding(points, "by_loss", "train_loss")) < 0.3
 
 
 def test_measures_that_only_the_hessian_makes_are_seen_to_fail() -> None:
-    given = verdicts(rewritten(0.0, scramble=True))
-    assert set(given) == set(SECOND)
-    assert set(given.values()) == {REPRODUCED}
+    points = LOSS.stops(networks(9.0, 9.0))  # of which factors from 5 to 25 leave nothing
+    verdicts = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in rewritten_found(points).items()}
+    assert set(verdicts) | {"invariant"} == set(SECOND)
+    assert set(verdicts.values()) == {REPRODUCED}
+    same = rewritten_found(points.assign(factor=4))  # a power of two: nothing is rounded
+    still = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in same.items()}
+    assert set(still.values()) == {NOT_REPRODUCED}
 
 
-def test_a_hidden_matrix_that_moves_or_a_hessian_that_does_not_is_seen() -> None:
-    moved = verdicts(rewritten(0.1, scramble=True))
-    assert {key for key, verdict in moved.items() if verdict == NOT_REPRODUCED} == {"invariant"}
-    still = verdicts(rewritten(0.0, scramble=False))
-    hessian = {key for key in SECOND if key.startswith("hessian") or key.endswith("drops")}
-    assert {key for key, verdict in still.items() if verdict == NOT_REPRODUCED} == hessian
+def test_a_measure_that_moves_is_seen() -> None:
+    looks = pd.DataFrame({"network": [0, 0, 1, 1], "moved": [1e-12, 1e-12, 1e-12, 1e-12]})
+    assert judge(SECOND["invariant"], moved(looks), "paper").verdict == REPRODUCED
+    one = looks.assign(moved=[1e-12, 1e-12, 0.01, 0.01])
+    assert judge(SECOND["invariant"], moved(one), "paper").verdict == NOT_REPRODUCED
 
 
-def test_what_there_was_to_lose_is_told() -> None:
-    assert "before it" not in reparameterized_found(rewritten(0.0, True))["trace_drops"].note
-    assert "wrong sign" in reparameterized_found(rewritten(0.0, True, slope=-1.0))["trace_drops"].note
-    assert "little to take away" in reparameterized_found(rewritten(0.0, True, slope=0.0))["hessian_eigenvalue"].note
-
-
-def test_which_matrices_were_scaled_is_told() -> None:
-    note = factors_note(rewritten(0.0, True, n=20))
-    assert "output matrix in 20 of 20 networks (norm times 0.20 to 5)" in note
-    assert "last hidden matrix in 0 of 20 networks" in note
+def test_the_paper_scale_is_the_papers_grid() -> None:
+    [unit] = stages("paper")[0].units
+    judged = [config for config in unit if config["setup"] != "wide_normal"]
+    assert (len(judged), len(unit)) == (144, 180)
+    rates = {(config["train"]["batch_size"], config["train"]["lr"]) for config in unit}
+    assert rates == {(4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)}
+    assert not any("momentum" in config["train"] for config in unit)
+    assert len({config["train"]["seed"] for config in unit}) == 180
+    assert {config["follow"]["factor"] for config in unit} <= set(range(5, 26))
+    assert {config["init"].get("variance") for config in unit if "normal" in config["setup"]} == {None, 0.01, 0.1}

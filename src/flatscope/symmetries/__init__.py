@@ -5,8 +5,6 @@ from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.scaling import (
     given_scales,
     permuted_params,
-    random_layer_pair,
-    random_layer_pair_scales,
     random_permutation,
     random_scales,
     rescale,
@@ -19,8 +17,6 @@ __all__ = [
     "fold_batchnorm",
     "given_scales",
     "permuted_params",
-    "random_layer_pair",
-    "random_layer_pair_scales",
     "random_permutation",
     "random_scales",
     "rescale",

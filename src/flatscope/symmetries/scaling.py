@@ -133,38 +133,6 @@ def given_scales(graph: Graph, factors: Factors) -> Tensor:
     return scales[1:].nan_to_num(1.0)
 
 
-def random_layer_pair_scales(graph: Graph, low: float = 5.0, high: float = 25.0, seed: int = 0) -> Tensor:
-    """The random layer-wise reparameterization of Petzka et al. (2019), section 3, as scales of the classes.
-
-    λ is uniform in [low, high]; one layer k in front of the last is drawn and (w_k λ, w_last / λ) or the inverse
-    taken, by a fair coin. The biases from k on carry λ with them, without which the function would change. The
-    paper does not state the law, the layers or the direction: this is our reading.
-    """
-    if not (0 < low <= high < math.inf):
-        raise InputError("0 < low ≤ high", f"low={low}, high={high}", where="reparameterization", fix=_NO_SIGNS)
-    groups = _groups(graph, "layer")
-    generator = torch.Generator().manual_seed(seed)
-    first = int(torch.randint(len(groups), (1,), generator=generator))
-    factor = low + (high - low) * float(torch.rand(1, generator=generator, dtype=torch.float64))
-    if int(torch.randint(2, (1,), generator=generator)):
-        factor = 1 / factor
-    scales = torch.ones(graph.n_classes, dtype=torch.float64)
-    for group in groups[first:]:  # everything between layer k and the last carries the factor
-        scales[torch.tensor(group) - 1] = factor
-    return scales
-
-
-def random_layer_pair(
-    model: nn.Module, example: Inputs, low: float = 5.0, high: float = 25.0, seed: int = 0
-) -> nn.Module:
-    """A new module with one layer times λ and the last divided by it; see `random_layer_pair_scales`."""
-    base = _folded(model, example)
-    graph = trace(base, example)
-    scales = random_layer_pair_scales(graph, low, high, seed)
-    changed = rescaled_params(graph, named_parameters(base), scales)
-    return _checked(base, changed, example, "random_layer_pair")
-
-
 def shrink_layer(model: nn.Module, example: Inputs, layer: str, epsilon: float) -> nn.Module:
     """Sharp by construction: the same function with the norm of one layer's weight equal to ε.
 

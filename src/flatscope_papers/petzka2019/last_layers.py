@@ -1,4 +1,4 @@
-"""Curvature of a network's last two dense layers, for hundreds of networks at many moments of their training.
+"""Measures of a network's last layers, for hundreds of networks at many moments of their training.
 
 Petzka et al. (2019) look at one layer near the output. Its Hessian depends on the layers in front of it only through
 the features that they give, so the last layers are measured as a network of their own on those features: exact like
@@ -8,40 +8,40 @@ the measurement of the whole network, without its backward passes through the co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from flatscope import FlatscopeError, Problem, measure
-from flatscope.errors import NotApplicable
 from flatscope.guards import precise_math
+from flatscope.sweeps.work import table_metrics
 
-MEASURES = ("layer_trace", "layer_max_eigenvalue", "kappa_trace", "kappa")
 CHUNK = {"cuda": 25_000, "cpu": 2_500}
 
 
-def last_layers(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Norm, trace and largest eigenvalue of both layers, and Petzka's κ and κ_τ, of the mean cross-entropy.
+def measured(model: nn.Module, x: Tensor, y: Tensor, names: Sequence[str], tail: int = 0) -> dict[str, float]:
+    """Exact values by "measure/layer", or "measure" where it is one of the whole network.
 
     Args:
-        model: ends with Linear, ReLU, Linear; eval mode.
+        model: in eval mode; a Sequential where only its tail is measured.
         x: inputs on the model's device.
         y: their classes.
+        names: of the measures.
+        tail: how many of the last modules to measure; 0 for all.
 
     Returns:
-        `norm/…`, `layer_trace/…`, `layer_max_eigenvalue/…`, `kappa_trace/…`, `kappa/…` by layer name; NaN for a
-        network with outputs that are not finite.
+        Nothing for a network with outputs that are not finite.
     """
-    tail = model[-3:]
-    layers = {name: layer for name, layer in tail.named_children() if isinstance(layer, nn.Linear)}
-    if [type(layer) for layer in tail.children()] != [nn.Linear, nn.ReLU, nn.Linear]:
-        raise NotApplicable("a network that ends with Linear, ReLU, Linear", repr(tail), where="model")
-    found = {f"norm/{name}": float(layer.weight.detach().double().norm()) for name, layer in layers.items()}
+    if tail:
+        assert isinstance(model, nn.Sequential)
+        head, model = model[:-tail], model[-tail:]
+        x = _features(head, x)
     try:
-        table = measure(Problem(tail, train=(_features(model[:-3], x), y)), MEASURES, precision=0)
+        found = table_metrics(measure(Problem(model, train=(x, y)), names, precision=0))
     except FlatscopeError:  # it is about to diverge
-        return found | {f"{measured}/{name}": math.nan for measured in MEASURES for name in layers}
-    return found | {f"{measured}/{name}": table.layer(measured)[name] for measured in MEASURES for name in layers}
+        return {}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _features(head: nn.Module, x: Tensor) -> Tensor:

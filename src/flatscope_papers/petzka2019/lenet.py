@@ -1,153 +1,165 @@
-"""The 144 LeNet-5 of Petzka et al. (2019), section 3: which are trained, and how they look at each stop rule.
+"""The LeNet-5 of Petzka et al. (2019), section 3: which are trained, and what is seen of them.
 
-The paper trains "until convergence" with "the standard SGD optimizer", which may or may not have momentum. Two variants
-are run: `momentum` (0.9), which was expected to converge sooner and is judged, and `plain`, shown beside it. The judged
-stop rule was fixed before the runs: the first epoch at which the loss on the whole training set is below 0.1, the last
-epoch for networks that do not get there.
-Networks that have not learned anything by then are no minima: they are counted, and left out.
+Nine seeds of four initialisations and four batch sizes, with plain SGD at the printed rates: 144 networks, and 36 more
+because "variance 0.1" of the normal initialisation may be its standard deviation, which the judged 144 have. Variants
+change one thing: `script` has the inputs (x − ½)/½ and the one order of the authors' released script, `momentum` 0.9,
+`constant_ratio` rates with the same ratio to the batch size, which the printed ones are said to have and have not.
+
+The rules at which the correlations are judged were fixed before anything ran: `RULES`, and the last epoch.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from flatscope_papers import intervals
+from flatscope.training.data import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
+from flatscope_papers.petzka2019.stop_rules import Rule
 from flatscope_papers.tables import grid
 
-RULE = "loss 0.1"
-INITS: Mapping[str, dict[str, Any]] = {
-    "xavier_normal": {},
-    "kaiming_uniform": {},
-    "uniform": {"bound": 0.1},
-    "normal": {"variance": 0.1},
+RULES = (Rule("train_loss", 0.1), Rule("train_loss", 0.01), Rule("gradient", 1e-5))
+LAYERS = {"fc3": "84→10", "fc2": "120→84"}  # the one that the authors' script measures, and the one before it
+MEASURES = {
+    "kappa_trace": "κ_τ",
+    "kappa": "κ",
+    "layer_trace": "Tr H",
+    "layer_max_eigenvalue": "λ_max",
+    "rho": "ρ",
+    "rho_layer_sum": "ρ_σ",
 }
+COLUMNS = [f"{measure}/{layer}" for layer in LAYERS for measure in MEASURES]
+INITS: Mapping[str, dict[str, Any]] = {
+    "xavier_normal": {"scheme": "xavier_normal"},
+    "kaiming_uniform": {"scheme": "kaiming_uniform"},
+    "uniform": {"scheme": "uniform", "bound": 0.1},
+    "normal": {"scheme": "normal", "variance": 0.01},
+    "wide_normal": {"scheme": "normal", "variance": 0.1},
+}
+OTHER_READING = "wide_normal"
 RATES = {4: 0.001, 32: 0.008, 64: 0.02, 512: 0.1}  # batch size: learning rate, as printed
-MOMENTUM = {"momentum": 0.9, "plain": 0.0}
-JUDGED = "momentum"
+JUDGED = "plain"
+CENTRED = f"{__name__}:centred_cifar10"
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "plain": {},
+    "script": {"data": CENTRED, "shuffle": False},
+    "momentum": {"momentum": 0.9},
+    "constant_ratio": {"rates": {4: 0.001, 32: 0.008, 64: 0.016, 512: 0.128}},
+}
+CHANCE = 0.99 * float(np.log(10))  # the loss of a network that tells no class from another, but for one per cent
 SIZES = grid(__name__)
 
 
+def centred_cifar10() -> Data:
+    """CIFAR-10 as (x − ½)/½ of pixels in [0, 1]."""
+    data = load("cifar10", standardize=False)
+    assert data.test is not None
+    train, test = (((x - 0.5) / 0.5, y) for x, y in (data.train, data.test))
+    return Data(data.name, train, test, data.classes, notes=data.notes)
+
+
 def stages(scale: str) -> list[Stage]:
-    """One unit per variant and batch size: its networks train as one stack."""
+    """One unit per variant: all its networks train side by side."""
     size = SIZES[scale]
-    units = []
-    for variant, batch in itertools.product(size["epochs"], size["batches"]):
-        setups = itertools.product(size["inits"], range(size["seeds"]))
-        units.append([_config(size, variant, init, batch, number) for init, number in setups])
+    setups = [
+        (init, batch) for init, batch, _ in itertools.product(size["inits"], size["batches"], range(size["seeds"]))
+    ]
+    units = [
+        [_config(size, variant, number, *setup) for number, setup in enumerate(setups)] for variant in size["epochs"]
+    ]
     return [Stage(units, train_and_follow)]
 
 
-def _config(size: Mapping[str, Any], variant: str, init: str, batch: int, number: int) -> dict[str, Any]:
-    epochs, seed = size["epochs"][variant], number
-    if size.get("own_seeds"):
-        setup = size["inits"].index(init) * len(size["batches"]) + size["batches"].index(batch)
-        seed += size["seeds"] * setup
-    train = {
-        "lr": RATES[batch],
-        "momentum": MOMENTUM[variant],
+def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch: int) -> dict[str, Any]:
+    own, epochs = VARIANTS[variant], size["epochs"][variant]
+    data = dict(size["data"])
+    if data["name"] == "cifar10":
+        data["name"] = own.get("data", "cifar10")
+    train: dict[str, Any] = {
+        "lr": own.get("rates", RATES)[batch] * size.get("faster", 1),
         "batch_size": batch,
         "epochs": epochs,
-        "stop_loss": 0.01,  # a tenth of the level that is judged: nothing is looked at below it
-        "seed": seed,
-        "init_options": INITS[init],
+        "seed": number,  # no two networks share random numbers
+        "evaluate_every": epochs,
     }
+    train |= {name: own[name] for name in ("momentum", "shuffle") if name in own}
     return {
         "variant": variant,
-        "data": size["data"],
+        "setup": init,
+        "data": data,
         "model": {"name": "lenet5"},
-        "init": init,
+        "init": INITS[init],
         "train": train,
-        "follow": {**size["follow"], "epochs": [epoch for epoch in size["follow"]["epochs"] if epoch <= epochs]},
-        "reparameterize": {"low": 5.0, "high": 25.0, "seed": 1000 * seed + batch},
+        "follow": {
+            "epochs": [epoch for epoch in size["looks"] if epoch <= epochs],
+            "measures": list(MEASURES),
+            "tail": 3,
+            "factor": int(np.random.RandomState(number).randint(5, 26)),
+        },
     }
 
 
-def followed(runs: Runs) -> pd.DataFrame:
-    """One row per network and stop rule: settings, gap, and curvature before and after reparameterization.
+def looks(runs: Runs) -> pd.DataFrame:
+    """One row per network and look: settings, errors, gaps, measures.
 
-    `gap` is the mean test loss minus the mean training loss: the paper's 5 Σ_test − Σ_train over 50,000. `learned` says
-    whether the network is away from chance by then.
+    `gap` is the mean test loss minus the mean training loss: the paper's 5 Σ_test − Σ_train over 50,000. Networks are
+    left out while they are at chance: they are no minima.
     """
     parts = []
     for number, stored in enumerate(runs.stored()):
-        frame = stored.frame("followed")
         config = stored.config
         settings = {
             "network": number,
             "variant": config["variant"],
-            "init": config["init"],
+            "init": config["setup"],
             "batch": config["train"]["batch_size"],
-            "seed": config["train"]["seed"],
+            "factor": config["follow"]["factor"],
+            "moved": stored.metrics.get("moved", np.nan),
         }
-        parts.append(frame.assign(**settings))
+        parts.append(stored.frame("followed").assign(**settings))
     seen = pd.concat([part for part in parts if len(part)], ignore_index=True)
-    seen["gap"] = seen["test_loss"] - seen["train_loss"]
-    seen["learned"] = seen["train_loss"] < SIZES[runs.scale]["chance"]
-    return seen
+    for target, of in (("gap", "loss"), ("error_gap", "error")):
+        seen[target] = seen[f"test_{of}"] - seen[f"train_{of}"]
+    chance = np.inf if runs.scale == "smoke" else CHANCE
+    return seen[seen["train_loss"] < chance].reset_index(drop=True)
 
 
-def at_rule(seen: pd.DataFrame, rule: str, variant: str = JUDGED) -> pd.DataFrame:
-    """Each network where the rule stops it, at its end where the rule never does; without those at chance there."""
-    chosen = seen[(seen["variant"] == variant) & seen["rule"].isin((rule, "end"))]
-    by_rule = chosen.assign(late=(chosen["rule"] != rule).astype(int)).sort_values(["network", "late"], kind="stable")
-    points = by_rule.drop_duplicates("network").drop(columns="late")
-    return points[points["learned"]]
+def readings(seen: pd.DataFrame, variant: str = JUDGED) -> dict[str, pd.DataFrame]:
+    """The networks of a variant, with either reading of the variance of the normal initialisation."""
+    own = seen[seen["variant"] == variant]
+    narrow = {"σ = 0.1": own[own["init"] != OTHER_READING]}
+    return narrow | ({"σ² = 0.1": own[own["init"] != "normal"]} if OTHER_READING in set(own["init"]) else {})
 
 
-def correlations(seen: pd.DataFrame) -> pd.DataFrame:
-    """Pearson and Spearman of every measure with the gap, for every variant, stop rule and layer."""
-    rows = []
-    for variant, rule in seen[["variant", "rule"]].drop_duplicates().itertuples(index=False):
-        points = seen[(seen["variant"] == variant) & (seen["rule"] == rule) & seen["learned"]]
-        for column in [name for name in seen.columns if name.startswith(("before/", "after/")) and "norm/" not in name]:
-            when, measure, layer = column.split("/")
-            row = {"variant": variant, "rule": rule, "when": when, "measure": measure, "layer": layer}
-            for kind in ("pearson", "spearman"):
-                found = intervals.correlation(points[column], points["gap"], kind)
-                row |= {kind: found.value, f"{kind}_low": found.low, f"{kind}_high": found.high, "networks": found.runs}
-            rows.append(row)
-    return pd.DataFrame(rows)
+def judged_networks(runs: Runs) -> int:
+    """How many networks the judged correlations are about, lost ones included."""
+    configs = runs.stages[0].configs
+    return sum(config["variant"] == JUDGED and config["setup"] != OTHER_READING for config in configs)
 
 
 def summary_notes(seen: pd.DataFrame, runs: Runs) -> tuple[str, ...]:
-    """How many networks there are, how long that took, how far they came, and which are left out."""
-    units = runs.stages[0].units
-    trained = sum(map(len, units))
-    ends = [max(float(runs.store.read(c).frame("history")["seconds"].iloc[-1]) for c in unit) for unit in units]
-    notes = [
-        f"{trained} networks trained and followed in {sum(ends) / 60:.1f} minutes: the {len(units)} units, one after "
-        "the other"
-    ]
-    if lost := trained - seen["network"].nunique():
-        notes.append(f"{lost} of {trained} networks overflowed before anything could be seen of them")
-    for variant, rows in seen[seen["rule"] == "end"].groupby("variant", sort=False):
-        of_variant = seen[seen["variant"] == variant]
-        reached = of_variant[of_variant["rule"] == RULE]["network"].nunique()
+    """How far the networks came, where the rules stopped them, and which of them never learned."""
+    notes = []
+    configs = runs.stages[0].configs
+    for variant, rows in seen.groupby("variant", sort=False):
+        trained = [config for config in configs if config["variant"] == variant]
+        ends = rows[rows["epoch"] == rows["epoch"].max()]
+        reached = ", ".join(f"{rule.name}: {len(rule.stops(rows))}" for rule in RULES)
         notes.append(
-            f"{variant}: {len(rows)} networks with finite weights at their end, training loss there "
-            f"{rows['train_loss'].median():.3g} (median), {reached} of them below 0.1 before it"
+            f"{variant}: {len(trained)} networks, {int(rows['epoch'].max())} epochs, training loss there "
+            f"{ends['train_loss'].median():.3g} (median; {ends['train_loss'].quantile(0.1):.3g} to "
+            f"{ends['train_loss'].quantile(0.9):.3g} for eight in ten); networks by rule: {reached}"
         )
-        out = rows[~rows["learned"]]
-        if len(out):
-            setups = Counter(f"{init}/{batch}" for init, batch in zip(out["init"], out["batch"], strict=True))
-            listed = ", ".join(f"{count} {setup}" for setup, count in setups.items())
-            are = "network at chance at its end is" if len(out) == 1 else "networks at chance at their end are"
-            notes.append(f"{variant}: {len(out)} {are} left out there ({listed})")
-    return (*notes, *missing_notes(at_rule(seen, RULE), [c for c in runs.stages[0].configs if c["variant"] == JUDGED]))
-
-
-def missing_notes(points: pd.DataFrame, trained: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Initialisations of which no network is left to be judged."""
-    per_init = Counter(config["init"] for config in trained)
-    return tuple(
-        f"none of the {number} networks with the initialisation '{init}' is among the {len(points)} judged"
-        for init, number in per_init.items()
-        if init not in set(points["init"])
-    )
+        per_setup = Counter((config["setup"], config["train"]["batch_size"]) for config in trained)
+        there = Counter(zip(ends["init"], ends["batch"], strict=True))
+        lost = {setup: number - there[setup] for setup, number in per_setup.items() if there[setup] < number}
+        if lost:
+            listed = ", ".join(f"{number} {init}/{batch}" for (init, batch), number in lost.items())
+            notes.append(f"{variant}: {sum(lost.values())} networks at chance or lost at the end ({listed})")
+    return tuple(notes)

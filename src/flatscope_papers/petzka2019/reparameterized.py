@@ -1,107 +1,116 @@
-"""Figure 2 of Petzka et al. (2019): what a random layer-wise reparameterization leaves of the correlations."""
+"""Figure 2 of Petzka et al. (2019): what a layer-wise reparameterization leaves of the correlations.
+
+As in the authors' released script, the matrix 84→10 of each network is multiplied by a whole number from 5 to 25, and
+the layer before it divided, bias included. κ, κ_τ and ρ stay, trace and largest eigenvalue of 84→10 are divided by the
+square of the number: measured at the end of training (`moved`), and applied as a law to all earlier looks.
+"""
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, study
-from flatscope_papers.petzka2019.correlations import MATRICES, draw
-from flatscope_papers.petzka2019.lenet import RULE, at_rule, correlations, followed, stages, summary_notes
+from flatscope_papers.petzka2019 import stop_rules
+from flatscope_papers.petzka2019.followed_networks import law
+from flatscope_papers.petzka2019.lenet import (
+    COLUMNS,
+    JUDGED,
+    MEASURES,
+    RULES,
+    judged_networks,
+    looks,
+    readings,
+    stages,
+    summary_notes,
+)
+from flatscope_papers.petzka2019.stop_rules import judged_at
 
+OF_HESSIAN = ("layer_trace", "layer_max_eigenvalue")
 WEAK = 0.3  # up to here a correlation is "very weak"
 
 
 @study("petzka2019-fig2", stages=stages)
 def figure_2(runs: Runs) -> Analysis:
-    """What a random factor from [5, 25] on one layer and its inverse on the output matrix does to the correlations."""
-    seen = followed(runs)
-    points = at_rule(seen, RULE)
-    kept = points.dropna(subset=[name for name in points.columns if name.startswith("after/")])
-    columns = {
-        "after/kappa/fc3": "κ⁵",
-        "after/layer_max_eigenvalue/fc3": "λ_max",
-        "after/kappa_trace/fc3": "κ_τ⁵",
-        "after/layer_trace/fc3": "Tr H",
-    }
-    along = correlations(seen)
+    """What a whole number from 5 to 25 on the output matrix, and its inverse on the layer before, leaves to see."""
+    seen = looks(runs)
+    own = readings(seen)["σ = 0.1"]
+    both = {"before": own, "after": rewritten(own)}
+    points, missing = judged_at(own, RULES[0], judged_networks(runs))
+    along = pd.concat(
+        [
+            stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, RULES)).assign(when=when)
+            for when, rows in both.items()
+        ],
+        ignore_index=True,
+    )
     return Analysis(
-        pd.concat([kept.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
-        reparameterized_found(kept),
-        lambda figure: draw(figure, kept, along, columns, "after"),
-        notes=(*summary_notes(seen, runs), factors_note(kept)),
+        along,
+        rewritten_found(points, missing) | {"invariant": moved(seen)},
+        lambda figure: _draw(figure, along),
+        notes=(f"the judged networks are those of {JUDGED}, σ = 0.1", *summary_notes(seen, runs)),
     )
 
 
-def reparameterized_found(kept: pd.DataFrame) -> dict[str, Answer]:
-    """The numbers of the claims, from networks seen before and after."""
-    return {
-        "invariant": intervals.largest(_moved(kept)),
-        "trace_after": _change(kept, "kappa_trace"),
-        "eigenvalue_after": _change(kept, "kappa"),
-        "trace_after_hidden": _change(kept, "kappa_trace", "fc2"),
-        "hessian_trace": _left(kept, "layer_trace"),
-        "hessian_eigenvalue": _left(kept, "layer_max_eigenvalue"),
-        "trace_drops": _drop(kept, "layer_trace"),
-        "eigenvalue_drops": _drop(kept, "layer_max_eigenvalue"),
-        "hessian_trace_hidden": _left(kept, "layer_trace", "fc2"),
-        "hessian_eigenvalue_hidden": _left(kept, "layer_max_eigenvalue", "fc2"),
+def rewritten(seen: pd.DataFrame) -> pd.DataFrame:
+    """The same networks after the reparameterization."""
+    columns = [column for column in COLUMNS if column in seen]
+    return seen.assign(**{name: seen[name] * [law(name, factor) for factor in seen["factor"]] for name in columns})
+
+
+def moved(seen: pd.DataFrame) -> Answer:
+    """How far κ, κ_τ and ρ moved, and Tr and λ_max from their law, measured at the end of training."""
+    return intervals.largest(seen.drop_duplicates("network")["moved"].dropna())
+
+
+def rewritten_found(points: pd.DataFrame, missing: str = "") -> dict[str, Answer]:
+    """The numbers of the claims about trace and eigenvalue, from the networks before the reparameterization."""
+    ways: dict[str, tuple[Callable[..., Answer], str]] = {
+        "hessian_trace": (_left, OF_HESSIAN[0]),
+        "hessian_eigenvalue": (_left, OF_HESSIAN[1]),
+        "trace_drops": (_drop, OF_HESSIAN[0]),
+        "eigenvalue_drops": (_drop, OF_HESSIAN[1]),
     }
+    if missing:
+        return {key: Answer(math.nan, runs=len(points), note=missing) for key in ways}
+    return {key: way(points, f"{measure}/fc3") for key, (way, measure) in ways.items()}
 
 
-def factors_note(kept: pd.DataFrame) -> str:
-    """By which factors the norms of both matrices changed, and for how many networks."""
-    words = []
-    for layer, name in MATRICES.items():
-        factors = kept[f"after/norm/{layer}"] / kept[f"before/norm/{layer}"]
-        scaled = factors[~np.isclose(factors, 1.0, rtol=1e-3)]
-        ends = f" (norm times {scaled.min():.2f} to {scaled.max():.3g})" if len(scaled) else ""
-        words.append(f"the {name} in {len(scaled)} of {len(kept)} networks{ends}")
-    return f"the reparameterization scaled {', '.join(words)}"
-
-
-def _moved(points: pd.DataFrame) -> pd.Series[float]:
-    """Largest relative change of κ and κ_τ of both matrices, one number per network."""
-    changes = [
-        (points[f"after/{name}"] - points[f"before/{name}"]).abs() / points[f"before/{name}"]
-        for name in ("/".join(parts) for parts in itertools.product(("kappa", "kappa_trace"), MATRICES))
-    ]
-    return pd.concat(changes, axis=1).max(axis=1)
-
-
-def _change(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Answer:
-    """How far the correlation moves on the same networks."""
-    columns = [f"{when}/{measure}/{layer}" for when in ("before", "after")]
-    before, after = _both(points, measure, layer)
-    found = intervals.spread_of_correlations(points, columns, "gap")
-    return replace(found, note=f"{before:.4f} before, {after:.4f} after")
-
-
-def _left(points: pd.DataFrame, measure: str, layer: str = "fc3") -> Answer:
+def _left(points: pd.DataFrame, column: str) -> Answer:
     """|r| after the reparameterization."""
-    found = intervals.correlation(points[f"after/{measure}/{layer}"], points["gap"])
-    return replace(intervals.absolute(found), note=_lost(*_both(points, measure, layer)))
+    after = rewritten(points)
+    found = intervals.correlation(after[column], points["gap"])
+    return replace(intervals.absolute(found), note=_lost(points, after, column))
 
 
-def _drop(points: pd.DataFrame, measure: str) -> Answer:
+def _drop(points: pd.DataFrame, column: str) -> Answer:
     """|r| before minus |r| after."""
-    columns = [f"{when}/{measure}/fc3" for when in ("before", "after")]
-    found = intervals.lead_of_correlations(points, columns[0], columns[1:], "gap", of_size=True)
-    return replace(found, note=_lost(*_both(points, measure, "fc3")))
+    after = rewritten(points)
+    both = points.assign(after=after[column])
+    found = intervals.lead_of_correlations(both, column, ["after"], "gap", of_size=True)
+    return replace(found, note=_lost(points, after, column))
 
 
-def _lost(before: float, after: float) -> str:
+def _lost(points: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
     """Both correlations, and what is to be said of the one that the reparameterization could take away."""
-    told = f"r = {before:.2f} before, {after:.2f} after"
+    before, now = (frame[column].corr(points["gap"]) for frame in (points, after))
+    told = f"r = {before:.2f} before, {now:.2f} after"
     if abs(before) <= WEAK:
         return f"{told}: very weak before it as well, so that there was little to take away"
     return f"{told}: before it of the wrong sign" if before < 0 else told
 
 
-def _both(points: pd.DataFrame, measure: str, layer: str) -> list[float]:
-    return [points[f"{when}/{measure}/{layer}"].corr(points["gap"]) for when in ("before", "after")]
+def _draw(figure: Figure, along: pd.DataFrame) -> None:
+    figure.set_size_inches(9.5, 3.6)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, when in zip(panels, ("before", "after"), strict=True):
+        lines = {f"{measure}/fc3": label for measure, label in MEASURES.items()}
+        stop_rules.draw_along(axes, along[along["when"] == when], lines)
+        axes.set_title(f"84→10, {when} the reparameterization", fontsize=8)

@@ -1,0 +1,163 @@
+"""Where a stop rule ends each network, and how the correlations of Petzka et al. (2019) depend on the rule.
+
+The paper trains "until convergence" and "until the error is small", which may mean anything. Networks are therefore
+looked at after a list of epochs, and every correlation is a function of the rule: after a common epoch, or at the first
+look at which the training loss, or the gradient, is below a limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flatscope.stats import partial_correlation
+from flatscope_papers import intervals
+from flatscope_papers.claims import Answer
+
+ENOUGH = 0.9  # share of the networks that must get to a rule before anything is judged there
+TARGETS = {"gap": "test − training loss", "error_gap": "test − training error"}
+HELD = {"within_batch": "batch", "within_init": "init", "given_loss": "train_loss"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """After an epoch, or at the first look with a number at or below a limit."""
+
+    column: str  # "epoch", "train_loss", "gradient"
+    limit: float
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.column.removeprefix('train_')} {self.limit:g}"
+
+    def stops(self, looks: pd.DataFrame) -> pd.DataFrame:
+        """One row per network that it stops, of a frame with one per network and look."""
+        if self.column == "epoch":
+            return looks[looks["epoch"] == self.limit]
+        reached = looks[looks[self.column] <= self.limit].sort_values(["network", "epoch"], kind="stable")
+        return reached.drop_duplicates("network")
+
+
+def rules(looks: pd.DataFrame, limits: Iterable[Rule] = ()) -> list[Rule]:
+    """Every epoch that was looked at, then those of `limits`."""
+    return [*(Rule("epoch", int(epoch)) for epoch in sorted(looks["epoch"].unique())), *limits]
+
+
+def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]) -> pd.DataFrame:
+    """One row per rule, measure and target: Pearson with its interval, by rank, and with settings or the loss held.
+
+    Args:
+        looks: one row per network and look: `network`, `batch`, `init`, `epoch`, `train_loss`, the targets, measures.
+        columns: the measures.
+        at: the rules.
+    """
+    rows = []
+    for rule in at:
+        points = rule.stops(looks)
+        for column in columns:
+            for target in TARGETS:
+                known = points[np.isfinite(points[column]) & np.isfinite(points[target])]
+                if known[[column, target]].nunique().min() < 4:
+                    continue
+                found = intervals.correlation(known[column], known[target])
+                row = {"rule": rule.name, "measure": column, "target": target, "networks": len(known)}
+                row |= {"pearson": found.value, "low": found.low, "high": found.high}
+                row["spearman"] = float(known[column].corr(known[target], method="spearman"))
+                rows.append(row | {name: holding(known, column, held, target) for name, held in HELD.items()})
+    return pd.DataFrame(rows)
+
+
+def holding(points: pd.DataFrame, column: str, held: str, target: str = "gap") -> float:
+    """Pearson's correlation with the batch size, the initialisation or the training loss held fixed."""
+    words = {name: points[name].astype(str) for name in ("batch", "init")}
+    frame = points.assign(**words).rename(columns={column: "measure"})
+    return partial_correlation(frame, "measure", target, [held], "pearson").value
+
+
+def judged_at(looks: pd.DataFrame, rule: Rule, trained: int) -> tuple[pd.DataFrame, str]:
+    """The networks where the rule stops them, and why nothing can be judged there, if so.
+
+    Args:
+        looks: one row per network and look.
+        rule: the rule.
+        trained: how many networks there are, those that were lost included.
+    """
+    points = rule.stops(looks)
+    if len(points) >= ENOUGH * trained:
+        return points, ""
+    until = int(looks["epoch"].max()) if len(looks) else 0
+    return points, f"{len(points)} of {trained} networks came to {rule.name} in {until} epochs"
+
+
+def answer_at(looks: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
+    """Pearson's correlation of a measure with the gap where the rule stops the networks; no number if too few."""
+    points, missing = judged_at(looks, rule, trained)
+    if missing:
+        return Answer(math.nan, runs=len(points), note=missing)
+    return intervals.correlation(points[column], points["gap"], note=told(points, column))
+
+
+def told(points: pd.DataFrame, column: str) -> str:
+    """The same by rank, with each setting and the training loss held fixed, and for the gap of the error."""
+    ranked = points[column].corr(points["gap"], method="spearman")
+    held = [f"{name.replace('_', ' ')} {holding(points, column, what):.2f}" for name, what in HELD.items()]
+    errors = f"against the gap of the error {points[column].corr(points['error_gap']):.2f}"
+    return "; ".join([f"by rank {ranked:.2f}", *held, errors])
+
+
+def turn(along: pd.DataFrame, column: str) -> str:
+    """Where the correlation with the gap changes its sign along the epochs, in words."""
+    line = along[(along["measure"] == column) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
+    values = dict(zip(line["rule"].str.split().str[1].astype(int), line["pearson"], strict=True))
+    signs = [epoch for before, epoch in itertools.pairwise(values) if values[before] * values[epoch] < 0]
+    ends = ", ".join(f"{values[epoch]:.2f} after epoch {epoch}" for epoch in list(values)[:: max(1, len(values) - 1)])
+    return f"{ends}; " + (f"the sign turns by epoch {', '.join(map(str, signs))}" if signs else "its sign never turns")
+
+
+def draw_along(axes: Any, along: pd.DataFrame, lines: Mapping[str, str], *, value: str = "pearson") -> None:
+    """Correlation with the gap against the epoch, and at the other rules to the right of it.
+
+    Args:
+        axes: where to draw.
+        along: as `correlations` gives it.
+        lines: label by measure.
+        value: which correlation.
+    """
+    for number, (column, label) in enumerate(lines.items()):
+        line = along[(along["measure"] == column) & (along["target"] == "gap")]
+        draw_line(axes, line, value, f"C{number}", label, band=number == 0 and value == "pearson")
+    finish(axes, along)
+
+
+def draw_line(axes: Any, line: pd.DataFrame, value: str, colour: str, label: str, *, band: bool = False) -> None:
+    """One correlation against the epoch; at the other rules as a marker."""
+    of_epochs = line["rule"].str.startswith("epoch")
+    epochs = line[of_epochs]
+    places = epochs["rule"].str.split().str[1].astype(float)
+    axes.plot(places, epochs[value], color=colour, marker="o", ms=2.5, lw=1.2, label=label)
+    if band:
+        low, high = (epochs[end].astype(float) for end in ("low", "high"))
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    rest = line[~of_epochs]
+    axes.plot(places.max() * 1.5 ** np.arange(1, len(rest) + 1), rest[value], color=colour, marker="D", ms=4, lw=0)
+
+
+def finish(axes: Any, along: pd.DataFrame) -> None:
+    """Scale and labels of a panel of correlations against the epoch."""
+    rest = [rule for rule in along["rule"].unique() if not rule.startswith("epoch")]
+    last = along["rule"][along["rule"].str.startswith("epoch")].str.split().str[1].astype(float).max()
+    axes.set_xscale("log")
+    for number, rule in enumerate(rest, start=1):
+        axes.annotate(rule, (last * 1.5**number, -1.02), rotation=90, fontsize=5.5, va="bottom", ha="center")
+    axes.axhline(0, color="0.7", lw=0.6)
+    axes.set_ylim(-1.05, 1.05)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("correlation with the gap")
+    axes.legend(fontsize=6)
