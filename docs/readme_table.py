@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from flatscope.catalogue import catalogue_markdown
+from flatscope.registry import catalogue_markdown
 
 readme = Path(__file__).parent.parent / "README.md"
 text = readme.read_text(encoding="utf-8")

@@ -24,11 +24,10 @@ from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
 import flatscope.cli.run_demo as demonstration
 from flatscope import Table, __version__
-from flatscope.catalogue import catalogue_markdown
 from flatscope.cli import main
 from flatscope.cli.commands import COMMANDS, load_command
 from flatscope.factories import find_factory
-from flatscope.registry import declarations, select
+from flatscope.registry import catalogue_markdown, declarations, select
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.landscapes import directions, grid_losses, making
+from flatscope.landscapes.directions import PathPlane
 from flatscope.landscapes.grid_losses import GridLosses
-from flatscope.landscapes.planes import PathPlane
 
 TINY = [networks.mlp, networks.lenet_like, networks.batchnorm_conv, networks.residual]
 every_network = pytest.mark.parametrize("build", TINY, ids=lambda build: build.__name__)

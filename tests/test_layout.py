@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatscope.catalogue import catalogue_markdown
-from flatscope.registry import Declaration, declarations
+from flatscope.registry import Declaration, catalogue_markdown, declarations
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flatscope"
@@ -36,7 +35,7 @@ LEVELS = (
     {"stopping", "effort"},
     {"curvature", "perturbation"},
     {"planning"},
-    {"measuring", "catalogue"},
+    {"measuring"},
     {"measures"},
     {"bounds"},
     {"auditing", "landscapes", "interpolation", "spectra"},
@@ -93,9 +92,8 @@ USED_INSIDE = {
     "flatscope.sweeps.store",
     "flatscope.sweeps.stored_networks",
     "flatscope.sweeps.work",
-    "flatscope.symmetries.path_coordinates",
+    "flatscope.symmetries.basis_paths",
     "flatscope.symmetries.path_skeleton",
-    "flatscope.symmetries.scaling",
     "flatscope.training.data",
     "flatscope.training.data_set",
     "flatscope.training.label_noise",

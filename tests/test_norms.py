@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.measures.layer_norms import rows_of
+from flatscope.measures.lipschitz import rows_of
 from flatscope.measures.margins import from_log, order_statistic
 from flatscope.measures.path_norms import log_output_path_norms
 from flatscope.network.operator_norms import LARGEST_DENSE, operator_norm

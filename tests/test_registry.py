@@ -16,10 +16,9 @@ from torch import nn
 
 import flatscope as fs
 from flatscope import registry
-from flatscope.catalogue import catalogue_markdown, measure_page
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.registry import Value, bound, declarations, measure, select
+from flatscope.registry import Value, bound, catalogue_markdown, declarations, measure, measure_page, select
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 

@@ -17,8 +17,8 @@ from flatscope.symmetries import (
     random_scales,
     rescale,
     rescaled_params,
-    shrink_layer,
 )
+from flatscope_papers.theory.rewritten_networks import shrink_layer
 
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -434,7 +434,7 @@ def test_mistakes_are_explained():
         rescale(model, x, by="permutation", factors={"0": 2.0})
     with torch.no_grad():
         model[0].weight[1] = 0
-    with pytest.raises(NotApplicable, match="unit 1"):
+    with pytest.raises(InputError, match="unit 1"):
         shrink_layer(model, x, "0", 1e-3)
 
 

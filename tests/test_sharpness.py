@@ -24,7 +24,7 @@ from flatscope.errors import InputError
 from flatscope.measures import sharpness as family
 from flatscope.params import Params, norm
 from flatscope.perturbation import perturbed_gradients, perturbed_losses
-from flatscope.symmetries import shrink_layer
+from flatscope_papers.theory.rewritten_networks import shrink_layer
 
 
 def linear_regression(n: int = 30, d: int = 4, at_minimum: bool = True, seed: int = 0) -> Tiny:

@@ -13,7 +13,7 @@ from trial_work import completions, log_of
 
 from flatscope.cli import main
 from flatscope.errors import InputError
-from flatscope.sweeps.plan import Sweep
+from flatscope.sweeps.configuration import Sweep
 from flatscope.sweeps.store import Store
 
 FILE = """

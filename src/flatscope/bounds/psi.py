@@ -17,7 +17,7 @@ from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
 from flatscope.network.program import Operation, replay
 from flatscope.registry import Value, bound
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
 from flatscope.symmetries.scaling import rescaled_params
 

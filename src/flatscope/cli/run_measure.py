@@ -17,7 +17,6 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import measuring
-from flatscope.catalogue import catalogue_markdown, measure_page
 from flatscope.cli.output import (
     check_place,
     command_line,
@@ -47,7 +46,7 @@ from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, Declaration, declarations
+from flatscope.registry import PAPERS, Declaration, catalogue_markdown, declarations, measure_page
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
 from flatscope.reports.page import report as write_report
 from flatscope.table import Table

@@ -11,8 +11,8 @@ import typer
 from flatscope.cli.output import check_place, show_grid, show_note
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import numbered
+from flatscope.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
 from flatscope.sweeps.engines import run as run_units
-from flatscope.sweeps.plan import TRAIN_AND_MEASURE, Sweep
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import check_configs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.params import Params, count, unflatten
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.basis_paths import PathCoordinates
 
 BLOCK_BYTES = 256 * 2**20
 COLUMNS = 8

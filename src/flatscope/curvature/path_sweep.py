@@ -28,7 +28,7 @@ from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.network.units import GraphLayer
 from flatscope.params import Params
 from flatscope.samples import Batch
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import edge_classes
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.landscapes.planes import Plane
+from flatscope.landscapes.directions import Plane
 from flatscope.network.layers import recorded
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, Rule, watched

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.affine_layers import Responses, affine_layers, answered_forward, responses
-from flatscope.landscapes.planes import Plane
+from flatscope.landscapes.directions import Plane
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, stackable
 from flatscope.problem import DEFAULT_BATCH

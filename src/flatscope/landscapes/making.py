@@ -19,6 +19,9 @@ from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.landscapes.directions import (
     NAMES,
+    PathPlane,
+    Plane,
+    WeightPlane,
     cosine,
     filter_normalised,
     gaussian,
@@ -28,7 +31,6 @@ from flatscope.landscapes.directions import (
     towards,
 )
 from flatscope.landscapes.grid_losses import GridLosses
-from flatscope.landscapes.planes import PathPlane, Plane, WeightPlane
 from flatscope.landscapes.rows import KeptRows, fingerprint, kept_directions
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates

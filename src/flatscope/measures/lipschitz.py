@@ -1,18 +1,23 @@
-"""How far the outputs can move when an input moves: bounds from the weights, layer by layer."""
+"""How far the outputs can move when an input moves: bounds from the weights, layer by layer.
+
+A layer counts with its spectral norm; that of a convolution is the norm of the map that it is on its input.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
-from flatscope.measures.layer_norms import layer_norms
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, from_log, positive_margin
 from flatscope.measures.path_norms import log_gradient_bounds
+from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
 from flatscope.network.operator_norms import matrix_norm, operator_norm
 from flatscope.network.products import LAYER_CALLS
@@ -143,3 +148,37 @@ class Constants(Stretches):
         given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}
         x, _ = given.pop("input"), given.pop("weight")
         return operator_norm(lambda v: op.function(v, weight=weight.to(v.dtype), **given), tuple(x.shape[1:]), x.device)
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
+    "conv": (functional.conv1d, functional.conv2d, functional.conv3d),
+    "transposed": (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
+}
+
+
+def rows_of(ctx: Context, layer: Layer) -> Tensor:
+    """The weight as a matrix (outputs, incoming weights of each), float64; of a group only what it reads."""
+    weight = ctx.params[layer.weight].detach().double()
+    if layer.input_first:  # (in, out / groups, taps)
+        grouped = weight.reshape(layer.groups, -1, *weight.shape[1:])
+        weight = grouped.transpose(1, 2).flatten(0, 1)
+    return weight.flatten(1)
+
+
+def layer_norms(ctx: Context) -> dict[str, float]:
+    """Spectral norm of every layer as a linear map on an input of its true size, by layer name."""
+    return {layer.name: _layer_norm(ctx, layer) for layer in ctx.network}
+
+
+def _layer_norm(ctx: Context, layer: Layer) -> float:
+    weight = ctx.params[layer.weight].detach().double()
+    if layer.kind in ("dense", "lookup"):
+        return matrix_norm(weight)
+    if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
+        return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]))
+    function, weights = _FUNCTIONS[layer.kind][weight.ndim - 3], {torch.float64: weight, torch.float32: weight.float()}
+
+    def apply(x: Tensor) -> Tensor:
+        return function(x, weights[x.dtype], None, **layer.settings)
+
+    return operator_norm(apply, layer.input_shape, weight.device)

@@ -9,7 +9,7 @@ import torch
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.layer_norms import layer_norms, rows_of
+from flatscope.measures.lipschitz import layer_norms, rows_of
 from flatscope.measures.margins import Capacity, declare_with_margin, from_log
 from flatscope.network.operator_norms import matrix_norm
 from flatscope.params import count

@@ -26,8 +26,8 @@ from flatscope.params import Params
 from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, unit_directions
 from flatscope.registry import Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means
+from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
-from flatscope.symmetries.path_coordinates import PathCoordinates
 
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")

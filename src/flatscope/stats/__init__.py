@@ -7,8 +7,7 @@ Example:
     (0.6, 5)
 """
 
-from flatscope.stats.correlation import correlate, partial_correlation
-from flatscope.stats.correlation_table import correlation_table
+from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
 from flatscope.stats.estimate import Estimate, holm, wilson
 from flatscope.stats.ranking import Ranking, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (

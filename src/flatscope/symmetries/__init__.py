@@ -9,7 +9,6 @@ from flatscope.symmetries.scaling import (
     random_scales,
     rescale,
     rescaled_params,
-    shrink_layer,
 )
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "random_scales",
     "rescale",
     "rescaled_params",
-    "shrink_layer",
 ]

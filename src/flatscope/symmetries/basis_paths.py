@@ -1,9 +1,22 @@
-"""BasisPaths: a network described by the values of its basis paths instead of its weights."""
+"""BasisPaths: a network described by the values of its basis paths instead of its weights.
+
+`PathCoordinates` are these values as coordinates: the map from weights, its inverse, both differentiable.
+
+With P(u) the product over the prefix of class u and S(u) over its suffix, the value of edge e from t to h is
+v_e = P(t) w_e S(h). The edges out(u) that suffixes are made of are frozen, one per class; all others have a value.
+The path through in(u) alone has the value P(u) S(u), so that the inverse needs no pass from layer to layer:
+
+    w_e(v) = w_e · (v_e / v_e⁰) / (v_π(t) / v_π(t)⁰),
+
+where v⁰ are the values at the weights w and π(t) is the last edge on the prefix of t that is not frozen. For the
+diagonal skeleton these are equations (20) and (21) of Yi et al. (2019), with no special case for the first layer.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +24,11 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.guards import precise_math
 from flatscope.network.tracing import trace
+from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.path_skeleton import Chains, chains
 
 
 class BasisPaths:
@@ -126,3 +140,230 @@ class BasisPaths:
             for name, value in twin.named_parameters():
                 value.copy_(params[name])
         return twin
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where the values of one parameter tensor stand: `start` to `stop`, its frozen entries left out.
+
+    Attributes:
+        name: of the parameter.
+        layer: the layer that it belongs to; None for a parameter that is no edge and has no scale.
+        is_bias: an edge from a constant unit to each output.
+        frozen: flat indices of the entries that are held fixed.
+    """
+
+    name: str
+    layer: GraphLayer | None
+    is_bias: bool
+    frozen: Tensor
+    start: int
+    stop: int
+
+
+class PathCoordinates:
+    """The basis paths of one network at one point.
+
+    Args:
+        graph: the traced network, without BatchNorm.
+        params: its weights, all of them.
+        rule: "max_product", "cyclic" or "diagonal"; see `chains`.
+        cut: name of a layer: classes first written by layers in front of it are held by their incoming skeleton
+            edge, the others by the outgoing one. Which it is changes the weights that `params_of` gives, never
+            their function. Empty for outgoing edges everywhere.
+    """
+
+    def __init__(self, graph: Graph, params: Params, rule: str = "max_product", cut: str = "") -> None:
+        self.graph, self.params, self.rule = graph, params, rule
+        self.prefix: Chains = chains(graph, params, rule, forward=True)
+        self.suffix: Chains = chains(graph, params, rule, forward=False)
+        self.blocks = _blocks(graph, params, self.suffix)
+        self._by_name = {block.name: block for block in self.blocks}
+        self.count = self.blocks[-1].stop if self.blocks else 0
+        self.first = _first_free(self.prefix, self.suffix)
+        position = [layer.name for layer in graph.layers].index(graph.layer(cut).name) if cut else 0
+        self.held_by_input = self.prefix.layer < position
+        self.held_by_input[0] = False
+
+    @property
+    def n_classes(self) -> int:
+        """Units that can be rescaled, those tied to one scale counted once."""
+        return self.graph.n_classes
+
+    @property
+    def unit_values(self) -> Tensor:
+        """|P(u) S(u)| of every class, (n_classes,), float64: the distance to where the inverse has its poles."""
+        return (self.prefix.log + self.suffix.log)[1:].exp()
+
+    @property
+    def nearest_pole(self) -> float:
+        """The smallest of them; 1, the value of the ground, where nothing can be rescaled."""
+        return float(self.unit_values.min()) if self.n_classes else 1.0
+
+    def gain(self, name: str) -> Tensor:
+        """1 / (S(h) P(t)) for the entries of a parameter, to be broadcast over it: weight per value, float64."""
+        block, value = self._by_name[name], self.params[name]
+        if block.layer is None:
+            return torch.ones((), dtype=torch.float64, device=value.device)
+        outputs, inputs = (block.layer.outputs, block.layer.inputs)
+        log, sign = -self.suffix.log[outputs], self.suffix.sign[outputs]
+        if not block.is_bias:
+            into, out_of = block.layer.entry_channels(value.shape)
+            log, sign = log[into] - self.prefix.log[inputs][out_of], sign[into] * self.prefix.sign[inputs][out_of]
+        return (sign * log.exp()).to(value.device)
+
+    def is_frozen(self, name: str) -> Tensor:
+        """Which entries of a parameter are held fixed, in its shape."""
+        value = self.params[name]
+        mask = torch.zeros(value.numel(), dtype=torch.bool)
+        mask[self._by_name[name].frozen] = True
+        return mask.reshape(value.shape).to(value.device)
+
+    def log_values(self) -> tuple[Tensor, Tensor]:
+        """log|v| and sign of v, (count,) each, float64: right however deep the network is."""
+        logs, signs = [], []
+        for block in self.blocks:
+            value, gain = self.params[block.name].double(), self.gain(block.name)
+            logs.append(self._free(block, value.abs().log() - gain.abs().log()))
+            signs.append(self._free(block, value.sign() * gain.sign()))
+        return torch.cat(logs), torch.cat(signs)
+
+    def join(self, layout: Params) -> Tensor:
+        """One vector (count,) of the entries that are not frozen, from one tensor per parameter."""
+        return torch.cat([self._free(block, layout[block.name]) for block in self.blocks])
+
+    def split(self, vector: Tensor) -> Params:
+        """The inverse of `join`: one tensor per parameter, zero where an entry is frozen."""
+        if vector.shape != (self.count,):
+            raise InputError(f"{self.count} values", f"shape {tuple(vector.shape)}", where="basis paths")
+        layout = {}
+        for block in self.blocks:
+            shape = self.params[block.name].shape
+            part = vector[block.start : block.stop]
+            if len(block.frozen):
+                frozen = self.is_frozen(block.name).flatten()
+                place = (torch.cumsum(~frozen, 0) - 1).clamp_min(0)
+                spread = part[place] if len(part) else part.new_zeros(frozen.shape)
+                part = torch.where(frozen, torch.zeros_like(spread), spread)
+            layout[block.name] = part.reshape(shape)
+        return layout
+
+    def values_of(self, params: Params) -> Tensor:
+        """Values (count,) at other weights of the same network and skeleton, float64; differentiable."""
+        p, s = self._products(params, self.prefix), self._products(params, self.suffix)
+        found = {}
+        for block in self.blocks:
+            value = params[block.name].double()
+            if block.layer is not None:
+                outputs = s[block.layer.outputs.to(s.device)]
+                if block.is_bias:
+                    value = value * outputs
+                else:
+                    into, out_of = (index.to(s.device) for index in block.layer.entry_channels(value.shape))
+                    value = outputs[into] * value * p[block.layer.inputs.to(s.device)][out_of]
+            found[block.name] = value
+        return self.join(found)
+
+    def params_of(self, values: Tensor) -> Params:
+        """Weights with these values; frozen entries as they are. Differentiable, twice over and under vmap."""
+        layout = self.split(values.double())
+        return self.from_scaled({name: value * self.gain(name) for name, value in layout.items()})
+
+    def from_scaled(self, scaled: Params) -> Params:
+        """Weights from values in units of weights, x = gain · v, which at the weights themselves is w.
+
+        Frozen entries of x are ignored. Parameters that are no part of the paths are the given ones.
+        """
+        ratio = self.ratios(scaled)  # (n_classes + 1,)
+        held = torch.where(self.held_by_input.to(ratio.device), 1 / ratio, torch.ones_like(ratio))  # a factor c(u)
+        result = dict(self.params)
+        for block in self.blocks:
+            reference, value = self.params[block.name], scaled[block.name]
+            if block.layer is not None and block.is_bias:
+                value = value * held[block.layer.outputs.to(ratio.device)]
+            elif block.layer is not None:
+                into, out_of = (index.to(ratio.device) for index in block.layer.entry_channels(reference.shape))
+                reads = block.layer.inputs.to(ratio.device)
+                free = (value / ratio[reads][out_of]).to(reference.dtype)
+                value = torch.where(self.is_frozen(block.name), reference, free) if len(block.frozen) else free
+                if bool(self.held_by_input.any()):
+                    value = value * held[block.layer.outputs.to(ratio.device)][into] / held[reads][out_of]
+            result[block.name] = value.to(reference.dtype)
+        return result
+
+    def shift(self, change: Tensor) -> Params:
+        """The change of the weights that a change (count,) of the values makes, by block."""
+        layout = self.split(change)
+        scaled = {name: value + self.gain(name) * layout[name] for name, value in self.scaled_reference().items()}
+        found = self.from_scaled(scaled)
+        return {name: found[name] - self.params[name] for name in scaled}
+
+    def by_size(self) -> Tensor:
+        """Indices of the values in ascending order, in which a path has its place whatever its units' numbers."""
+        log, sign = self.log_values()
+        return (sign * log.exp()).argsort()
+
+    def ratios(self, scaled: Params) -> Tensor:
+        """v_π(u) / v_π(u)⁰ for every class, 1 for the ground: what P(u) was multiplied by; (n_classes + 1,)."""
+        parts, classes = [], [torch.zeros(1, dtype=torch.int64)]
+        for index, layer in enumerate(self.graph.layers):
+            here = (self.first[0] == index).nonzero().flatten()
+            if len(here):
+                entries = self.first[1][here].to(self.params[layer.weight].device)
+                reference = self.params[layer.weight].flatten()[entries].double()
+                parts.append(scaled[layer.weight].reshape(-1)[entries] / reference)
+                classes.append(here)
+        device = next(iter(self.params.values())).device
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return torch.cat([one, *parts])[torch.cat(classes).argsort().to(device)]
+
+    def scaled_reference(self) -> Params:
+        """The weights themselves, float64, by block: where `from_scaled` gives them back."""
+        return {block.name: self.params[block.name].double() for block in self.blocks}
+
+    def _free(self, block: Block, value: Tensor) -> Tensor:
+        flat = value.reshape(-1)
+        if not len(block.frozen):
+            return flat
+        return flat[(~self.is_frozen(block.name)).flatten().nonzero().flatten()]
+
+    def _products(self, params: Params, way: Chains) -> Tensor:
+        """P or S of every class at other weights, float64."""
+        device = next(iter(params.values())).device
+        found: list[Tensor] = [torch.ones((), dtype=torch.float64, device=device)] * (self.n_classes + 1)
+        for number in way.order:
+            weight = params[self.graph.layers[int(way.layer[number])].weight]
+            found[number] = found[int(way.other[number])] * weight.reshape(-1)[int(way.entry[number])].double()
+        return torch.stack(found)
+
+
+def _blocks(graph: Graph, params: Params, suffix: Chains) -> tuple[Block, ...]:
+    """Parameters in forward order, weight before bias, then what is no edge."""
+    blocks: list[Block] = []
+    none = torch.zeros(0, dtype=torch.int64)
+
+    def add(name: str, layer: GraphLayer | None, is_bias: bool, frozen: Tensor) -> None:
+        if name not in {block.name for block in blocks}:
+            start = blocks[-1].stop if blocks else 0
+            size = math.prod(params[name].shape) - len(frozen)
+            blocks.append(Block(name, layer, is_bias, frozen, start, start + size))
+
+    for index, layer in enumerate(graph.layers):
+        add(layer.weight, layer, False, suffix.entry[suffix.layer == index].sort().values)
+        for bias in layer.biases:
+            add(bias, layer, True, none)
+    for name in graph.unfollowed:
+        if params[name].is_floating_point():
+            add(name, None, False, none)
+    return tuple(blocks)
+
+
+def _first_free(prefix: Chains, suffix: Chains) -> tuple[Tensor, Tensor]:
+    """Layer and entry of π(u): the edge in(u), or, where that is frozen, the one of the class in front of it."""
+    layer, entry = prefix.layer.clone(), prefix.entry.clone()
+    for number in prefix.order:
+        before = int(prefix.other[number])
+        is_frozen = before > 0 and suffix.layer[before] == layer[number] and suffix.entry[before] == entry[number]
+        if is_frozen:
+            layer[number], entry[number] = layer[before], entry[before]
+    return layer, entry

@@ -25,7 +25,7 @@ from flatscope.network.program import Operation, replay, tensors_in, with_tensor
 from flatscope.network.units import GraphLayer
 from flatscope.params import copied
 from flatscope.samples import Inputs, moved
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
 
 _POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")

@@ -1,4 +1,4 @@
-"""Other weights, same function: rescaling by unit and by layer, permutations, and the papers' own constructions.
+"""Other weights, same function: rescaling by unit and by layer, and permutations.
 
 The positively scaling transformation of Yi et al. (2019), equation (3): incoming weights and bias of a hidden unit
 times c, outgoing weights divided by c, for any c > 0. Units that share one scale (see `graph`) share one c.
@@ -131,29 +131,6 @@ def given_scales(graph: Graph, factors: Factors) -> Tensor:
                 )
             scales[number] = value
     return scales[1:].nan_to_num(1.0)
-
-
-def shrink_layer(model: nn.Module, example: Inputs, layer: str, epsilon: float) -> nn.Module:
-    """Sharp by construction: the same function with the norm of one layer's weight equal to ε.
-
-    Theorem 3.2 of Yi et al. (2019): c_i = ε / (√h ‖w_i‖) on the h units of the layer, w_i the incoming weights of
-    unit i. The ball of radius ε around the new weights then contains a network whose layer is zero, so that
-    ε-sharpness is at least the loss of that network, whatever the function.
-    """
-    base = _folded(model, example)
-    graph = trace(base, example)
-    params = named_parameters(base)
-    found = graph.layer(layer)
-    weight = params[found.weight].double().cpu()
-    outputs, _ = found.entry_channels(weight.shape)
-    index = outputs.expand(weight.shape).flatten()
-    norms = torch.zeros(len(found.outputs), dtype=torch.float64).index_add(0, index, weight.square().flatten()).sqrt()
-    if bool((norms == 0).any()):
-        unit = int((norms == 0).nonzero()[0])
-        raise NotApplicable("non-zero incoming weights", "a zero vector", where=f"layer {layer}, unit {unit}")
-    factors = epsilon / (math.sqrt(len(norms)) * norms)
-    changed = rescaled_params(graph, params, given_scales(graph, {layer: factors}))
-    return _checked(base, changed, example, "shrink_layer")
 
 
 def random_permutation(graph: Graph, seed: int = 0) -> dict[int, int]:

@@ -15,7 +15,7 @@ from flatscope.bounds.psi import PathSpread
 from flatscope.errors import NotApplicable
 from flatscope.network.units import Graph
 from flatscope.params import Params
-from flatscope.symmetries.path_coordinates import PathCoordinates
+from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import Chains, edge_classes
 
 Edge = tuple[str, int]
