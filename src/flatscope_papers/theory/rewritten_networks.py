@@ -20,8 +20,9 @@ def shrink_layer(model: nn.Module, example: Tensor, layer: str, epsilon: float) 
     base = fold_batchnorm(model, example)
     module = base.get_submodule(layer)
     weight = base.get_parameter(f"{layer}.weight").detach().double().cpu()
-    rows = weight.transpose(0, 1) if isinstance(module, nn.modules.conv._ConvTransposeNd) else weight
-    norms = rows.flatten(1).norm(dim=1)
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):  # (in, out / groups, taps)
+        weight = weight.reshape(module.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+    norms = weight.flatten(1).norm(dim=1)
     if bool((norms == 0).any()):
         unit = int((norms == 0).nonzero()[0])
         raise InputError("non-zero incoming weights", "a zero vector", where=f"layer {layer}, unit {unit}")
