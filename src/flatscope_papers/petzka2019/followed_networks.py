@@ -6,36 +6,39 @@ Every stop rule is read off these looks afterwards (see `stop_rules`), so none o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
 
-from flatscope import Population, rescale, train_population
-from flatscope.guards import write_whole
+from flatscope import Population, train_population
+from flatscope.guards import precise_math, write_whole
 from flatscope.sweeps.configuration import from_json, to_json
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import CHECKPOINT_SECONDS, trial_of
 from flatscope.training.data import Data, load
 from flatscope.training.loop import evaluate
 from flatscope.training.population import PopulationView
-from flatscope_papers.petzka2019.last_layers import measured
 
 Report = Callable[[float, str], None]
+Pair = tuple[Tensor, Tensor]
 SEEN_FILE = "followed.json"  # beside the checkpoint: what was seen until then
-TWIN_IMAGES = 1_000  # that a rewritten network has the same κ shows on any samples
+EVALUATED_AT_ONCE = 100_000  # images of all networks together
+REWRITTEN_IMAGES = 1_000  # that a rewritten network has the same κ shows on any samples
 
 
 def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
     """Train the configurations of a unit together; write what was seen of each network along the way.
 
-    A configuration is that of `train_and_measure`, with `follow`: the `epochs` after which to look, `measures`, and
-    perhaps `tail`, how many of the last modules are measured, and `factor`, by which the last matrix is multiplied, and
-    the layer before it divided, to see what stays.
+    A configuration is that of `train_and_measure`, with `follow`: the `epochs` after which to look, and the `measures`
+    and `layers` to look at; `factor`, by which the last of two layers is multiplied, and the one before it divided, at
+    the last look to see what stays.
     """
     first = configs[0]
     data = load(**first["data"])
@@ -60,7 +63,7 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
             show_progress=False,
         )
         for number, config in enumerate(configs):
-            _write(number, config, population, followed, store)
+            _write(number, config, population, followed.rows[number], store)
 
 
 class _Followed:
@@ -70,7 +73,9 @@ class _Followed:
         assert data.test is not None
         self._configs = configs
         self._folder: Path | None = None
-        self.train, self.test = ((x.to(device), y.to(device)) for x, y in (data.train, data.test))
+        self._samples = {
+            part: (x.to(device), y.to(device)) for part, (x, y) in (("train", data.train), ("test", data.test))
+        }
         self.rows: list[list[dict[str, Any]]] = [[] for _ in configs]
         self._before: dict[int, Tensor] = {}  # weights one epoch before a look
 
@@ -89,10 +94,11 @@ class _Followed:
             [trial for trial in view.active if when in self._configs[trial]["follow"]["epochs"]]
             for when in (epoch, epoch + 1)
         )
-        for trial in due:
-            self.rows[trial].append({"epoch": epoch, **self._seen(trial, epoch, view)})
+        if due:
+            for trial, row in self._seen(due, epoch, view).items():
+                self.rows[trial].append(row)
         for trial in next_time:
-            self._before[trial] = self._weight(trial, view)
+            self._before[trial] = self._last_weight(trial, view)
         if self._folder is None:
             return
         if next_time:  # a run that is broken off between the two epochs needs them
@@ -101,14 +107,21 @@ class _Followed:
         if due:
             write_whole(self._folder / SEEN_FILE, to_json(self.rows).encode())
 
-    def _seen(self, trial: int, epoch: int, view: PopulationView) -> dict[str, float]:
-        follow = self._configs[trial]["follow"]
-        model = view.model(trial).to(self.train[0].device)
-        seen = {}
-        for part, samples in (("train", self.train), ("test", self.test)):
-            seen[f"{part}_loss"], seen[f"{part}_error"] = evaluate(model, *samples)
-        seen["gradient"] = self._mean_gradient(trial, epoch, view)
-        return seen | measured(model, *self.train, follow["measures"], follow.get("tail", 0))
+    def _seen(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
+        follow = self._configs[trials[0]]["follow"]
+        rows: dict[int, dict[str, Any]] = {trial: {"epoch": epoch} for trial in trials}
+        for part, samples in self._samples.items():
+            for trial, (loss, error) in zip(trials, evaluated(view, trials, samples), strict=True):
+                rows[trial] |= {f"{part}_loss": loss, f"{part}_error": error}
+        for trial, row in rows.items():
+            row["gradient"] = self._mean_gradient(trial, epoch, view)
+        for entry in view.measure(follow["measures"], follow["layers"], trials=trials).to_dict("records"):
+            rows[entry["trial"]] |= {f"{name}/{entry['layer']}": float(entry[name]) for name in follow["measures"]}
+        if "factor" in follow and epoch == follow["epochs"][-1]:
+            factors = [self._configs[trial]["follow"]["factor"] for trial in trials]
+            for trial, moved in moved_by_rewriting(view, trials, follow["measures"], follow["layers"], factors).items():
+                rows[trial]["moved"] = moved
+        return rows
 
     def _mean_gradient(self, trial: int, epoch: int, view: PopulationView) -> float:
         """Largest entry of the last layer's gradient, averaged over the epoch's steps: plain SGD went along it."""
@@ -118,48 +131,84 @@ class _Followed:
                 self._before |= {int(number): weight for number, weight in safetensors.torch.load_file(path).items()}
         if trial not in self._before or train.get("momentum"):
             return math.nan
-        steps = math.ceil(len(self.train[0]) / train["batch_size"])
-        largest = float((self._before[trial] - self._weight(trial, view)).abs().max())
+        steps = math.ceil(len(self._samples["train"][1]) / train["batch_size"])
+        largest = float((self._before[trial] - self._last_weight(trial, view)).abs().max())
         return largest / float(train["lr"] * steps)
 
-    def _weight(self, trial: int, view: PopulationView) -> Tensor:
+    def _last_weight(self, trial: int, view: PopulationView) -> Tensor:
         *_, last = (value for name, value in view.state(trial).items() if name.endswith(".weight"))
         return last.double()
 
 
-def _write(number: int, config: dict[str, Any], population: Population, followed: _Followed, store: Store) -> None:
-    history, rows = population.histories[number], followed.rows[number]
-    metrics = {"epochs": int(history["epoch"].iloc[-1]), "diverged": population.frame()["diverged"].iloc[number]}
-    if "factor" in config["follow"] and rows and not metrics["diverged"]:
-        x, y = (part[:TWIN_IMAGES] for part in followed.train)
-        model = population.model(number).to(x.device, torch.float64)
-        metrics["moved"] = moved_by_rewriting(model, x.double(), y, config["follow"])
-    frames = {"history": history, "followed": pd.DataFrame(rows)}
-    store.write(config, metrics, frames=frames, weights=population.state(number))
+def evaluated(view: PopulationView, trials: Sequence[int], samples: Pair) -> list[tuple[float, float]]:
+    """Mean loss and share of wrong answers of these networks, all at once."""
+    template = view.model(trials[0]).to(samples[0].device)
+    places = [view.active.index(trial) for trial in trials]
+    weights = {name: value[places] for name, value in view.weights().items()}
+    losses, wrong = torch.zeros(2, len(trials), dtype=torch.float64, device=samples[0].device)
+    size = max(1, EVALUATED_AT_ONCE // len(trials))
+    with torch.no_grad(), precise_math():
+        for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
+            outputs = torch.vmap(lambda own, x=x: functional_call(template, own, (x,)))(weights)
+            values = functional.cross_entropy(outputs.flatten(0, 1), y.repeat(len(trials)), reduction="none")
+            losses += values.reshape(len(trials), -1).double().sum(1)
+            wrong += (outputs.argmax(2) != y).sum(1)
+    found: list[tuple[float, float]] = (torch.stack([losses, wrong], dim=1) / len(samples[1])).tolist()
+    for place, trial in enumerate(trials):
+        if not math.isfinite(found[place][0]):  # by itself: it may have that from a neighbour
+            found[place] = evaluate(view.model(trial).to(samples[0].device), *samples)
+    return found
 
 
-def moved_by_rewriting(model: nn.Module, x: Tensor, y: Tensor, follow: Mapping[str, Any]) -> float:
-    """Largest relative change of κ, κ_τ and ρ when the last matrix is multiplied and the layer before it divided.
+def moved_by_rewriting(
+    view: PopulationView, trials: Sequence[int], measures: Sequence[str], layers: Sequence[str], factors: Sequence[int]
+) -> dict[int, float]:
+    """Largest relative change of a measure when the last layer is multiplied and the one before it divided.
 
-    Trace and largest eigenvalue of the last matrix are divided by the square of the factor meanwhile, and those of the
-    layer before multiplied: how far they are from that counts as well.
+    Trace and largest eigenvalue must change by the square of the factor: for them it is how far they are from that.
 
     Args:
-        model: ends with two dense layers.
-        x: some inputs.
-        y: their classes.
-        follow: `measures`, `tail` and `factor`.
+        view: the networks.
+        trials: which of them.
+        measures: names.
+        layers: the last one, and the one before it.
+        factors: of each network.
     """
-    *_, (before, _), (last, _) = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear))
-    twin = rescale(model, x[:2], by="layer", factors={before: 1 / follow["factor"]})
-    now, then = (measured(one, x, y, follow["measures"], follow["tail"]) for one in (twin, model))
-    due = {name: value * law(name, follow["factor"], before, last) for name, value in then.items()}
-    return max(abs(now[name] / value - 1) for name, value in due.items() if value)
+    last, before = layers
+    places = [view.active.index(trial) for trial in trials]
+    weights = {name: value[places] for name, value in view.weights().items()}
+    times = torch.tensor(factors, dtype=torch.float32, device=weights[f"{last}.weight"].device)[:, None]
+    rewritten = weights | {
+        f"{last}.weight": weights[f"{last}.weight"] * times[..., None],
+        f"{before}.weight": weights[f"{before}.weight"] / times[..., None],
+        f"{before}.bias": weights[f"{before}.bias"] / times,
+    }
+    then, now = (
+        view.measure(measures, layers, trials=trials, samples=REWRITTEN_IMAGES, weights=own)
+        for own in (weights, rewritten)
+    )
+    factor = dict(zip(trials, factors, strict=True))
+    moved: dict[int, float] = {}
+    for old, new in zip(then.to_dict("records"), now.to_dict("records"), strict=True):
+        trial, layer = old["trial"], old["layer"]
+        due = {name: old[name] * law(f"{name}/{layer}", factor[trial], last, before) for name in measures}
+        change = max(abs(new[name] / due[name] - 1) if due[name] else 0.0 for name in measures)
+        moved[trial] = max(moved.get(trial, 0.0), change)
+    return moved
 
 
-def law(column: str, factor: float, before: str = "fc2", last: str = "fc3") -> float:
-    """By what `measure/layer` is multiplied when the last matrix is and the layer before it is divided."""
+def law(column: str, factor: float, last: str = "fc3", before: str = "fc2") -> float:
+    """By what `measure/layer` is multiplied when the last layer is and the one before it is divided."""
     measure, _, layer = column.partition("/")
     if measure not in ("layer_trace", "layer_max_eigenvalue"):
         return 1.0
     return {last: factor**-2, before: factor**2}[layer]
+
+
+def _write(
+    number: int, config: dict[str, Any], population: Population, rows: list[dict[str, Any]], store: Store
+) -> None:
+    diverged = bool(population.frame()["diverged"].iloc[number])
+    metrics = {"epochs": int(population.histories[number]["epoch"].iloc[-1]), "diverged": diverged}
+    frames = {"history": population.histories[number], "followed": pd.DataFrame(rows)}
+    store.write(config, metrics, frames=frames, weights=population.state(number))

@@ -99,7 +99,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
         "follow": {
             "epochs": [epoch for epoch in size["looks"] if epoch <= epochs],
             "measures": list(MEASURES),
-            "tail": 3,
+            "layers": list(LAYERS),
             "factor": int(np.random.RandomState(number).randint(5, 26)),
         },
     }
@@ -120,7 +120,6 @@ def looks(runs: Runs) -> pd.DataFrame:
             "init": config["setup"],
             "batch": config["train"]["batch_size"],
             "factor": config["follow"]["factor"],
-            "moved": stored.metrics.get("moved", np.nan),
         }
         parts.append(stored.frame("followed").assign(**settings))
     seen = pd.concat([part for part in parts if len(part)], ignore_index=True)

@@ -67,7 +67,7 @@ def rewritten(seen: pd.DataFrame) -> pd.DataFrame:
 
 def moved(seen: pd.DataFrame) -> Answer:
     """How far κ, κ_τ and ρ moved, and Tr and λ_max from their law, measured at the end of training."""
-    return intervals.largest(seen.drop_duplicates("network")["moved"].dropna())
+    return intervals.largest(seen["moved"].dropna())
 
 
 def rewritten_found(points: pd.DataFrame, missing: str = "") -> dict[str, Answer]:
