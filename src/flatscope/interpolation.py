@@ -7,12 +7,10 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -27,13 +25,11 @@ from flatscope.formatting import number
 from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
-from flatscope.measuring import device_text
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.results import DrawnResult
 from flatscope.symmetries.folding import BatchNorm, fold_batchnorm, has_batchnorm
-from flatscope.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,15 +224,8 @@ def interpolate(
     meta = {
         "resolution": resolution,
         "batchnorm": "recompute" if recompute else "fold" if any(map(has_batchnorm, networks)) else "none",
-        "loss": problem.loss.name,
         "samples": problem.n_train,
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": device_text(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "seconds": round(time.perf_counter() - begun, 4),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        **problem.provenance(begun),
     }
     return Simplex(weights, values[:, 0].clone(), values[:, 1].clone() if problem.classification else None, meta)
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from flatscope.context import Context, Effort
@@ -175,17 +172,10 @@ def _run(
                 watch(entry, rows)
     rows = [row for entry in chosen for row in found[entry.name]]
     meta = {
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": device_text(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        **problem.provenance(begun),
         "seed": ctx.seed,
-        "loss": problem.loss.name,
         "n_train": problem.n_train,
         "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
-        "seconds": round(time.perf_counter() - begun, 4),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if problem.remarks:
         meta["remarks"] = list(problem.remarks)
@@ -235,13 +225,6 @@ def _declared(name: str, kind: str) -> Declaration:
     if name not in known:
         raise UnknownNameError.among(name, known, f"{kind} in options")
     return known[name]
-
-
-def device_text(device: torch.device) -> str:
-    """The device in words: its name for a GPU, the thread count for a CPU."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)"
 
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.params import Params, count
-from flatscope.samples import Batch, Inputs, parts_of
+from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
 
 STACKED = 16
 STACK_BYTES = 256 * 2**20
@@ -170,7 +170,7 @@ def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) ->
         order = torch.randperm(len(targets), generator=generator)
         for start in range(0, len(order) - size + 1, size):  # every batch has the same weight: no ragged last one
             chosen = order[start : start + size]
-            yield (_picked(inputs, chosen), targets[chosen.to(targets.device)]), chosen
+            yield (rows_of_inputs(inputs, chosen), targets[chosen.to(targets.device)]), chosen
 
 
 def stackable(ctx: Context) -> bool:
@@ -255,19 +255,7 @@ def _kept(ctx: Context) -> Batch | None:
     if len(shapes) > 1:
         return None
     targets = torch.cat([targets for _, targets in parts])
-    columns = [torch.cat(column) for column in zip(*(parts_of(inputs) for inputs, _ in parts), strict=True)]
-    first = parts[0][0]
-    if isinstance(first, dict):
-        return dict(zip(first, columns, strict=True)), targets
-    return (tuple(columns) if isinstance(first, tuple) else columns[0]), targets
-
-
-def _picked(inputs: Inputs, chosen: Tensor) -> Inputs:
-    if isinstance(inputs, dict):
-        return {name: value[chosen.to(value.device)] for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(value[chosen.to(value.device)] for value in inputs)
-    return inputs[chosen.to(inputs.device)]
+    return joined_inputs([inputs for inputs, _ in parts]), targets
 
 
 def _stack_size(stacked: Params) -> int:

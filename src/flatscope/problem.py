@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import platform
+import time
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal
 
@@ -36,6 +39,7 @@ from flatscope.params import Params, named_parameters, non_finite_name, plain_na
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, output_tensor, shape_text
 from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
+from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
@@ -212,6 +216,21 @@ class Problem:
         """The first few training inputs, on the device."""
         inputs, _ = next(iter(self.batches(size=size)))
         return inputs
+
+    def provenance(self, begun: float) -> dict[str, Any]:
+        """What a result keeps of how it came about: versions, place, loss, and the seconds since `begun`."""
+        threads = f"{torch.get_num_threads()} threads"
+        place = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else threads
+        return {
+            "version": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": f"{self.device} ({place})",
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "loss": self.loss.name,
+            "seconds": round(time.perf_counter() - begun, 4),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
 
     def _moved_targets(self, targets: Tensor) -> Tensor:
         if self._one_hot:

@@ -84,22 +84,21 @@ def parts_of(inputs: Inputs) -> tuple[Tensor, ...]:
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
+def each_part(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The batch of inputs with every tensor of it changed."""
+    if isinstance(inputs, dict):
+        return {name: change(value) for name, value in inputs.items()}
+    return tuple(change(value) for value in inputs) if isinstance(inputs, tuple) else change(inputs)
+
+
 def cut(inputs: Inputs, start: int, stop: int) -> Inputs:
     """Samples `start` to `stop` of a batch of inputs."""
-    if isinstance(inputs, dict):
-        return {name: value[start:stop] for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(value[start:stop] for value in inputs)
-    return inputs[start:stop]
+    return each_part(inputs, lambda value: value[start:stop])
 
 
 def rows_of_inputs(inputs: Inputs, rows: Tensor) -> Inputs:
     """The samples of these numbers in a batch of inputs."""
-    if isinstance(inputs, dict):
-        return {name: value[rows] for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(value[rows] for value in inputs)
-    return inputs[rows]
+    return each_part(inputs, lambda value: value[rows.to(value.device)])
 
 
 def joined_inputs(batches: list[Inputs]) -> Inputs:
@@ -114,15 +113,7 @@ def joined_inputs(batches: list[Inputs]) -> Inputs:
 
 def moved(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """Inputs on the device; floating-point ones in `dtype`, token ids and masks as they are."""
-
-    def one(value: Tensor) -> Tensor:
-        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-
-    if isinstance(inputs, dict):
-        return {name: one(value) for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(one(value) for value in inputs)
-    return one(inputs)
+    return each_part(inputs, lambda value: value.to(device, dtype) if value.is_floating_point() else value.to(device))
 
 
 def shape_text(inputs: Inputs) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 import warnings
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -34,12 +32,11 @@ from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.rows import KeptRows, fingerprint, kept_directions
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates
-from flatscope.measuring import device_text, folded_context
+from flatscope.measuring import folded_context
 from flatscope.params import Params, count, dot, norm
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope.version import __version__
 
 SPACES = ("weights", "psi")
 LINE_PIECE = 8  # points of a line that are kept together
@@ -143,16 +140,9 @@ def landscape(
         **about,
         "centre_error": None if centre_error is None else float(centre_error),
         "folded": has_batchnorm(problem.model),
-        "loss": problem.loss.name,
         "samples": problem.part(part).n,
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": device_text(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        **problem.provenance(begun),
         "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
-        "seconds": round(time.perf_counter() - begun, 4),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     surface = Surface(loss, error, axes, float(centre), space, name, poles, meta)
     if bool(poles.any()):

@@ -14,7 +14,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten
 from flatscope.registry import Value, measure
-from flatscope.samples import Inputs, cut
+from flatscope.samples import Inputs, cut, each_part
 
 CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
 
@@ -98,7 +98,7 @@ def vectorises(ctx: Context) -> bool:
 
 def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
     def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
-        outputs = ctx.forward(_as_batch(inputs), {**ctx.params, **params})
+        outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
         return ctx.problem.loss(outputs, target[None]).sum()
 
     return loss
@@ -122,10 +122,3 @@ def _one_by_one(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) ->
             parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         rows.append(torch.cat([part.reshape(-1) for part in parts]))
     return torch.stack(rows)
-
-
-def _as_batch(inputs: Inputs) -> Inputs:
-    """One sample as a batch of one."""
-    if isinstance(inputs, dict):
-        return {name: value[None] for name, value in inputs.items()}
-    return tuple(value[None] for value in inputs) if isinstance(inputs, tuple) else inputs[None]

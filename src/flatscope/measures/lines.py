@@ -25,7 +25,7 @@ from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, watched
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, cut, parts_of
 
 OBJECTIVES = ("loss", "error")
 FEW = 8  # samples on which two ways of computing are compared
@@ -121,7 +121,7 @@ class Lines:
                 pieces: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
                 for start in range(0, len(targets), step):
                     with watched(listener.follow):
-                        self.ctx.forward(_cut(inputs, slice(start, start + step)))
+                        self.ctx.forward(cut(inputs, start, start + step))
                     pieces.append(listener.heard())
                 names = list(pieces[0][0])
                 at_zero = {name: torch.cat([piece[0][name] for piece in pieces]) for name in names}
@@ -135,7 +135,7 @@ class Lines:
             moved = _Moved(self, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64))
             remembered = moved.outputs(first, few, 0)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
-            run = self.ctx.forward(_cut(first.inputs, few), {**self.ctx.params, **point})
+            run = self.ctx.forward(cut(first.inputs, 0, FEW), {**self.ctx.params, **point})
         return self._close(remembered, run)
 
     def _stacks(self) -> bool:
@@ -216,9 +216,9 @@ class _Moved:
             return next(iter(answers.values()))
         params = {**self.ctx.params, **point}
         if not answers:
-            return self.ctx.forward(_cut(known.inputs, part), params)
+            return self.ctx.forward(cut(known.inputs, part.start, part.stop), params)
         with watched(_answering({id(params[name]): value for name, value in answers.items()})):
-            return self.ctx.forward(_cut(known.inputs, part), params)
+            return self.ctx.forward(cut(known.inputs, part.start, part.stop), params)
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.lines.objective == "loss":
@@ -354,9 +354,3 @@ def _budget(ctx: Context) -> int:
 
 def _stacking_pays(ctx: Context) -> bool:
     return ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES
-
-
-def _cut(inputs: Inputs, part: slice) -> Inputs:
-    if isinstance(inputs, dict):
-        return {name: value[part] for name, value in inputs.items()}
-    return tuple(value[part] for value in inputs) if isinstance(inputs, tuple) else inputs[part]

@@ -22,7 +22,7 @@ from flatscope.network.path_rules import POOLINGS, Paths
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import Value, measure
-from flatscope.samples import Inputs, output_tensor, parts_of
+from flatscope.samples import each_part, output_tensor
 
 _norm_of_paths = partial(
     measure,
@@ -119,24 +119,16 @@ def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves:
     model = copied(ctx.problem.model).double()
     params = {name: v.double() if v.is_floating_point() else v for name, v in ctx.params.items()}
     passing = PathPass(p, pooling, biases, curves)
-    inputs = _all_ones(ctx.problem.example(1), passing)
+    inputs = each_part(  # paths start at the real-valued parts
+        ctx.problem.example(1),
+        lambda part: passing.start(torch.ones_like(part, dtype=torch.float64)) if part.is_floating_point() else part,
+    )
     with torch.no_grad():
         outputs = output_tensor(replay(model, inputs, passing.follow, params))
     if not passing.knows(outputs):
         raise NotApplicable("paths begin at inputs of real numbers; this network reads whole numbers, such as words")
     logs: Tensor = (outputs.log() + passing.log_scale(outputs)).flatten() / p
     return logs.cpu()
-
-
-def _all_ones(example: Inputs, passing: PathPass) -> Inputs:
-    """The example's real-valued parts replaced by ones, known to the pass as what paths start from."""
-    ones = [
-        passing.start(torch.ones_like(part, dtype=torch.float64)) if part.is_floating_point() else part
-        for part in parts_of(example)
-    ]
-    if isinstance(example, dict):
-        return dict(zip(example, ones, strict=True))
-    return tuple(ones) if isinstance(example, tuple) else ones[0]
 
 
 declare_with_margin(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import LAYER_CALLS, norm_as_affine
 from flatscope.network.program import Operation, with_tensors
 from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 
@@ -107,15 +107,11 @@ def _normalised(value: Tensor, log_scale: float) -> tuple[Tensor, float]:
 
 def batch_norm(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """A BatchNorm that was not folded: an edge |a| from each channel to itself, and a bias."""
-    given = op.named(*NORM_ORDER)
-    x, mean, variance = given["input"], given.get("running_mean"), given.get("running_var")
-    if given.get("training") or mean is None or variance is None:
+    x, affine = op.named("input")["input"], norm_as_affine(op)
+    if affine is None:
         paths.refuse(op, "with the statistics of the batch")
-    scale = (variance.double() + given.get("eps", 1e-5)).rsqrt()
-    scale = scale if given.get("weight") is None else scale * given["weight"].double()
-    shift = -mean.double() * scale
-    shift = shift if given.get("bias") is None else shift + given["bias"].double()
     shape = (1, -1, *[1] * (x.ndim - 2))
+    scale, shift = affine
     terms, log_scale = paths.aligned(x, shift.reshape(shape))
     return _normalised(terms[0] * paths.power(scale.reshape(shape)) + terms[1], log_scale)
 

@@ -28,6 +28,18 @@ LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
 PRODUCTS = frozenset((*LAYER_CALLS, "matmul", "getitem", "index_select"))
 
 
+def norm_as_affine(op: Operation) -> tuple[Tensor, Tensor] | None:
+    """Scale and shift per channel, float64, of a BatchNorm in eval mode; None where it has no running statistics."""
+    given = op.named(*NORM_ORDER)
+    mean, variance, weight, bias = (given.get(name) for name in NORM_ORDER[1:5])
+    if given.get("training") or mean is None or variance is None:
+        return None
+    scale = (variance.double() + given.get("eps", 1e-5)).rsqrt()
+    scale = scale if weight is None else scale * weight.double()
+    shift = -mean.double() * scale
+    return scale, shift if bias is None else shift + bias.double()
+
+
 @dataclass(frozen=True)
 class Product:
     """A product of a signal with a weight.

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.guards import running_model
 from flatscope.params import Params
-from flatscope.samples import Inputs, cut, moved, output_tensor, parts_of, shape_text
+from flatscope.samples import Inputs, cut, each_part, moved, output_tensor, parts_of, shape_text
 
 _REVERSED_OR_INPLACE = {
     "radd": "add",
@@ -244,8 +244,5 @@ def fitting(model: nn.Module, example: Inputs) -> Inputs:
 def two_samples(example: Inputs) -> Inputs:
     """Two samples, so that no operation can mistake the batch axis for one of size 1."""
     if all(part.ndim > 0 and len(part) == 1 for part in parts_of(example)):
-        if isinstance(example, dict):
-            return {name: torch.cat([value, value]) for name, value in example.items()}
-        doubled = tuple(torch.cat([value, value]) for value in parts_of(example))
-        return doubled if isinstance(example, tuple) else doubled[0]
+        return each_part(example, lambda value: torch.cat([value, value]))
     return cut(example, 0, 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.operator_norms import matrix_norm, operator_norm
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import LAYER_CALLS, norm_as_affine
 from flatscope.network.program import Operation, tensors_in, with_tensors
 from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 
@@ -65,12 +65,10 @@ def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
 
 def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The largest factor of a channel."""
-    given = op.named(*NORM_ORDER)
-    if given.get("training") or given.get("running_var") is None:
+    affine = norm_as_affine(op)
+    if affine is None:
         known.refuse(op)
-    scale = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
-    scale = scale if given.get("weight") is None else scale * given["weight"]
-    return _one(known, op, signals) + _log(float(scale.abs().max()))
+    return _one(known, op, signals) + _log(float(affine[0].abs().max()))
 
 
 def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:

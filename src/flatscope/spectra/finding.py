@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.problem import Problem
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
-from flatscope.version import __version__
 
 
 def hessian(problem: Problem, layer: str | None = None) -> Hessian:
@@ -199,16 +196,9 @@ def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
 def _meta(ctx: Context, begun: float, **more: Any) -> dict[str, Any]:
     problem = ctx.problem
     return {
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": str(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        **problem.provenance(begun),
         "seed": ctx.seed,
-        "loss": problem.loss.name,
         "n_train": problem.n_train,
         **more,
         "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
-        "seconds": round(time.perf_counter() - begun, 4),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

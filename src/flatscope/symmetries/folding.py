@@ -19,7 +19,7 @@ from flatscope.guards import precise_math, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain, plan_of, set_plan
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.units import entry_channels
@@ -171,11 +171,9 @@ def _norm(call: Operation, module: str, mean: str) -> _Norm:
     """The affine map that a BatchNorm is in eval mode, in double precision."""
     given = call.named(*NORM_ORDER)
     own = [value for value in (given.get("weight"), given.get("bias")) if value is not None]
-    scale = (given["running_var"].double() + given.get("eps", 1e-5)).rsqrt()
-    scale = scale if given.get("weight") is None else scale * given["weight"].double()
-    shift = -given["running_mean"].double() * scale
-    shift = shift if given.get("bias") is None else shift + given["bias"].double()
-    return _Norm(call, module, mean, scale, shift, any(value.requires_grad for value in own))
+    affine = norm_as_affine(call)
+    assert affine is not None  # refused before
+    return _Norm(call, module, mean, *affine, any(value.requires_grad for value in own))
 
 
 def _watch(model: nn.Module, inputs: Inputs) -> _Uses:
