@@ -1,6 +1,7 @@
 """How flat is the minimum of a trained network, does that number mean anything, and what does it say?"""
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 from flatscope.papers import from_papers
@@ -108,11 +109,15 @@ _PACKAGES = ("bounds", "stats")
 def __getattr__(name: str) -> Any:
     if name == "study":  # the studies live in a package of their own
         return from_papers("study")
-    if name in _PACKAGES:
-        return importlib.import_module(f"flatscope.{name}")
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
+    state = random.getstate()
+    try:
+        if name in _PACKAGES:
+            return importlib.import_module(f"flatscope.{name}")
+        found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
+    finally:
+        random.setstate(state)  # packages that are loaded here draw from it (rich does)
     globals()[name] = found  # asked once only
     return found
 

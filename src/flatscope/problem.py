@@ -37,7 +37,19 @@ from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
 from flatscope.network.sameness import refuse_if_different
 from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
-from flatscope.samples import Batch, Inputs, Samples, as_samples, cut, moved, order_digest, output_tensor, shape_text
+from flatscope.samples import (
+    Batch,
+    Inputs,
+    Samples,
+    as_samples,
+    copies,
+    cut,
+    moved,
+    order_digest,
+    output_tensor,
+    parts_of,
+    shape_text,
+)
 from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
 from flatscope.version import __version__
 
@@ -123,6 +135,7 @@ class Problem:
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
+            self._guard_inputs()
             outputs = self._check_outputs()
             write_out(self.model, self.example())
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
@@ -244,6 +257,17 @@ class Problem:
     def _probe(self, part: str) -> Batch:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
+
+    def _guard_inputs(self) -> None:
+        """A forward that changes its inputs in place gets copies from here on: the data are the user's."""
+        inputs, _ = self._probe("train")
+        copied = copies(inputs)
+        before = [part._version for part in parts_of(copied)]
+        self._try_forward(copied, "train")
+        if [part._version for part in parts_of(copied)] != before:
+            self.model.register_forward_pre_hook(
+                lambda _, args, keywords: (copies(args), copies(keywords)), with_kwargs=True
+            )
 
     def _check_outputs(self) -> Tensor:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""

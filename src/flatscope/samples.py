@@ -91,6 +91,11 @@ def each_part(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     return tuple(change(value) for value in inputs) if isinstance(inputs, tuple) else change(inputs)
 
 
+def copies(inputs: Inputs) -> Inputs:
+    """The same batch in memory of its own."""
+    return each_part(inputs, torch.clone)
+
+
 def cut(inputs: Inputs, start: int, stop: int) -> Inputs:
     """Samples `start` to `stop` of a batch of inputs."""
     return each_part(inputs, lambda value: value[start:stop])

@@ -94,6 +94,7 @@ class CurvatureOperator(ABC):
             raise InputError(f"a vector of length {self.size}", f"shape {tuple(vector.shape)}", where="unflatten")
         return unflatten(vector, {name: self.ctx.params[name] for name in self.names})
 
+    @precise_math()  # attention's fused kernels cannot be differentiated twice
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Products with a vector (p,) or with the columns of a matrix (p, k), in float64, averaged over samples."""
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != self.size:
@@ -121,13 +122,12 @@ class CurvatureOperator(ABC):
         keep = not self._kept and self._may_keep()
         try:
             added = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
-            with precise_math():  # attention's fused kernels cannot be differentiated twice
-                for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
-                    for start, stop in self._blocks(columns.shape[1]):
-                        added[:, start:stop] += self._batch_product(graph, columns[:, start:stop])
-                    if keep:
-                        self._kept.append(graph)
-                    del graph  # the next batch's takes its place
+            for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
+                for start, stop in self._blocks(columns.shape[1]):
+                    added[:, start:stop] += self._batch_product(graph, columns[:, start:stop])
+                if keep:
+                    self._kept.append(graph)
+                del graph  # the next batch's takes its place
             total = added
         except torch.OutOfMemoryError:
             pass

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.guards import running_model
 from flatscope.params import Params
-from flatscope.samples import Inputs, cut, each_part, moved, output_tensor, parts_of, shape_text
+from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
 _REVERSED_OR_INPLACE = {
     "radd": "add",
@@ -230,7 +230,7 @@ def output_tensors(raw: Any) -> list[Tensor]:
 
 
 def fitting(model: nn.Module, example: Inputs) -> Inputs:
-    """The example on the model's device and in its floating-point type."""
+    """A copy of the example on the model's device and in its floating-point type: a forward may change it in place."""
     first = next((value for value in model.parameters() if value.is_floating_point()), None)
     if first is None:
         raise InputError("a model with parameters", "none", where="model", fix="There is nothing to rescale")
@@ -238,7 +238,7 @@ def fitting(model: nn.Module, example: Inputs) -> Inputs:
         example = tuple(example)
     if not parts_of(example) or not all(isinstance(part, Tensor) for part in parts_of(example)):
         raise InputError("a tensor, a tuple or a dictionary of tensors", type(example).__name__, where="example")
-    return moved(example, first.device, first.dtype)
+    return copies(moved(example, first.device, first.dtype))
 
 
 def two_samples(example: Inputs) -> Inputs:

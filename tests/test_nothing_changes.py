@@ -1,0 +1,166 @@
+"""Whatever the network and wherever a call is broken off, what belongs to the user is afterwards as it was before."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatscope as fs
+
+
+class InPlace(nn.Module):
+    """Its forward changes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.mul_(2.0)).relu_())
+
+
+class Counting(InPlace):
+    """Its forward changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return self.last(self.first(x).relu())
+
+
+class Drawing(InPlace):
+    """Its forward moves every random state, and has a setting of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(3), np.random.rand(2), random.random()
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return self.last(self.first(x).relu())
+
+
+class Interrupted(InPlace):
+    """Its forward is Ctrl-C once it has been called often enough; copies of it count on."""
+
+    left = 10**9
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).left -= 1
+        if type(self).left < 0:
+            raise KeyboardInterrupt
+        torch.rand(1)
+        return self.last(self.first(x).relu())
+
+
+def zero() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def equal() -> nn.Module:
+    model = zero()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    return model
+
+
+ODD = {"zero": zero, "equal": equal, "in place": InPlace, "counting": Counting, "drawing": Drawing}
+NAMES = ["gradient_norm", "kappa_trace", "hessian_max_eigenvalue", "expected_flatness", "l2_path_norm", "psi_balance"]
+CALLS: dict[str, Callable[[nn.Module, Any], object]] = {
+    "measure": lambda model, data: fs.measure(fs.Problem(model, data), NAMES),
+    "bounds": lambda model, data: fs.bounds(fs.Problem(model, data), ["pac_bayes", "covering"]),
+    "audit": lambda model, data: fs.audit(fs.Problem(model, data), ["l2_norm", "kappa_trace"], trials=1),
+    "compare": lambda model, data: fs.compare({"a": model, "b": model}, data, names=["margin", "l2_norm"]),
+    "landscape": lambda model, data: fs.landscape(fs.Problem(model, data), grid=3),
+    "interpolate": lambda model, data: fs.interpolate([model, model], data, resolution=2),
+    "rescale": lambda model, data: fs.rescale(model, data[0]),
+    "fold_batchnorm": lambda model, data: fs.fold_batchnorm(model, data[0]),
+    "eigenpairs": lambda model, data: fs.eigenpairs(fs.Problem(model, data), top=2),
+    "spectral_density": lambda model, data: fs.spectral_density(fs.Problem(model, data), draws=2),
+    "hessian": lambda model, data: fs.hessian(fs.Problem(model, data)) @ torch.ones(43),
+}
+
+
+def state(model: nn.Module, data: tuple[Tensor, Tensor]) -> list[object]:
+    """Everything of the user's that a call could have changed."""
+    kept: list[object] = [value.clone() for value in (*data, *model.state_dict().values())]
+    kept += [model.training, [parameter.grad for parameter in model.parameters()]]
+    kept += [[parameter.requires_grad for parameter in model.parameters()]]
+    kept += [sorted(vars(module)) for module in model.modules()]
+    kept += [[len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]]
+    kept += [random.getstate(), str(np.random.get_state()), torch.get_rng_state()]
+    kept += [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()]
+    kept += [torch.get_default_dtype(), torch.get_default_device(), torch.get_deterministic_debug_mode()]
+    kept += [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.get_num_threads()]
+    kept += [torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled(), np.geterr()]
+    return kept
+
+
+def differing(before: list[object], after: list[object]) -> list[int]:
+    def same(a: object, b: object) -> bool:
+        return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+
+    return [place for place, pair in enumerate(zip(before, after, strict=True)) if not same(*pair)]
+
+
+def made(build: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return build().eval(), (torch.randn(9, 4), torch.arange(9) % 3)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_of_the_users_changes(name: str, call: str) -> None:
+    model, data = made(ODD[name])
+    torch.backends.cuda.matmul.allow_tf32 = False
+    before = state(model, data)
+    with warnings.catch_warnings(), suppress(fs.InputError):  # refused or not: the question is what was left behind
+        warnings.simplefilter("ignore")
+        CALLS[call](model, data)
+    assert differing(before, state(model, data)) == []
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_anywhere_leaves_nothing_behind(call: str) -> None:
+    model, data = made(Interrupted)
+    before = state(model, data)
+    Interrupted.left = 10**9
+    CALLS[call](model, data)
+    needed = 10**9 - Interrupted.left
+    assert needed > 0
+    for left in sorted({0, 1, needed - 1, *random.Random(call).sample(range(needed), min(needed, 6))}):
+        Interrupted.left = left
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[call](model, data)
+        assert differing(before, state(model, data)) == [], f"interrupted in forward pass {left} of {needed}"
+
+
+def test_an_input_changed_in_place_gives_the_numbers_of_one_that_is_not() -> None:
+    model, data = made(InPlace)
+
+    class Twice(InPlace):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(2.0 * x).relu())
+
+    other = Twice().eval()
+    other.load_state_dict(model.state_dict())
+    ours, theirs = (fs.measure(fs.Problem(network, data), NAMES).to_frame()["value"] for network in (model, other))
+    assert ours.to_numpy() == pytest.approx(theirs.to_numpy(), rel=1e-6, nan_ok=True)
+
+
+def test_loading_the_package_draws_no_random_number() -> None:
+    lines = "import random, flatscope as fs; before = random.getstate(); fs.measure; fs.report"
+    subprocess.run([sys.executable, "-c", f"{lines}; assert before == random.getstate()"], check=True)
