@@ -238,8 +238,7 @@ def fitting(model: nn.Module, example: Inputs) -> Inputs:
         example = tuple(example)
     if not parts_of(example) or not all(isinstance(part, Tensor) for part in parts_of(example)):
         raise InputError("a tensor, a tuple or a dictionary of tensors", type(example).__name__, where="example")
-    found: Inputs = copies(moved(example, first.device, first.dtype))
-    return found
+    return copies(moved(example, first.device, first.dtype))
 
 
 def two_samples(example: Inputs) -> Inputs:
