@@ -266,7 +266,8 @@ class Problem:
         self._try_forward(copied, "train")
         if [part._version for part in parts_of(copied)] != before:
             self.model.register_forward_pre_hook(
-                lambda _, args, keywords: (copies(args), copies(keywords)), with_kwargs=True
+                lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
+                with_kwargs=True,
             )
 
     def _check_outputs(self) -> Tensor:
