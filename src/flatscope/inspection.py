@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError
 from flatscope.params import Params, copied
-from flatscope.samples import Inputs, Samples, parts_of, shape_text
+from flatscope.samples import Inputs, Samples, copies, parts_of, shape_text
 from flatscope.targets import TargetLook
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
@@ -26,11 +26,11 @@ def replica(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model, without the wrappers around it or around parts of it."""
     refuse_closed_modules(model)
     try:
-        copies: dict[int, nn.Module] = {}
+        twins: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first
             if (inner := _inside(module)) is not None:
-                copies[id(module)] = copied(inner, copies)
-        return copied(model, copies)
+                twins[id(module)] = copied(inner, twins)
+        return copied(model, twins)
     except Exception as problem:
         raise InputError(
             "a model that can be copied (copy.deepcopy)",
@@ -229,3 +229,20 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
         if not probability_kind(forward(drawn), least):
             return ""
     return kind
+
+
+def copy_inputs_if_changed(model: nn.Module, inputs: Inputs, run: Callable[[], object]) -> None:
+    """Let a network of ours whose forward changes its inputs in place have copies: the data are the user's.
+
+    Args:
+        model: the network, which takes a hook where it needs one.
+        inputs: copies of some samples.
+        run: a forward pass on these inputs.
+    """
+    before = [part._version for part in parts_of(inputs)]
+    run()
+    if [part._version for part in parts_of(inputs)] != before:
+        model.register_forward_pre_hook(
+            lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
+            with_kwargs=True,
+        )

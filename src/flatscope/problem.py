@@ -21,6 +21,7 @@ from flatscope.errors import InputError
 from flatscope.guards import precise_math, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
+    copy_inputs_if_changed,
     failing_module,
     first_line,
     look_through,
@@ -47,7 +48,6 @@ from flatscope.samples import (
     moved,
     order_digest,
     output_tensor,
-    parts_of,
     shape_text,
 )
 from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
@@ -135,7 +135,8 @@ class Problem:
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
-            self._guard_inputs()
+            inputs = copies(self._probe("train")[0])
+            copy_inputs_if_changed(self.model, inputs, lambda: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
             write_out(self.model, self.example())
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
@@ -257,18 +258,6 @@ class Problem:
     def _probe(self, part: str) -> Batch:
         """The first samples of a part, few enough to evaluate several times."""
         return next(iter(self.batches(part, min(self.batch_size, PROBED_BATCH))))
-
-    def _guard_inputs(self) -> None:
-        """A forward that changes its inputs in place gets copies from here on: the data are the user's."""
-        inputs, _ = self._probe("train")
-        copied = copies(inputs)
-        before = [part._version for part in parts_of(copied)]
-        self._try_forward(copied, "train")
-        if [part._version for part in parts_of(copied)] != before:
-            self.model.register_forward_pre_hook(
-                lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
-                with_kwargs=True,
-            )
 
     def _check_outputs(self) -> Tensor:
         """Forward passes on one batch: shapes, determinism, one sample independent of the others."""
