@@ -19,7 +19,14 @@ from flatscope.bounds.sharpness_theorem import (
 )
 from flatscope.errors import InputError
 from flatscope.measures.interactions import interaction_ratios, relu_chain
-from flatscope_papers.theory.sharpness_lemmas import lemma_1, lemma_3
+from flatscope_papers.theory.sharpness_lemmas import (
+    lemma_1,
+    lemma_2,
+    lemma_3,
+    log_lipschitz_capacity,
+    perturbed,
+    rebalanced,
+)
 
 TWO = TheoremConstants(widths=(4, 9, 4), norms=(3.0, 2.0), mu=0.5, c2=2.0, c3=1.5, outputs=0.1, lipschitz=1.5)
 
@@ -49,6 +56,58 @@ def test_lemma_1_bounds_what_noise_does_while_no_unit_switches(sigma: float) -> 
                 h = chain.pattern(level, sample).double() * ((weight + noise) @ h)
             distances.append(float((h - chain.signals[-1][sample]).norm()))
         assert sum(distances) / 300 <= lemma_1(chain, sample, [sigma] * 3, float(ratios[sample].min()))
+
+
+def test_what_noise_does_is_taken_apart_as_in_equation_7() -> None:
+    ctx = fs.Context(network(6, 20, 15, 4, n=3, seed=3).problem())
+    chain = relu_chain(ctx, samples=3)
+    generator = torch.Generator().manual_seed(1)
+    noise = [0.3 * torch.randn(weight.shape, generator=generator).double() for weight in chain.weights]
+    found = perturbed(chain, noise)
+    for sample, x in enumerate(chain.inputs):
+        true, fixed, switched = x, x, []
+        for level, (weight, own) in enumerate(zip(chain.weights, noise, strict=True), start=1):
+            on = chain.pattern(level, sample)
+            true, fixed = (weight + own) @ true, ((weight + own) @ fixed) * on
+            if level < 3:
+                switched.append(int(((true > 0) != on).sum()))
+                true = true.clamp_min(0)
+        before = chain.signals[-1][sample]
+        assert float(found.moved[sample]) == pytest.approx(float((true - before).norm()))
+        assert float(found.fixed[sample]) == pytest.approx(float((fixed - before).norm()))
+        assert float(found.error[sample]) == pytest.approx(float((true - fixed).norm()))
+        assert found.switched[:, sample].tolist() == switched
+    assert bool((found.moved <= found.fixed + found.error + 1e-12).all())
+
+
+def test_lemma_2_forgets_the_noise_below() -> None:
+    ctx = fs.Context(network(6, 200, 200, 4, n=3, seed=3).problem())
+    chain = relu_chain(ctx, samples=3)
+    noise = [torch.zeros_like(weight) for weight in chain.weights]
+    noise[0] += 0.3 * torch.randn(noise[0].shape, generator=torch.Generator().manual_seed(1)).double()
+    sigmas = [0.3, 0.0, 0.0]
+    assert lemma_2(chain, 2, sigmas, 5.0, 3.0).tolist() == [0.0] * 3
+    below = float(chain.inputs[0].norm())
+    assert float(lemma_2(chain, 1, sigmas, 5.0, 3.0)[0]) == pytest.approx(5 * 200 * 3 * 0.3 * below)
+    assert int(perturbed(chain, noise).switched[1].sum()) > 0
+
+
+def test_rebalanced_layers_are_equal_and_the_function_is_the_same() -> None:
+    chain = relu_chain(fs.Context(network(6, 20, 15, 4, n=2, seed=3).problem()), samples=2)
+    factors = rebalanced(chain, 0)
+    assert math.prod(factors) == pytest.approx(1.0)
+    h, sizes = chain.inputs[0], []
+    for level, (weight, factor) in enumerate(zip(chain.weights, factors, strict=True), start=1):
+        sizes.append(float((factor * weight)[chain.pattern(level, 0)].norm()) / math.sqrt(chain.widths[level]))
+        h = factor * weight @ h
+        h = h.clamp_min(0) if level < chain.depth else h
+    assert sizes == pytest.approx([sizes[0]] * 3)
+    torch.testing.assert_close(h, chain.signals[-1][0])
+
+
+def test_capacities_of_lipschitz_functions_are_exponential_in_the_inputs() -> None:
+    assert log_lipschitz_capacity(6.0, 2.0, 784) == pytest.approx(784 * math.log(3))
+    assert log_lipschitz_capacity(6.0, 2.0, 2, diameter=3.0) == pytest.approx(math.log(81))
 
 
 def test_theorem_by_hand() -> None:

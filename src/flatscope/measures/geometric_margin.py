@@ -33,7 +33,7 @@ ROUNDING = 1e-6  # by which norms found by iteration may be too small
 @measure(
     symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
     paper="zhang2017",
-    equation="Definition 1, eq (11); Section 5.2",
+    equation="Definition 1, eq (11); Section 5.3",
     per="sample",
     direction="higher",
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
@@ -89,7 +89,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
 @measure(
     symbol=r"\min_{j \ne y_i} (f_y - f_j)(x_i) / \|\nabla_x (f_y - f_j)(x_i)\|_2",
     paper="zhang2017",
-    equation="Section 5.2, eq (31)",
+    equation="Section 5.3, eq (31)",
     per="sample",
     direction="higher",
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},

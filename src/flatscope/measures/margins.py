@@ -22,7 +22,7 @@ FUNCTION_SYMMETRIES = {"layer_scaling", "unit_scaling", "permutation", "batchnor
 @measure(
     symbol=r"\gamma(x_i)",
     paper="zhang2017",
-    equation="Section 5.2; multi-class form: Neyshabur et al. 2017 eq (2)",
+    equation="Section 5.3; multi-class form: Neyshabur et al. 2017 eq (2)",
     per="sample",
     direction="higher",
     invariant_under=FUNCTION_SYMMETRIES,

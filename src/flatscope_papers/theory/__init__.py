@@ -13,6 +13,9 @@
 | matrices on features as changes of inputs (Petzka et al. 2019, Appendix D) | module `input_changes` |
 | lemmas about noise on the weights (Neyshabur et al. 2017) | module `sharpness_lemmas` |
 | paths one by one, their matrix, Lemma 5.1 (Yi et al. 2019) | module `path_matrix` |
+| the radius (32) as printed, and the output difference (33) | module `activation_radius` |
+| basis paths of each stage, BatchNorm left alone | module `stage_paths` |
+| robust optimisation (10), open paths, Proposition 2 | module `robust_weights` |
 """
 
 from flatscope_papers.theory.chains import ChainRun, SampleNoise, gradient_of, quadratic_variance, run_chains

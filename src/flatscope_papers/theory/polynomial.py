@@ -1,6 +1,6 @@
 """Networks as polynomials: every ReLU replaced by a polynomial fitted where the network uses it.
 
-Section 9.8 and Figures 21-25 of Zhang et al. (2017). Composing l layers of degree k gives degree k^l (the paper's
+Section 9.10 and Figures 21-25 of Zhang et al. (2017). Composing l layers of degree k gives degree k^l (the paper's
 k = 10·l is a slip). The interval of the fit is not stated there; here it is what the network's own pre-activations
 cover on given data, recorded with the fit, and values outside can be counted on any other data.
 """

@@ -1,6 +1,6 @@
 """Polynomials as linear operators on monomials, and binary trees, whose polynomials are sparse.
 
-Section 9.8 and eqs. (20)-(22) of Zhang et al. (2017). A polynomial of degree k is linear in the monomials of its
+Section 9.10 and eqs. (20)-(22) of Zhang et al. (2017). A polynomial of degree k is linear in the monomials of its
 inputs, so that least squares has the minimum-norm solution YV†, and gradient descent from 0 goes there.
 """
 

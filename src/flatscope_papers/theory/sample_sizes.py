@@ -38,6 +38,29 @@ def size_ratio(epsilon: float, n: int, m: float, form: str = "memo") -> float:
     return float((n - 1) * epsilon ** ((n - 2) / m))
 
 
+def log10_size_ratio(epsilon: float, n: int, m: float = 1.0, form: str = "memo") -> float:
+    """log10 of how many times more parameters the shallow network needs: 10^4 for n = 10^4 and ε = 0.1, as printed."""
+    if form == "memo":
+        return -n * math.log10(epsilon)
+    if form != "sizes":
+        raise UnknownNameError.among(form, ("memo", "sizes"), "form of log10_size_ratio")
+    return -math.log10(n - 1) - (n - 2) / m * math.log10(epsilon)
+
+
+def vc_gap(dimension: float, samples: int) -> float:
+    """√(d/N), the order of the gap for a class of VC dimension d (Section 1)."""
+    if not dimension > 0 or samples < 1:
+        raise InputError("a positive dimension and samples", f"{dimension}, {samples}", where="vc_gap")
+    return math.sqrt(dimension / samples)
+
+
+def stability_beta(lipschitz: float, penalty: float, samples: int) -> float:
+    """K/(λn), the order of the β-stability of regularised learning: how far one sample moves the loss (Section 6)."""
+    if not min(lipschitz, penalty) > 0 or samples < 1:
+        raise InputError("positive K, λ and n", f"{lipschitz}, {penalty}, {samples}", where="stability_beta")
+    return lipschitz / (penalty * samples)
+
+
 def total_error(r: float, n: int, m: float, samples: float, kind: str, rate: str = "memo") -> float:
     """Approximation plus estimation error with r units.
 
