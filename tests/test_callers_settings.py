@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset
 
 import flatscope as fs
-from flatscope.guards import callers_defaults, precise_math
+from flatscope.guards import callers_defaults, own_settings
 from flatscope.training.weight_files import load_weights, save_weights
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_a_context_of_its_own_is_not_checkpointed_either(way: str) -> None:
 def test_checkpointing_is_put_back_even_after_an_error() -> None:
     before = checkpointing.CheckpointFunction, checkpointing._checkpoint_without_reentrant_generator
 
-    @precise_math()
+    @own_settings()
     def fails() -> None:
         assert before[0] is not checkpointing.CheckpointFunction
         raise ZeroDivisionError
@@ -225,7 +225,7 @@ def test_models_and_data_that_count_on_the_default_dtype() -> None:
 
 
 def test_the_defaults_of_the_outermost_caller_count() -> None:
-    with default_dtype(torch.float64), precise_math(), precise_math():
+    with default_dtype(torch.float64), own_settings(), own_settings():
         assert torch.get_default_dtype() == torch.float32
         with callers_defaults():
             assert torch.get_default_dtype() == torch.float64

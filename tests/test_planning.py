@@ -19,6 +19,9 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope import measuring, planning, progress, registry
 from flatscope.context import Context
+from flatscope.curvature.sweep import column_sweep
+from flatscope.effort import make_effort
+from flatscope.errors import NotApplicable
 from flatscope.planning import make_schedule, units
 from flatscope.registry import Declaration, declarations, select
 
@@ -39,24 +42,45 @@ def declare(name: str, function: Any, **words: Any) -> None:
     registry.measure(**(WORDS | words))(function)
 
 
+class Clock:
+    """A clock that only stands still or is put forward: no test hangs on how busy the machine is."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def __deepcopy__(self, memo: object) -> Clock:
+        return self  # copies of a network share it
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(time, "monotonic", found)
+    monkeypatch.setattr(time, "perf_counter", found)
+    return found
+
+
 class Slow(nn.Module):
     """A network of which a forward pass takes a while."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.layer, self.seconds = nn.Linear(4, 3), seconds
+        self.layer, self.seconds, self.clock, self.always = nn.Linear(4, 3), 0.0, clock, False
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 2 and self.seconds:
-            time.sleep(self.seconds)
+        if len(x) > 2 or self.always:
+            self.clock.now += self.seconds
         found: Tensor = self.layer(x)
         return found
 
 
-def slow_problem(seconds: float = 0.02, n: int = 40) -> fs.Problem:
+def slow_problem(clock: Clock, seconds: float = 0.02, n: int = 40) -> fs.Problem:
     torch.manual_seed(0)
-    problem = fs.Problem(Slow(0.0), (torch.randn(n, 4), torch.arange(n) % 3))
-    problem.model.seconds = seconds  # type: ignore[assignment]
+    problem = fs.Problem(Slow(clock), (torch.randn(n, 4), torch.arange(n) % 3))
+    problem.model.seconds, problem.model.clock = seconds, clock  # type: ignore[assignment]
     return problem
 
 
@@ -81,24 +105,24 @@ def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
     assert "long ones left out: " in text
 
 
-def test_a_plan_is_near_the_truth() -> None:
+def test_a_plan_is_near_the_truth(clock: Clock) -> None:
     """Of a network whose forward pass dominates all: a plan is the count of its passes."""
-    problem = slow_problem(0.03, n=100)  # so many that perturbed networks run one by one
+    problem = slow_problem(clock, 0.03, n=100)  # so many that perturbed networks run one by one
     plan = measuring.plan(Context(problem), "expected_flatness")
     assert plan.seconds is not None
-    assert 0.03 <= plan.seconds < 0.3
+    assert plan.seconds == pytest.approx(0.03, rel=0.01)
     begun = time.monotonic()
     fs.measure(problem, "expected_flatness", options={"expected_flatness": {"draws": 64}}, precision=0)
     assert 0.3 < plan.units * plan.seconds / (time.monotonic() - begun) < 3
 
 
-def test_a_budget_is_kept_and_what_is_not_begun_says_so() -> None:
-    problem, names = slow_problem(), ["hessian_min_eigenvalue", "sharpness", "expected_flatness", "functional_margin"]
-    fs.measure(problem, names, options={"sharpness": {"steps": 2}, "expected_flatness": {"draws": 4}})  # warm
+def test_a_budget_is_kept_and_what_is_not_begun_says_so(clock: Clock) -> None:
+    problem = slow_problem(clock, n=100)
+    names = ["hessian_min_eigenvalue", "sharpness", "expected_flatness", "functional_margin"]
     options = {"expected_flatness": {"draws": 2000, "sigma": 1e-9}}
     begun = time.monotonic()
     table = fs.measure(problem, ["geometric_margin", *names], options=options, budget=1.5, precision=0)
-    assert time.monotonic() - begun < 1.5 + 1.5
+    assert time.monotonic() - begun < 1.5 + 0.5
     frame = table.to_frame().drop_duplicates("measure").set_index("measure")
     assert list(frame.index) == ["geometric_margin", *names]  # in the order of the call
     assert math.isfinite(frame.loc["functional_margin", "value"])  # the cheap one came first
@@ -108,9 +132,9 @@ def test_a_budget_is_kept_and_what_is_not_begun_says_so() -> None:
 
 
 @pytest.mark.usefixtures("_forget")
-def test_what_cannot_stop_is_not_begun_without_time() -> None:
+def test_what_cannot_stop_is_not_begun_without_time(clock: Clock) -> None:
     declare("endless_one", lambda ctx: pytest.fail("was begun"), typical={"forward": 10_000})
-    table = fs.measure(slow_problem(), ["endless_one", "parameter_count"], budget="2s")
+    table = fs.measure(slow_problem(clock), ["endless_one", "parameter_count"], budget="2s")
     reason = table.reason("endless_one")
     assert reason.startswith("not begun: would take about ")
     assert reason.endswith(("min", "s", "h"))
@@ -118,10 +142,45 @@ def test_what_cannot_stop_is_not_begun_without_time() -> None:
     assert table["parameter_count"] == 15
 
 
-def test_a_search_ends_in_time_and_says_so() -> None:
-    problem = slow_problem(0.005)
+def test_a_search_ends_in_time_and_says_so(clock: Clock) -> None:
+    problem = slow_problem(clock, 0.03)
     table = fs.measure(problem, "epsilon_flatness", budget=1.0, options={"epsilon_flatness": {"steps": 1000}})
     assert "ended early, the time was up" in table.reason("epsilon_flatness")
+
+
+def test_every_measure_keeps_a_budget(clock: Clock) -> None:
+    """Each alone, of a second: estimates end soon after it, and what has no value by then says so."""
+    for entry in select("all"):
+        if {"test", "initial"} & entry.needs:
+            continue
+        problem = slow_problem(clock, 0.05, n=12)
+        begun = time.monotonic()
+        table = fs.measure(problem, entry.name, budget=1.0)
+        assert time.monotonic() - begun < 1.0 + 2.0, entry.name
+        assert all(row["reason"] or math.isfinite(row["value"]) for row in table.to_frame().to_dict("records"))
+
+
+def test_a_sweep_that_is_not_done_at_the_end_of_the_call_gives_up(clock: Clock) -> None:
+    problem = slow_problem(clock, 0.05, n=64)
+    ctx = Context(problem, effort=make_effort(budget=1.0, memory=1))
+    problem.model.always = True  # sample by sample
+    with pytest.raises(NotApplicable, match="time"):
+        ctx.sweep(column_sweep)
+    assert clock.now < 1000 + 1.5
+
+
+@pytest.mark.usefixtures("_forget")
+def test_a_measure_that_refuses_its_input_ends_no_table() -> None:
+    def picky(ctx: Context, *, size: int = 3) -> float:
+        raise fs.InputError("a larger one", str(size), where="size")
+
+    declare("picky", picky)
+    table = fs.measure(mlp().problem(), ["picky", "parameter_count"])
+    assert math.isnan(table.to_frame().iloc[0]["value"])
+    assert "a larger one" in table.reason("picky")
+    assert table["parameter_count"] > 0
+    with pytest.raises(fs.InputError, match="picky, size"):  # an option that somebody chose is theirs to put right
+        fs.measure(mlp().problem(), "picky", options={"picky": {"size": 2}})
 
 
 def test_without_a_budget_nothing_is_timed() -> None:

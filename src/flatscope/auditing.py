@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
@@ -48,7 +48,7 @@ NOISY = 0.25
 _ALWAYS_FIXED = ("network output", "read by no layer")
 
 
-@precise_math()
+@own_settings()
 def audit(
     problem: Problem,
     names: str | Iterable[str] | None = None,

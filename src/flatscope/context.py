@@ -55,12 +55,14 @@ class Effort:
         curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
         memory: bytes that sweeps may use; None for a share of what is free.
         deadline: `time.monotonic()` at which estimates end with the error they have reached; None for no limit.
+        end: that at which the call is over: what has no estimate by then has none at all.
     """
 
     precision: float = 0.02
     curvature: str = "hessian"
     memory: int | None = None
     deadline: float | None = None
+    end: float | None = None
 
 
 class Context:

@@ -38,13 +38,15 @@ def make_effort(
         raise InputError("a relative standard error from 0 up to 1", repr(precision), where="precision", fix=fix)
     if curvature not in CURVATURES:
         raise UnknownNameError.among(str(curvature), CURVATURES, "curvature")
+    end = None if budget is None else time.monotonic() + seconds_of(budget)
     return Effort(
         precision=float(precision),
         curvature=curvature,
         memory=None
         if memory is None
         else int(_amount(memory, BYTES, "memory", '"8GiB", "500MB" or a number of bytes')),
-        deadline=None if budget is None else time.monotonic() + seconds_of(budget),
+        deadline=end,
+        end=end,
     )
 
 

@@ -56,7 +56,7 @@ def let_go(problem: BaseException) -> None:
 
 
 @contextmanager
-def precise_math() -> Iterator[None]:
+def own_settings() -> Iterator[None]:
     """Torch as every number here needs it, whatever the caller has set; all of it is put back at the end.
 
     Kernels of full precision that can be differentiated twice (no TF32, no autocast, attention by the math kernel),
@@ -96,7 +96,7 @@ def _own_defaults() -> Iterator[None]:
 def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
     """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
     if _outside and _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
-        return nullcontext()  # `precise_math` has done it all, and this is called thousands of times
+        return nullcontext()  # `own_settings` has done it all, and this is called thousands of times
     return _running_model(dtype, device)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from flatscope.context import Context, Effort
 from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
-from flatscope.guards import let_go, precise_math, untouched_randomness
+from flatscope.guards import let_go, own_settings, untouched_randomness
 from flatscope.network.plain import only_rearranges
 from flatscope.planning import PlannedMeasure, Schedule, make_schedule
 from flatscope.problem import Problem
@@ -127,7 +127,7 @@ def plan(context: Context, names: str | Iterable[str] | None = None, kind: str =
     """
     chosen = select(names, kind)
     left_out = [name for name, entry in declarations(kind).items() if names is None and entry not in chosen]
-    with untouched_randomness(context.problem.generators), precise_math():
+    with untouched_randomness(context.problem.generators), own_settings():
         return make_schedule(context, chosen, left_out, timed=True)
 
 
@@ -164,7 +164,7 @@ def _run(
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
     found: dict[str, list[dict[str, Any]]] = {}
-    with untouched_randomness(problem.generators), precise_math():
+    with untouched_randomness(problem.generators), own_settings():
         begun = time.perf_counter()
         for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
             found[entry.name] = rows
@@ -238,8 +238,10 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
         except NotApplicable as problem:
             result = Value(math.nan, exact=False, reason=str(problem))
         except FlatscopeError as problem:
-            problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
-            raise
+            if given or ctx.problem.ranks.size > 1:  # an option to put right; other ranks may be waiting for this one
+                problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
+                raise
+            result = Value(math.nan, exact=False, reason=str(problem))
         except Warning:  # raised only where the user turned warnings into errors
             raise
         except Exception as problem:

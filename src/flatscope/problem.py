@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flatscope.errors import InputError
-from flatscope.guards import precise_math, running_model, untouched_randomness
+from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     copy_inputs_if_changed,
@@ -92,7 +92,7 @@ class Problem:
         (4, 2)
     """
 
-    @precise_math()
+    @own_settings()
     def __init__(
         self,
         model: nn.Module,

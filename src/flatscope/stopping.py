@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.errors import NotApplicable
 
 FIRST_LOOK = 32
 
@@ -85,6 +87,21 @@ def out_of_time(ctx: Context) -> bool:
     """Whether the measurement's deadline has passed, on any of the ranks: they must stop together."""
     deadline = ctx.effort.deadline
     return deadline is not None and ctx.problem.ranks.anywhere(time.monotonic() > deadline)
+
+
+def time_limit(ctx: Context) -> Callable[[], bool] | None:
+    """Whether the deadline has passed, as a question to ask again and again; None where there is no deadline."""
+    return None if ctx.effort.deadline is None else partial(out_of_time, ctx)
+
+
+def end_in_time(ctx: Context) -> None:
+    """Give up where the time of the whole call is over in the midst of what has no value before it is done.
+
+    Not where there are several ranks: they must give up together, and only know of each other between passes.
+    """
+    end = ctx.effort.end
+    if end is not None and ctx.problem.ranks.size == 1 and time.monotonic() > end:
+        raise NotApplicable("the time was up before it was done")
 
 
 def pair_means(blocks: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from flatscope.comparing.copies import TOLERANCE, find_copies
 from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.measuring import Options, measure
 from flatscope.network.tracing import trace
@@ -29,7 +29,7 @@ from flatscope.version import __version__
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
 
-@precise_math()
+@own_settings()
 def compare(
     networks: Networks,
     data: Any = None,
@@ -160,7 +160,7 @@ def _prepared(problem: Problem) -> Problem:
 
 def _standing(context: Context) -> Standing:
     problem = context.problem
-    with untouched_randomness(problem.generators), precise_math():
+    with untouched_randomness(problem.generators), own_settings():
         train = context.scores()
         test = None if problem.test is None else context.scores("test")
         try:

@@ -1,10 +1,9 @@
-"""Trace of an operator from random products, with a standard error that can be trusted."""
+"""Sums over the diagonal of an operator from random products, with standard errors that can be trusted."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,15 +11,13 @@ import torch
 from torch import Tensor
 
 from flatscope.curvature.signs import Signs
-from flatscope.errors import InputError, NumericalWarning
 
 # So few directions are always taken one by one, which is exact.
 FEW = 512
-MULTIPLIED_OUT = 1024
 # And no more than so many, even where exact values are asked for.
 MOST_EXACT = 16_384
-COLUMNS = 32
 FIRST_LOOK = 16
+HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
 
@@ -39,96 +36,13 @@ class Operator(Protocol):
     def __matmul__(self, vectors: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class TraceEstimate:
-    """A number with the standard error of its estimator and the products it took."""
-
-    value: float
-    stderr: float
-    products: int
-    exact: bool
-    converged: bool
-
-
-def trace(
-    operator: Operator,
-    generator: torch.Generator,
-    *,
-    accuracy: float = 0.01,
-    sketch: int = 16,
-    most_products: int = 1024,
-    block: int = 16,
-    offset: float = 0.0,
-) -> TraceEstimate:
-    """Trace to a requested relative standard error (Hutch++ with sequential stopping).
-
-    A sketch catches the few large eigenvalues exactly: tr(QᵀAQ) with Q an orthonormal basis of A applied to
-    random signs. The rest, (I−QQᵀ)A(I−QQᵀ), is estimated with independent random signs; their spread is the
-    standard error. It is looked at only after 32, 64, 128, … signs: stopping at the first moment that looks good
-    would stop by luck. A matrix of at most 1,024 columns is multiplied out instead if `most_products` allows: exact.
-
-    Args:
-        operator: symmetric matrix.
-        generator: random signs are drawn from it on the CPU.
-        accuracy: stop when the standard error is below this fraction of the absolute value.
-        sketch: columns of Q; 0 gives plain Hutchinson.
-        most_products: give up there, with a warning and `converged=False`.
-        block: columns multiplied together.
-        offset: a known part of the whole: accuracy is asked of `offset + trace`, the trace alone is returned.
-    """
-    size = operator.shape[0]
-    first_look = 32
-    if accuracy <= 0 or most_products < 1 or sketch < 0 or block < 1:
-        raise InputError(
-            "positive accuracy, products and block", f"{accuracy}, {most_products}, {block}", where="trace"
-        )
-    if size <= min(MULTIPLIED_OUT, most_products):
-        return TraceEstimate(_trace_of_columns(operator, torch.eye(size, dtype=torch.float64)), 0.0, size, True, True)
-    basis = torch.zeros(size, 0, dtype=torch.float64)
-    top = 0.0
-    if sketch:
-        basis = torch.linalg.qr((operator @ _signs(size, sketch, generator)).cpu())[0]  # (p, sketch)
-        top = _trace_of_columns(operator, basis)
-    samples = torch.zeros(0, dtype=torch.float64)
-    products, look = 2 * sketch, first_look
-    while True:
-        wanted = min(look, max(2, most_products - 2 * sketch))
-        while len(samples) < wanted:
-            signs = _signs(size, min(block, wanted - len(samples)), generator)
-            rest = signs - basis @ (basis.T @ signs)  # (p, k)
-            samples = torch.cat([samples, (rest * (operator @ rest).cpu()).sum(0)])
-            products += rest.shape[1]
-        value = top + float(samples.mean())
-        stderr = float(samples.std()) / math.sqrt(len(samples))
-        if stderr <= accuracy * abs(offset + value):
-            return TraceEstimate(value, stderr, products, False, True)
-        if products >= most_products:
-            warnings.warn(
-                f"trace: standard error {stderr:.2g} of {value:.4g} after {products} products, asked for "
-                f"{accuracy:.2g} relative; raise most_products",
-                NumericalWarning,
-                stacklevel=2,
-            )
-            return TraceEstimate(value, stderr, products, False, False)
-        look *= 2
-
-
-def _signs(size: int, columns: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, (size, columns), generator=generator, dtype=torch.float64) * 2 - 1
-
-
-def _trace_of_columns(operator: Operator, columns: Tensor) -> float:
-    parts = torch.split(columns, COLUMNS, dim=1)  # all at once they would take more memory, and no less time
-    return sum(float((part * (operator @ part).cpu()).sum()) for part in parts)
-
-
 class DiagonalOperator(Operator, Protocol):
     """A symmetric matrix whose diagonal is added up to several values at once."""
 
     device: torch.device
 
-    def diagonal(self, block: int) -> Tensor:
-        """The whole diagonal by one product per direction, (p, 1)."""
+    def entries(self, block: int) -> Iterator[Tensor]:
+        """The diagonal by one product per direction, some at a time."""
         ...
 
     def read(self, entries: Tensor) -> Readings:
@@ -138,6 +52,36 @@ class DiagonalOperator(Operator, Protocol):
     def has_row(self, name: str) -> bool:
         """Whether the values of that name are asked for with a precision."""
         ...
+
+
+class WholeDiagonal:
+    """An operator whose diagonal is read as one number, the trace.
+
+    Args:
+        operator: symmetric.
+        device: where it multiplies.
+    """
+
+    KEY: Key = ("", "trace")
+
+    def __init__(self, operator: Operator, device: torch.device | str = "cpu") -> None:
+        self._operator, self.device, self.shape = operator, torch.device(device), operator.shape
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        return self._operator @ vectors
+
+    def entries(self, block: int) -> Iterator[Tensor]:
+        """Unit vectors, some at a time."""
+        for unit in torch.split(torch.eye(self.shape[0], dtype=torch.float64, device=self.device), block, dim=1):
+            yield (unit * (self._operator @ unit).to(unit)).sum(0)
+
+    def read(self, entries: Tensor) -> Readings:
+        """Their sum."""
+        return {self.KEY: entries.sum(0, keepdim=True)}
+
+    def has_row(self, name: str) -> bool:
+        """The one value has."""
+        return not name
 
 
 @dataclass
@@ -199,7 +143,7 @@ def diagonal_sums(
     precision: float,
     most_products: int,
     offsets: dict[Key, float],
-    over: Callable[[], bool],
+    over: Callable[[], bool] | None = None,
 ) -> DiagonalSums:
     """Sums over the diagonal of an operator to a relative standard error, all from the same products.
 
@@ -214,15 +158,18 @@ def diagonal_sums(
         precision: stop when the largest relative standard error is below it; 0 for exact values.
         most_products: give up there.
         offsets: known parts of the network's values, which the precision counts in.
-        over: whether the time is up.
+        over: whether the time is up; None where there is no limit.
     """
     size = operator.shape[0]
     if not size:
         return DiagonalSums()
-    block = max(1, min(FIRST_LOOK, BLOCK_BYTES // (8 * size)))
+    block = max(1, min(HURRIED if over else FIRST_LOOK, BLOCK_BYTES // (8 * size)))
+    late = over or bool
     if size <= min(FEW, most_products) or (precision <= 0 and size <= MOST_EXACT):
-        return _multiplied_out(operator, size, block)
-    draws = ProductDraws(operator, signs, block)
+        exact = _multiplied_out(operator, size, block, late)
+        if exact is not None:
+            return exact
+    draws = ProductDraws(operator, signs, block, late)
     keep = precision > 0 and 8 * size * FIRST_LOOK <= SKETCH_BYTES
     products = draws.take(FIRST_LOOK, keep=keep)
     look, deflated, missed = FIRST_LOOK, False, ""
@@ -232,9 +179,11 @@ def diagonal_sums(
         if error <= precision:
             break
         needed = look * (error / precision) ** 2 if precision > 0 else math.inf
-        if cheaper_one_by_one(size, needed, most_products):
-            return _multiplied_out(operator, size, block, products)
-        if products >= most_products or over():
+        if not late() and cheaper_one_by_one(size, needed, most_products):
+            exact = _multiplied_out(operator, size, block, late, products)
+            if exact is not None:
+                return exact
+        if products >= most_products or late():
             missed = f"{precision:.2g} relative not reached in {products} products"
             break
         if keep and not deflated and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products:
@@ -255,8 +204,8 @@ def cheaper_one_by_one(directions: int, needed: float, most_products: int) -> bo
 class ProductDraws:
     """Random products of an operator, with the directions of its large eigenvalues taken out if asked for."""
 
-    def __init__(self, operator: DiagonalOperator, signs: Signs, block: int) -> None:
-        self._operator, self._signs, self._block = operator, signs, block
+    def __init__(self, operator: DiagonalOperator, signs: Signs, block: int, late: Callable[[], bool]) -> None:
+        self._operator, self._signs, self._block, self._late = operator, signs, block, late
         self._next = 0
         self._kept: list[Tensor] = []
         self._basis: Tensor | None = None
@@ -264,17 +213,18 @@ class ProductDraws:
         self.spread = Spread()
 
     def take(self, count: int, keep: bool = False) -> int:
-        """Take some draws; the number of products."""
+        """Take some draws, two at least whatever the time; the number of products."""
         size, one = self._operator.shape[0], torch.zeros(1, dtype=torch.long, device=self._operator.device)
-        for start in range(self._next, self._next + count, self._block):
-            some = range(start, min(start + self._block, self._next + count))
+        first, last = self._next, self._next + count
+        while self._next < last and not (self.spread.n > 1 and self._late()):
+            some = range(self._next, min(self._next + self._block, last))
             z = self._signs.draw(one, some, size, torch.float64)[:, 0].T  # (p, k)
             product = self._rest(self._operator @ self._rest(z))
             self.spread.add(self._operator.read(z * product))
             if keep:
                 self._kept.append(product)
-        self._next += count
-        return count
+            self._next = some.stop
+        return self._next - first
 
     def deflate(self) -> int:
         """Take out what the kept products span, and begin anew; the number of products."""
@@ -293,8 +243,16 @@ class ProductDraws:
         return vectors - self._basis @ (self._basis.T @ vectors)
 
 
-def _multiplied_out(operator: DiagonalOperator, size: int, block: int, spent: int = 0) -> DiagonalSums:
-    values = {key: part[:, 0].cpu() for key, part in operator.read(operator.diagonal(block)).items()}
+def _multiplied_out(
+    operator: DiagonalOperator, size: int, block: int, late: Callable[[], bool], spent: int = 0
+) -> DiagonalSums | None:
+    """All directions one by one; None where the time was up before."""
+    parts = []
+    for part in operator.entries(block):
+        parts.append(part)
+        if late() and sum(map(len, parts)) < size:
+            return None
+    values = {key: part[:, 0].cpu() for key, part in operator.read(torch.cat(parts)[:, None]).items()}
     return DiagonalSums(values, {key: torch.zeros_like(part) for key, part in values.items()}, size, size + spent)
 
 

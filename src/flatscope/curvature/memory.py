@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.samples import Batch, cut
+from flatscope.stopping import end_in_time
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ def in_batches(ctx: Context, plan: Plan, work: Callable[[Batch, Tensor, int], T]
     for inputs, targets in ctx.share(size=plan.samples):
         done = 0
         while done < len(targets):
+            end_in_time(ctx)
             stop = min(done + plan.samples, len(targets))
             numbers = torch.arange(start + done, start + stop, device=ctx.problem.device)
             found = fitted(lambda: work((cut(inputs, done, stop), targets[done:stop]), numbers, plan.columns))  # noqa: B023  called at once

@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs
 
@@ -110,7 +110,7 @@ class CurvatureOperator(ABC):
         assert total is not None
         self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
         (total,) = self.ctx.problem.ranks.summed([total])
-        return (total / self.ctx.problem.n_train).reshape(vectors.shape)
+        return total.div_(self.ctx.problem.n_train).reshape(vectors.shape)
 
     def release(self) -> None:
         """Drop what is kept between products; the next one computes it again."""
@@ -121,14 +121,15 @@ class CurvatureOperator(ABC):
         total: Tensor | None = None
         keep = not self._kept and self._may_keep()
         try:
-            added = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
+            added: Tensor | None = None
             for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
-                for start, stop in self._blocks(columns.shape[1]):
-                    added[:, start:stop] += self._batch_product(graph, columns[:, start:stop])
+                blocks = [self._batch_product(graph, columns[:, a:b]) for a, b in self._blocks(columns.shape[1])]
+                share = (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).double()
+                added = share if added is None else added.add_(share)
                 if keep:
                     self._kept.append(graph)
                 del graph  # the next batch's takes its place
-            total = added
+            total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device) if added is None else added
         except torch.OutOfMemoryError:
             pass
         if total is None:  # not in the handler, whose exception holds on to the tensors that did not fit

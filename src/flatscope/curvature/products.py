@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import acting, find_left_out, swept
 from flatscope.network.layers import Layer
-from flatscope.stopping import out_of_time
+from flatscope.stopping import time_limit
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
         precision=wanted,
         most_products=most_products,
         offsets=known,
-        over=partial(out_of_time, ctx),
+        over=time_limit(ctx),
     )
 
 
@@ -182,18 +181,16 @@ class LayerDirections:
         pieces = torch.split(product, [len(some) for some in embedded])
         return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), pieces, strict=True)])
 
-    def diagonal(self, block: int) -> Tensor:
-        """One product per direction, parameter by parameter: (directions, 1)."""
-        return torch.cat([torch.cat(list(self._entries(name, block))) for name in self._parts])[:, None]
-
-    def _entries(self, name: str, block: int) -> Iterator[Tensor]:
-        part, operator = self._parts[name], curvature_operator(self._ctx, [name])
-        for start in range(0, part.count, block):
-            stop = min(start + block, part.count)
-            unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
-            unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
-            vectors = part.embed(unit)
-            yield (vectors * (operator @ vectors)).sum(0)
+    def entries(self, block: int) -> Iterator[Tensor]:
+        """One product per direction, parameter by parameter."""
+        for name, part in self._parts.items():
+            operator = curvature_operator(self._ctx, [name])
+            for start in range(0, part.count, block):
+                stop = min(start + block, part.count)
+                unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
+                unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
+                vectors = part.embed(unit)
+                yield (vectors * (operator @ vectors)).sum(0)
 
     def read(self, entries: Tensor) -> Readings:
         """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""

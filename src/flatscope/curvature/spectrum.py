@@ -180,8 +180,7 @@ def random_start(operator: Operator, generator: torch.Generator, tolerance: floa
     """A vector of normal numbers on the operator's device; in float32 where it is long and the tolerance coarse."""
     size = operator.shape[0]
     dtype = torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
-    start = torch.randn(size, generator=generator, dtype=torch.float64)
-    return start.to(getattr(operator, "device", "cpu"), dtype)
+    return torch.randn(size, generator=generator, dtype=dtype).to(getattr(operator, "device", "cpu"))
 
 
 def release(operator: Operator) -> None:

@@ -32,6 +32,7 @@ from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.seen import Uses, find_unseen, uses_of
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
+from flatscope.errors import NotApplicable
 from flatscope.network.layers import by_samples
 from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
@@ -75,8 +76,12 @@ def column_sweep(
         if needed * shape.per_draw >= shape.columns:
             return _pass(ctx, None, **options)
         # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
-        following = 2 ** math.ceil(math.log2(needed))
-        found, look = found.joined(_pass(ctx, range(look, following), **options)), following
+        following = 2 ** math.ceil(math.log2(needed)) if ctx.effort.deadline is None else 2 * look
+        try:
+            found, look = found.joined(_pass(ctx, range(look, following), **options)), following
+        except NotApplicable as late:
+            missed = str(late)
+            break
     return replace(found, missed=missed)
 
 

@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import trace
+from flatscope.curvature.estimators import WholeDiagonal, diagonal_sums
 from flatscope.curvature.path_hessian import PathHessian
 from flatscope.curvature.path_sweep import EdgeCurvature, ScalingEdges, path_sweep, per_value, scaling_values
+from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, unit_directions
 from flatscope.registry import Value, measure
-from flatscope.stopping import draw_until_precise, out_of_time, pair_means
+from flatscope.stopping import draw_until_precise, out_of_time, pair_means, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
-BLOCK_BYTES, COLUMNS = 256 * 2**20, 8
 COLUMNS = 4
 FEW_UNITS = 64
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
@@ -111,16 +111,20 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     rest = scaling_values(paths, swept.left_out)
     known = float(paths.join(per_value(paths, swept.diagonals))[~rest].sum())
     chosen = rest.nonzero().flatten()
-    most = len(chosen) if precision == 0 else most_products
-    operator, generator = PathHessian(ctx, paths, chosen), ctx.generator("psi_trace")
-    found = trace(operator, generator, accuracy=precision or 1.0, most_products=max(1, most), offset=known)
+    operator = WholeDiagonal(PathHessian(ctx, paths, chosen), chosen.device)
+    found = diagonal_sums(
+        operator,
+        Signs(ctx.seed, "psi_trace"),
+        precision=precision,
+        most_products=len(chosen) if precision == 0 else most_products,
+        offsets={operator.KEY: known},
+        over=time_limit(ctx),
+    )
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
-    ways = f"products, one for each{curved}" if found.exact else f"products{curved}"
-    reason = f"{len(chosen)} of {paths.count} values by {ways}"
-    if not found.converged:
-        reason += f"; asked for {precision:.2g} relative, not reached in {found.products} products"
-    reason = _remark(paths, "hessian_trace", reason)
-    return Value(known + found.value, stderr=found.stderr, exact=found.exact, reason=reason)
+    ways = f"products, one for each{curved}" if found.exact else f"{found.products} products{curved}"
+    reason = "; ".join(part for part in (f"{len(chosen)} of {paths.count} values by {ways}", found.missed) if part)
+    value, stderr = (float(part.get(operator.KEY, torch.zeros(1))) for part in (found.values, found.stderrs))
+    return Value(known + value, stderr=stderr, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
 
 
 @measure(

@@ -195,4 +195,8 @@ def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
     blocks = ctx.sweep(layer_blocks)
     generator = ctx.generator("layer eigenvalues")
     names = {layer.weight: layer.name for layer in measured_layers(ctx)}
-    return {names[weight]: extreme_eigenpair(block, generator, tolerance=tolerance) for weight, block in blocks.items()}
+    late = partial(out_of_time, ctx)
+    return {
+        names[weight]: extreme_eigenpair(block, generator, tolerance=tolerance, expired=late)
+        for weight, block in blocks.items()
+    }

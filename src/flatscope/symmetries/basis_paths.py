@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NumericalWarning
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters
@@ -63,7 +63,7 @@ class BasisPaths:
         True
     """
 
-    @precise_math()
+    @own_settings()
     def __init__(self, model: nn.Module, example: Inputs, rule: str = "max_product", cut: str = "") -> None:
         if not isinstance(model, nn.Module):
             raise InputError("a torch.nn.Module", type(model).__name__, where="BasisPaths")
@@ -94,7 +94,7 @@ class BasisPaths:
         """Flat indices of the weights that are held fixed (value and sign), by parameter name; H in all."""
         return {block.name: block.frozen for block in self.coordinates.blocks if len(block.frozen)}
 
-    @precise_math()
+    @own_settings()
     def values(self) -> Tensor:
         """The values (count,), in the model's type: layer by layer, each weight in memory order before its bias.
 
@@ -113,22 +113,22 @@ class BasisPaths:
             )
         return found
 
-    @precise_math()
+    @own_settings()
     def log_values(self) -> tuple[Tensor, Tensor]:
         """log|v| and sign of v, float64: right however deep the network is."""
         return self.coordinates.log_values()
 
-    @precise_math()
+    @own_settings()
     def values_of(self, params: Params) -> Tensor:
         """Values at other weights of the same network with the same skeleton, float64; differentiable."""
         return self.coordinates.values_of(params)
 
-    @precise_math()
+    @own_settings()
     def params_of(self, values: Tensor) -> Params:
         """Weights that have these values: the inverse, differentiable twice over and usable under vmap."""
         return self.coordinates.params_of(values)
 
-    @precise_math()
+    @own_settings()
     def to_model(self, values: Tensor) -> nn.Module:
         """A new module, in eval mode and without BatchNorm, whose basis paths have these values."""
         if not isinstance(values, Tensor) or values.shape != (self.count,) or not bool(values.isfinite().all()):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import own_settings, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain, plan_of, set_plan
@@ -38,7 +38,7 @@ class ChannelAffine(nn.Conv1d):
         return super().forward(input.unsqueeze(-1)).squeeze(-1)
 
 
-@precise_math()
+@own_settings()
 def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     """The same function without BatchNorm: a new module in eval mode, the given one untouched.
 

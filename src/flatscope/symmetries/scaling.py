@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
@@ -26,7 +26,7 @@ Factors = Mapping[str, float | Sequence[float] | Tensor]
 WAYS = ("unit", "layer", "permutation", "batchnorm")
 
 
-@precise_math()
+@own_settings()
 def rescale(
     model: nn.Module,
     example: Inputs,
