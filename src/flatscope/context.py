@@ -157,6 +157,19 @@ class Context:
         """Gradient of the mean training loss with respect to the trainable parameters, float64."""
         return self.sweep(_gradient)
 
+    def facts(self, begun: float) -> dict[str, Any]:
+        """What a result says of its run: versions, machine, seed, data, passes and time.
+
+        Args:
+            begun: `time.perf_counter()` of its start.
+        """
+        return {
+            **self.problem.provenance(begun),
+            "seed": self.seed,
+            "n_train": self.problem.n_train,
+            "passes": {kind: round(value, 6) for kind, value in self.passes.items()},
+        }
+
 
 def _find_layers(ctx: Context) -> Network:
     """The layers that the first samples pass; where some weight was not met, also those that any sample passes."""

@@ -17,7 +17,7 @@ from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
 from flatscope.guards import let_go, own_settings, untouched_randomness
 from flatscope.network.plain import only_rearranges
-from flatscope.planning import PlannedMeasure, Schedule, make_schedule
+from flatscope.planning import Schedule, has_time, make_schedule
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
@@ -31,7 +31,6 @@ NOT_A_NUMBER = (
     "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
     "or a network whose training did not diverge"
 )
-LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 INFINITE = "infinite: more than a float holds, or a division by zero"
 
 
@@ -113,6 +112,8 @@ def bounds(
         >>> table.to_frame()["vacuous"].tolist()
         [True]
     """
+    if not 0 < delta < 1:
+        raise InputError("0 < delta < 1", str(delta), where="delta")
     ctx = _context(problem, "bound", seed, (precision, budget, memory, curvature), context)
     return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
 
@@ -171,12 +172,7 @@ def _run(
             if watch is not None:
                 watch(entry, rows)
     rows = [row for entry in chosen for row in found[entry.name]]
-    meta = {
-        **problem.provenance(begun),
-        "seed": ctx.seed,
-        "n_train": problem.n_train,
-        "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
-    }
+    meta = ctx.facts(begun)
     if problem.remarks:
         meta["remarks"] = list(problem.remarks)
     return Table(rows, meta)
@@ -194,14 +190,14 @@ def _steps(
             advance(0, note=note)
             seconds = slowness * step.units * (schedule.seconds or 0.0)
             begun = time.monotonic()
-            if _has_time(ctx, whole, step, seconds):
+            if has_time(ctx, whole, step, seconds):
                 if whole.deadline is not None and step.stops:  # its share of what is left, by cost
                     share = (whole.deadline - begun) * min(1.0, step.units / max(left, 1e-9))
                     ctx.effort = replace(whole, deadline=begun + share)
                 rows = list(_rows(ctx, step.entry, dict(options.get(step.entry.name, {})), common))
                 ctx.effort = whole
             else:
-                late = Value(math.nan, exact=False, reason=f"not begun: would take about {time_text(seconds)}")
+                late = _without_value(f"not begun: would take about {time_text(seconds)}")
                 rows = list(_laid_out(ctx, step.entry, late, {}, common, 0.0, 0.0))
             left -= step.units
             if step.units >= 1 and schedule.seconds:  # passes of other kinds may cost more here than they usually do
@@ -211,20 +207,14 @@ def _steps(
             yield step.entry, rows
 
 
-def _has_time(ctx: Context, effort: Effort, step: PlannedMeasure, seconds: float) -> bool:
-    """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
-    if effort.deadline is None or step.units == 0:
-        return True
-    left = effort.deadline - time.monotonic()
-    enough = left > 0 and left >= seconds * (LEAST_SHARE if step.stops else 1.0)
-    return not ctx.problem.ranks.anywhere(not enough)
+def _without_value(reason: str) -> Value:
+    return Value(math.nan, exact=False, reason=reason)
 
 
 def _declared(name: str, kind: str) -> Declaration:
-    known = declarations(kind)
-    if name not in known:
-        raise UnknownNameError.among(name, known, f"{kind} in options")
-    return known[name]
+    if name not in declarations(kind):
+        raise UnknownNameError.among(name, declarations(kind), f"{kind} in options")
+    return declarations(kind)[name]
 
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -235,13 +225,12 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
             point.effort = ctx.effort  # a way of writing the network that was made earlier had another deadline
             _refuse_missing(point, entry)
             result: Result = entry.function(point, **common, **given)
-        except NotApplicable as problem:
-            result = Value(math.nan, exact=False, reason=str(problem))
         except FlatscopeError as problem:
-            if given or ctx.problem.ranks.size > 1:  # an option to put right; other ranks may be waiting for this one
+            # A fault, not a refusal: an option to put right, or other ranks may be waiting for this one.
+            if not isinstance(problem, NotApplicable) and (given or ctx.problem.ranks.size > 1):
                 problem.where = f"{entry.name}, {problem.where}" if problem.where else entry.name
                 raise
-            result = Value(math.nan, exact=False, reason=str(problem))
+            result = _without_value(str(problem))
         except Warning:  # raised only where the user turned warnings into errors
             raise
         except Exception as problem:
@@ -251,7 +240,7 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
             reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
             let_go(problem)
             warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
-            result = Value(math.nan, exact=False, reason=reason)
+            result = _without_value(reason)
         except BaseException as problem:  # interrupted: nothing may be held by a traceback that somebody keeps
             let_go(problem)
             raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flatscope.context import Context
+from flatscope.context import Context, Effort
 from flatscope.effort import time_text
 from flatscope.registry import Declaration
 
@@ -21,6 +21,7 @@ SHARED = ("sweep", "gradient")
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
 LONG_SHOWN = 4
+LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
 def units(entry: Declaration, columns: int, paid: set[str] | None = None) -> float:
@@ -123,3 +124,12 @@ def seconds_of_a_pass(ctx: Context) -> float:
         best = min(best, time.perf_counter() - begun)
     ctx.count("forward", 2 * len(targets))
     return best * ctx.problem.n_train / len(targets)
+
+
+def has_time(ctx: Context, effort: Effort, step: PlannedMeasure, seconds: float) -> bool:
+    """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
+    if effort.deadline is None or step.units == 0:
+        return True
+    left = effort.deadline - time.monotonic()
+    enough = left > 0 and left >= seconds * (LEAST_SHARE if step.stops else 1.0)
+    return not ctx.problem.ranks.anywhere(not enough)

@@ -20,7 +20,6 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -121,7 +120,7 @@ def eigenpairs(
         found[0].products,
         layer or "",
         curvature,
-        _meta(ctx, begun, tolerance=tolerance),
+        ctx.facts(begun) | {"tolerance": tolerance},
     )
 
 
@@ -173,7 +172,7 @@ def spectral_density(
         operator.size,
         layer or "",
         curvature,
-        _meta(ctx, begun, steps=steps),
+        ctx.facts(begun) | {"steps": steps},
     )
 
 
@@ -196,14 +195,3 @@ def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
     if layer not in weights:
         raise UnknownNameError.among(layer, weights, "layer")
     return ctx, [weights[layer]]
-
-
-def _meta(ctx: Context, begun: float, **more: Any) -> dict[str, Any]:
-    problem = ctx.problem
-    return {
-        **problem.provenance(begun),
-        "seed": ctx.seed,
-        "n_train": problem.n_train,
-        **more,
-        "passes": {kind: round(value, 6) for kind, value in ctx.passes.items()},
-    }
