@@ -22,7 +22,7 @@ from flatscope.context import sample_margins
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.files import Arrays
 from flatscope.formatting import number
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import own_settings, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
 from flatscope.params import Params, named_parameters
@@ -172,7 +172,7 @@ class Simplex(DrawnResult):
         return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), head)
 
 
-@precise_math()
+@own_settings()
 def interpolate(
     networks: Sequence[nn.Module],
     data: Any,

@@ -20,6 +20,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs
 
@@ -93,7 +94,7 @@ class CurvatureOperator(ABC):
             raise InputError(f"a vector of length {self.size}", f"shape {tuple(vector.shape)}", where="unflatten")
         return unflatten(vector, {name: self.ctx.params[name] for name in self.names})
 
-    @precise_math()  # attention's fused kernels cannot be differentiated twice
+    @own_settings()  # attention's fused kernels cannot be differentiated twice
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Products with a vector (p,) or with the columns of a matrix (p, k), in float64, averaged over samples."""
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != self.size:

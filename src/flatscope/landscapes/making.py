@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
-from flatscope.guards import precise_math, untouched_randomness
+from flatscope.guards import own_settings, untouched_randomness
 from flatscope.landscapes.directions import (
     NAMES,
     PathPlane,
@@ -42,7 +42,7 @@ SPACES = ("weights", "psi")
 LINE_PIECE = 8  # points of a line that are kept together
 
 
-@precise_math()
+@own_settings()
 def landscape(
     problem: Problem,
     space: str = "weights",

@@ -12,13 +12,13 @@ from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessia
 from flatscope.curvature.spectrum import extreme_eigenpairs, lanczos_quadrature
 from flatscope.effort import make_effort
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.problem import Problem
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
 
 
-@precise_math()
+@own_settings()
 def hessian(problem: Problem, layer: str | None = None) -> Hessian:
     """The Hessian of the mean training loss as a linear operator.
 
@@ -43,7 +43,7 @@ def hessian(problem: Problem, layer: str | None = None) -> Hessian:
     return Hessian(*_place(Context(problem), layer))
 
 
-@precise_math()
+@own_settings()
 def gauss_newton(problem: Problem, layer: str | None = None) -> GaussNewton:
     """The generalized Gauss-Newton matrix of the mean training loss as a linear operator.
 
@@ -66,7 +66,7 @@ def gauss_newton(problem: Problem, layer: str | None = None) -> GaussNewton:
     return GaussNewton(*_place(Context(problem), layer))
 
 
-@precise_math()
+@own_settings()
 def eigenpairs(
     problem: Problem,
     top: int = 10,
@@ -124,7 +124,7 @@ def eigenpairs(
     )
 
 
-@precise_math()
+@own_settings()
 def spectral_density(
     problem: Problem,
     draws: int = 10,

@@ -20,7 +20,7 @@ from flatscope.curvature.factors import output_root
 from flatscope.curvature.layer_forms import Flow, matrices, weight_forms
 from flatscope.curvature.sweep import find_left_out
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.guards import precise_math
+from flatscope.guards import own_settings
 from flatscope.loss import as_loss
 from flatscope.measuring import measure
 from flatscope.network.layers import Call, Layer
@@ -81,7 +81,7 @@ class StackedLayers:
     def __init__(self, model: nn.Module, pair: tuple[Tensor, Tensor], loss: str) -> None:
         x, y = (part[:PROBED_SAMPLES].cpu() for part in pair)
         context = Context(Problem(model, train=(x, y), loss=loss))
-        with precise_math():
+        with own_settings():
             left_out, rows = find_left_out(context), context.sweep(rows_per_sample)
         self._known = {layer.name: layer for layer in context.network}
         self._refused = {layer.name: left_out[layer.weight] for layer in context.network if layer.weight in left_out}
@@ -107,7 +107,7 @@ class StackedLayers:
         return found
 
 
-@precise_math()
+@own_settings()
 def measure_stack(
     network: StackedNetwork,
     weights: Weights,

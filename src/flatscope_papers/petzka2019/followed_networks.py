@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flatscope import Population, train_population
-from flatscope.guards import precise_math, write_whole
+from flatscope.guards import own_settings, write_whole
 from flatscope.sweeps.configuration import from_json, to_json
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import CHECKPOINT_SECONDS, trial_of
@@ -147,7 +147,7 @@ def evaluated(view: PopulationView, trials: Sequence[int], samples: Pair) -> lis
     weights = {name: value[places] for name, value in view.weights().items()}
     losses, wrong = torch.zeros(2, len(trials), dtype=torch.float64, device=samples[0].device)
     size = max(1, EVALUATED_AT_ONCE // len(trials))
-    with torch.no_grad(), precise_math():
+    with torch.no_grad(), own_settings():
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
             outputs = torch.vmap(lambda own, x=x: functional_call(template, own, (x,)))(weights)
             values = functional.cross_entropy(outputs.flatten(0, 1), y.repeat(len(trials)), reduction="none")
