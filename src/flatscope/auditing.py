@@ -16,21 +16,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.guards import own_settings
 from flatscope.measuring import Options, measure
-from flatscope.network.sameness import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
-from flatscope.params import Params, copied
+from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
 from flatscope.symmetries.audit import COLUMNS, Audit
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
-from flatscope.symmetries.scaling import permuted_params, random_permutation, random_scales, rescaled_params
+from flatscope.symmetries.scaling import (
+    permuted_params,
+    random_permutation,
+    random_scales,
+    rescaled_params,
+    with_weights,
+)
 from flatscope.table import Table
 from flatscope.version import __version__
 
@@ -99,7 +103,7 @@ def audit(
         raise InputError("a whole number of at least 1", repr(trials), where="trials")
     chosen, begun = select(names), time.perf_counter()
     wanted = [entry.name for entry in chosen]
-    given = _in_double(problem)
+    given = in_double(problem)
     points: dict[bool, tuple[Problem, Table]] = {}
     rows: list[dict[str, Any]] = []
     for way in ways:
@@ -131,7 +135,7 @@ def audit(
     )
 
 
-def _in_double(problem: Problem) -> Problem:
+def in_double(problem: Problem) -> Problem:
     """The same problem in float64, where the device has it."""
     if problem.dtype == torch.float64 or problem.device.type == "mps":
         return problem
@@ -162,10 +166,8 @@ class _Drawing:
         graph = trace(base.model, example)
         self.remark = _walls(graph, self.way)
         for trial in range(self.trials):
-            twin = copied(base.model)
-            _assign(twin, self._params(graph, base.params, (self.seed * 10_007 + trial) % 2**63))
-            refuse_if_different(base.model, twin, example, f"audit by {self.way}")
-            other = base.with_model(twin)
+            changed = self._params(graph, base.params, (self.seed * 10_007 + trial) % 2**63)
+            other = base.with_model(with_weights(base.model, changed, example, f"audit by {self.way}"))
             other.initial = base.initial
             yield other
 
@@ -173,12 +175,6 @@ class _Drawing:
         if self.way == "permutation":
             return permuted_params(graph, params, random_permutation(graph, seed))
         return rescaled_params(graph, params, random_scales(graph, self.way, self.low, self.high, seed))
-
-
-def _assign(model: nn.Module, params: Params) -> None:
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.copy_(params[name])
 
 
 def _walls(graph: Graph, way: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
+from flatscope.auditing import in_double
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.copies import TOLERANCE, find_copies
 from flatscope.comparing.verdicts import Standing
@@ -148,12 +147,8 @@ def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
 
 def _prepared(problem: Problem) -> Problem:
     """The problem in float64 where the device has it, and without BatchNorm."""
-    other = copy.copy(problem)
-    other.dtype = problem.dtype if problem.device.type == "mps" else torch.float64
-    double = other.with_model(problem.model)
+    double = in_double(problem)
     if not has_batchnorm(double.model):
-        if problem.initial is not None:
-            double.initial = {name: value.to(other.dtype) for name, value in problem.initial.items()}
         return double
     return double.with_model(fold_batchnorm(double.model, double.example()))
 

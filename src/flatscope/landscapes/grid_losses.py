@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
-from flatscope.landscapes.affine_layers import Responses, affine_layers, answered_forward, responses
 from flatscope.landscapes.directions import Plane
+from flatscope.measures.lines import answered_forward, answers_of, layers_ahead
 from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, stackable
 from flatscope.problem import DEFAULT_BATCH
@@ -20,6 +20,7 @@ from flatscope.samples import Inputs, parts_of
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
 
+Responses = dict[str, tuple[Tensor, ...]]  # of a layer, by its weight: at w, and along each direction
 WARM_UP = 3  # passes before the capture: libraries choose their kernels in the first ones
 
 
@@ -100,9 +101,13 @@ class GridLosses:
         self._ctx, self._plane, self._part = ctx, plane, part
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
-        self._layers = affine_layers(ctx, plane)
+        # On a straight plane the response of a layer that reads nothing which moves is affine in the coordinates.
+        ahead = ctx.sweep(layers_ahead, moved=plane.names).layers
+        self._layers = tuple(pair for pair in ahead if all(name is None or name in plane.straight for name in pair))
+        moving = {name for pair in self._layers for name in pair if name}
+        self._directions = {name: torch.stack(plane.straight[name][1:]).to(ctx.problem.dtype) for name in moving}
         if self._layers and not self._answers_agree():
-            self._layers = {}
+            self._layers = ()
         self._kept: list[Known] | None = None
         self._may_keep = self._bytes_of_all() <= KEPT_BYTES
         self._captured: ReplayedPoints | None = None
@@ -190,12 +195,19 @@ class GridLosses:
         if self._may_capture and self._may_keep and size == DEFAULT_BATCH:  # nobody asked for it
             size = GPU_BATCH
         for inputs, targets in self._ctx.batches(self._part, size):
-            known = inputs, targets, responses(self._ctx, self._plane, self._layers, inputs) if self._layers else {}
+            known = inputs, targets, self._responses(inputs)
             if self._may_keep:
                 kept.append(known)
             yield known
         if self._may_keep:
             self._kept = kept
+
+    def _responses(self, inputs: Inputs) -> Responses:
+        """What each of the affine layers makes of a batch at w and along each direction."""
+        if not self._layers:
+            return {}
+        at_zero, along = answers_of(self._ctx, self._layers, self._directions, inputs)
+        return {name: (zero, *along[name]) for name, zero in at_zero.items()}
 
     def _stacks(self, k: int, n: int) -> bool:
         """Whether k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
@@ -213,7 +225,7 @@ class GridLosses:
 
     def _bytes_of_all(self) -> int:
         inputs = self._ctx.problem.example()
-        known = responses(self._ctx, self._plane, self._layers, inputs) if self._layers else {}
+        known = self._responses(inputs)
         tensors = [*parts_of(inputs), *(part for parts in known.values() for part in parts)]
         per_sample = sum(t.numel() * t.element_size() / len(t) for t in tensors)
         return int(per_sample * self._n)
@@ -225,7 +237,7 @@ class GridLosses:
         point = torch.full((1, dimensions), 0.01, dtype=torch.float64)
         weights = self._plane.weights(point)
         with torch.no_grad():
-            known = responses(self._ctx, self._plane, self._layers, inputs)
+            known = self._responses(inputs)
             ours = self._one_by_one(weights, point, inputs, known)
             plain = self._one_by_one(weights, point, inputs, {})
         rounding = 1e4 * torch.finfo(self._ctx.problem.dtype).eps

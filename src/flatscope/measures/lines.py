@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from flatscope.params import Params, count
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
 from flatscope.samples import Inputs, cut, parts_of
 
+Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
 OBJECTIVES = ("loss", "error")
 FEW = 8  # samples on which two ways of computing are compared
 SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines; activations need as much again
@@ -42,7 +43,7 @@ class Ahead:
         is_output: whether the only one of them gives the network's output: then nothing is left to be run.
     """
 
-    layers: tuple[tuple[str, str | None], ...]
+    layers: Layers
     bytes_per_line: int
     is_output: bool
 
@@ -117,12 +118,10 @@ class Lines:
         size = self.ctx.problem.n_train if whole else step
         with torch.no_grad():
             for inputs, targets in self.ctx.share(size=size):
-                listener = _Listener(self.ctx.params, self._ahead.layers, self.directions)
-                pieces: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-                for start in range(0, len(targets), step):
-                    with watched(listener.follow):
-                        self.ctx.forward(cut(inputs, start, start + step))
-                    pieces.append(listener.heard())
+                pieces = [
+                    answers_of(self.ctx, self._ahead.layers, self.directions, cut(inputs, start, start + step))
+                    for start in range(0, len(targets), step)
+                ]
                 names = list(pieces[0][0])
                 at_zero = {name: torch.cat([piece[0][name] for piece in pieces]) for name in names}
                 along = {name: torch.cat([piece[1][name] for piece in pieces], dim=1) for name in names}
@@ -214,11 +213,8 @@ class _Moved:
     def _run(self, known: _Known, part: slice, point: Params, answers: dict[str, Tensor]) -> Tensor:
         if self.lines._ahead.is_output:
             return next(iter(answers.values()))
-        params = {**self.ctx.params, **point}
-        if not answers:
-            return self.ctx.forward(cut(known.inputs, part.start, part.stop), params)
-        with watched(_answering({id(params[name]): value for name, value in answers.items()})):
-            return self.ctx.forward(cut(known.inputs, part.start, part.stop), params)
+        inputs = cut(known.inputs, part.start, part.stop)
+        return answered_forward(self.ctx, inputs, {**self.ctx.params, **point}, answers)
 
     def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.lines.objective == "loss":
@@ -226,31 +222,36 @@ class _Moved:
         return ~(sample_margins(outputs, targets) > 0)  # outputs that are no numbers are wrong
 
 
-def _answering(answers: dict[int, Tensor]) -> Callable[[Operation], Any]:
-    """A rule: layers with these weights (by `id`) give what is known instead of computing it."""
+def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Params) -> Tensor:
+    """Outputs at `params`, with the outputs of some layers, by the names of their weights, known beforehand."""
+    if not answers:
+        return ctx.forward(inputs, params)
+    known = {id(params[name]): answer for name, answer in answers.items()}
 
     def follow(op: Operation) -> Any:
-        if op.name in LAYER_CALLS:
-            answer = answers.get(id(op.named(*LAYER_CALLS[op.name][1])["weight"]))
-            if answer is not None:
-                return answer
-        return op.run()
+        weight = op.named(*LAYER_CALLS[op.name][1])["weight"] if op.name in LAYER_CALLS else None
+        return known[id(weight)] if id(weight) in known else op.run()
 
-    return follow
+    with watched(follow):
+        return ctx.forward(inputs, params)
+
+
+def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs) -> tuple[Params, Params]:
+    """What layers answer on a batch at w, and with each of the stacked directions as weights (k, n, ...), by weight."""
+    listener = _Listener(ctx.params, layers, directions)
+    with watched(listener.follow):
+        ctx.forward(inputs)
+    return listener.at_zero, listener.along
 
 
 class _Listener:
     """A rule that keeps what layers answer at w, and what they would answer with each direction as weights."""
 
-    def __init__(self, params: Params, layers: tuple[tuple[str, str | None], ...], directions: Params) -> None:
+    def __init__(self, params: Params, layers: Layers, directions: Params) -> None:
         self._layers = {id(params[weight]): (weight, bias) for weight, bias in layers}
         self._params, self._directions = params, directions
-        self._heard: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-
-    def heard(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """z₀ and z₁ by the name of the weight, of one forward pass; then empty again."""
-        found, self._heard = self._heard, ({}, {})
-        return found
+        self.at_zero: Params = {}
+        self.along: Params = {}
 
     def follow(self, op: Operation) -> Any:
         """Run one operation; of a layer in question, keep its answers."""
@@ -261,8 +262,8 @@ class _Listener:
         names = self._layers.get(id(given["weight"]))
         if names is not None:
             weight, bias = names
-            self._heard[1][weight] = self._responses(op, given, weight, bias)
-            self._heard[0][weight] = output.clone()  # an activation in place would overwrite it
+            self.along[weight] = self._responses(op, given, weight, bias)
+            self.at_zero[weight] = output.clone()  # an activation in place would overwrite it
         return output
 
     def _responses(self, op: Operation, given: dict[str, Any], weight: str, bias: str | None) -> Tensor:

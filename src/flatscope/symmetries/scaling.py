@@ -61,7 +61,7 @@ def rescale(
     """
     if by not in WAYS:
         raise InputError(f"one of {', '.join(WAYS)}", repr(by), where="rescale, by")
-    base = replica(model).eval() if by == "batchnorm" else _folded(model, example)
+    base = replica(model).eval() if by == "batchnorm" else fold_batchnorm(model, example)
     graph = trace(base, example)
     params = named_parameters(base)
     if by == "permutation":
@@ -71,7 +71,7 @@ def rescale(
     else:
         scales = random_scales(graph, by, low, high, seed) if factors is None else given_scales(graph, factors)
         changed = rescaled_params(graph, params, scales)
-    return _checked(base, changed, example, f"rescale by {by}")
+    return with_weights(base, changed, example, f"rescale by {by}")
 
 
 def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
@@ -222,11 +222,7 @@ def _layer_groups(graph: Graph) -> list[list[int]]:
     return list(members.values())
 
 
-def _folded(model: nn.Module, example: Inputs) -> nn.Module:
-    return fold_batchnorm(model, example)
-
-
-def _checked(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
+def with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
     """A copy of `base` with these parameters, compared with it on the example."""
     twin = copied(base)
     with torch.no_grad():
