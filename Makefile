@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test test-fast mutants fuzz check format bench bench-gpu golden networks reproduction clean
+.PHONY: setup demo test test-fast mutants fuzz kill check format bench bench-gpu golden networks reproduction clean
 
 setup: $(DEV)
 
@@ -43,6 +43,11 @@ mutants: setup
 MINUTES ?= 20
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
+# Sweeps whose drivers and workers are killed at random moments.
+KILLS ?= 100
+kill: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -382,7 +382,8 @@ def build():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal")
-def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_training_keeps_its_checkpoint_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "slow.py").write_text(SLOW_MODEL)
     words = ["--model", f"{tmp_path / 'slow.py'}:build", "--data", "digits", "--train-size", "60"]
     command = [sys.executable, "-m", "flatscope", "train", *words, "--out", str(tmp_path / "run"), "--epochs", "100000"]
@@ -392,9 +393,12 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> No
         if saved.exists() or process.poll() is not None:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, err
     assert "goes on from the last checkpoint" in err
     assert "Traceback" not in err
     assert out == ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +169,22 @@ def test_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     assert len(completions(store)) == len(set(completions(store))) == 5
 
 
+@pytest.mark.parametrize("at_work", [False, True])
+def test_workers_end_with_their_driver(tmp_path: Path, at_work: bool) -> None:
+    """Also where nothing reads the end of their input: while they load packages."""
+    store = Store(tmp_path / "store")
+    log_of(store).touch()
+    driver = fork(lambda: run(trials(2, 60.0), WORK, store, workers=1))
+    children = Path(f"/proc/{driver}/task/{driver}/children")
+    patiently(lambda: worker_at_work(store) if at_work else children.read_text())
+    workers = children.read_text().split()
+    os.kill(driver, signal.SIGKILL)
+    assert wait_for(driver) == -signal.SIGKILL
+    begun = time.monotonic()
+    patiently(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert time.monotonic() - begun < 5
+
+
 def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import trial_work
 
@@ -177,3 +195,18 @@ def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(SweepInterrupted, match=r"0 of 5 trials in .*; the same call goes on"):
         run(trials(5, 0), WORK, Store(tmp_path), workers=0)
     assert Store(tmp_path).running() == set()
+
+
+def main() -> None:
+    """`make kill`: ordeals at other moments until that many processes were killed."""
+    wanted, hits, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 100, 0, 0
+    while hits < wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            kills = random.Random(seed).choices(["worker", "driver"], weights=[2, 1], k=6)
+            hits += ordeal(Path(folder), n=30, seconds=0.15, kills=kills, seed=seed)["kills"]
+        seed += 1
+        print(f"{hits} kills in {seed} sweeps: every frame as undisturbed, no trial completed twice", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -54,6 +55,13 @@ def main() -> None:
         # Accepted anywhere on the line, since people add it to the end of the command that failed.
         sys.argv = [sys.argv[0], *[word for word in sys.argv[1:] if word != "--debug"]]
     warnings.showwarning = show_warning
+    told_to_end: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        told_to_end.append(number)
+        raise KeyboardInterrupt("Terminated.")  # as Ctrl-C: what is finished is kept, and said
+
+    signal.signal(signal.SIGTERM, end)
     try:
         app()
     except FlatscopeError as problem:
@@ -63,7 +71,7 @@ def main() -> None:
         if interrupt is None:
             raise
         show_error(str(interrupt) or "Interrupted.")
-        sys.exit(130)
+        sys.exit(128 + (told_to_end or [signal.SIGINT])[0])
     except Exception as problem:
         _fail(problem, debug, code=1)
 

@@ -97,7 +97,7 @@ class _Worker:
             environment["CUDA_VISIBLE_DEVICES"] = device
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed when the worker has ended
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flatscope.sweeps.worker"],
+            [sys.executable, "-m", "flatscope.sweeps.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -1,11 +1,15 @@
 """A worker process of the local engine: `python -m flatscope.sweeps.worker`, started by `engines`.
 
 Units come in on standard input and reports go out on standard output, one JSON text a line. When the input ends, the
-driver is gone, whatever it died of, and the worker leaves at once: a half-written trial does not count.
+driver is gone, whatever it died of, and the worker leaves at once: a half-written trial does not count. Where it can,
+the system ends the worker with its driver, also while it loads packages and cannot read.
 """
+# ruff: noqa: E402  what is asked of the system comes before torch is loaded, which takes seconds
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -16,6 +20,13 @@ import threading
 import time
 import warnings
 from typing import Any
+
+SET_DEATH_SIGNAL = 1  # of Linux's prctl
+if __name__ == "__main__" and sys.platform == "linux":
+    with contextlib.suppress(OSError, AttributeError):  # a C library without it: the end of the input must do
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    if sys.argv[1:] and os.getppid() != int(sys.argv[1]):  # the driver died before it was asked for
+        os._exit(0)
 
 import torch
 
