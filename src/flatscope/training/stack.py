@@ -149,7 +149,7 @@ class Stack:
         trials = [self.trials[row] for row in rows]
         if not any(trial.config.momentum for trial in trials):
             velocity = {}
-        return Stack(self.network, trials, self.samples.rows(kept), weights, list(self.trained), initial, velocity)
+        return type(self)(self.network, trials, self.samples.rows(kept), weights, list(self.trained), initial, velocity)
 
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""

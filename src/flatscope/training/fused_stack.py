@@ -1,0 +1,208 @@
+"""Trials that are trained by the fused kernel: the interface of a stack, with an epoch as one launch.
+
+Batch sizes may differ, since every network has a thread block to itself; a neighbour that diverges is not felt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.progress import Advance
+from flatscope.training.checkpoint import epoch_order, learning_rate
+from flatscope.training.fused_chain import NotFused, read_chain
+from flatscope.training.fused_device import POINTERS, Job, Machine
+from flatscope.training.fused_source import plan_kernel
+from flatscope.training.stack import Stack, StackSamples
+from flatscope.training.stacked_layers import StackedNetwork
+from flatscope.training.trials import Trial, TrialData
+
+# An epoch is cut into so many parts where there are more networks than blocks, so that all blocks stay busy.
+SLICES = 16
+EVALUATED_PARTS = 8  # pieces of work for each block in an evaluation
+
+
+class FusedNetwork(StackedNetwork):
+    """A network whose training the fused kernel knows.
+
+    Args:
+        model: the network, on the CPU.
+        images: a few inputs.
+        machine: where it will be trained.
+        batch: largest batch size.
+
+    Raises:
+        NotFused: it must be trained in another way.
+        NotStackable: not even as a stack.
+    """
+
+    def __init__(self, model: nn.Module, images: Tensor, machine: Machine, batch: int) -> None:
+        super().__init__(model)
+        if {value.dtype for value in model.parameters()} != {torch.float32}:
+            raise NotFused("its parameters are not float32")
+        if not all(value.requires_grad for value in model.parameters()):
+            raise NotFused("some of its parameters are not trained")
+        self.machine = machine
+        chain = read_chain(model, images)
+        self.plan = plan_kernel(chain, batch, threads=machine.threads, lanes=machine.lanes, shared=machine.shared)
+        self.kernel = machine.kernel(self.plan)
+
+
+def check_trial(trial: Trial, part: TrialData) -> None:
+    """Refuse settings that only the stack has.
+
+    Raises:
+        NotFused: with the reason.
+    """
+    if trial.config.loss != "cross_entropy" or part.targets.is_floating_point() or part.targets.ndim != 1:
+        raise NotFused("the loss is not the cross-entropy of classes")
+    if trial.config.augmentation != "none":
+        raise NotFused("the images are augmented")
+    if trial.noise_temperature:
+        raise NotFused("there is noise in the steps")
+    if not part.images.is_floating_point():
+        raise NotFused("the inputs are not floating-point numbers")
+
+
+class FusedStack(Stack):
+    """The trials that are being trained together; `network` is a `FusedNetwork`. See `Stack` for the arguments."""
+
+    network: FusedNetwork
+
+    def __init__(
+        self,
+        network: FusedNetwork,
+        trials: Sequence[Trial],
+        samples: StackSamples,
+        weights: Mapping[str, Tensor],
+        trained: Sequence[str],
+        initial: Mapping[str, Tensor],
+        velocity: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(network, trials, samples, weights, trained, initial, velocity)
+        plan, count = network.plan, len(self.trials)
+        self._places = plan.places.to(self.device)
+        real = plan.places < self._size()
+        back = torch.empty(self._size(), dtype=torch.int64)
+        back[plan.places[real]] = torch.arange(len(plan.places))[real]
+        self._back = back.to(self.device)
+        batches = [trial.config.batch_size for trial in self.trials]
+        self._batches_of_trials = self._ints(batches)
+        self._turn = self._ints(sorted(range(count), key=batches.__getitem__))  # small batches take longest
+        self._blocks = min(count, network.machine.blocks)
+        self._images = samples.images.contiguous()
+        self._next: tuple[int, Tensor] | None = None
+
+    def keep(self, rows: Sequence[int]) -> FusedStack:
+        """A smaller stack with some of the trials, at the same place of their training."""
+        smaller = super().keep(rows)
+        assert isinstance(smaller, FusedStack)
+        if self._next is not None:
+            smaller._next = (self._next[0], self._next[1][list(rows)])
+        return smaller
+
+    def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
+        """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
+        orders = self._orders(epoch).to(self.device)
+        images = orders if self.samples.index is None else self.samples.index.gather(1, orders)
+        weights = self._packed(self.trained)
+        velocity = self._packed(self.velocity) if self.velocity else None
+        configs, count, floats = [trial.config for trial in self.trials], len(self.trials), torch.float32
+        bad = torch.zeros(count, dtype=torch.int32, device=self.device)
+        self._run(
+            self._blocks,
+            images=self._images,
+            order=images.to(torch.int32),
+            labels=self.samples.targets.gather(1, orders).to(torch.int32),
+            weights=weights,
+            velocity=velocity,
+            gradients=torch.empty(self._blocks, weights.shape[1], device=self.device),
+            rate=torch.tensor([learning_rate(config, epoch) for config in configs], dtype=floats, device=self.device),
+            momentum=torch.tensor([config.momentum for config in configs], dtype=floats, device=self.device),
+            decay=torch.tensor([config.weight_decay for config in configs], dtype=floats, device=self.device),
+            bad=bad,
+            slices=SLICES if count > self._blocks else 1,
+        )
+        self._next = None
+        self._next = (epoch + 1, self._orders(epoch + 1))  # while the GPU is at work
+        self._unpack(weights, self.trained)
+        if velocity is not None:
+            self._unpack(velocity, self.velocity)
+        finite: list[bool] = (weights.isfinite().all(1) & (bad == 0)).tolist()
+        advance(count, note=f"epoch {epoch + 1}")
+        return finite
+
+    def evaluate(self, held_out: tuple[Tensor, Tensor] | None = None) -> tuple[list[float], list[float]]:
+        """Mean loss and share of misclassified samples of every trial.
+
+        Args:
+            held_out: samples that are the same for all trials; each trial's own training samples by default.
+        """
+        count, machine = len(self.trials), self.network.machine
+        images, targets = (self._images, self.samples.targets) if held_out is None else held_out
+        n = targets.shape[-1]
+        order = None if held_out is not None else self.samples.index
+        slices = max(1, min(math.ceil(EVALUATED_PARTS * machine.blocks / count), n // 64))
+        shape = (count, slices, self.network.plan.warps)
+        losses = torch.empty(shape, dtype=torch.float64, device=self.device)
+        wrong = torch.empty(shape, dtype=torch.int32, device=self.device)
+        nothing = torch.zeros(count, device=self.device)
+        self._run(
+            min(count * slices, machine.blocks),
+            images=images.to(torch.float32).contiguous(),
+            order=(torch.arange(n, device=self.device) if order is None else order).to(torch.int32).contiguous(),
+            labels=targets.to(torch.int32).contiguous(),
+            weights=self._packed(self.trained),
+            rate=nothing,
+            momentum=nothing,
+            decay=nothing,
+            losses=losses,
+            wrong=wrong,
+            slices=slices,
+            evaluates=1,
+        )
+        return (losses.sum((1, 2)) / n).tolist(), (wrong.sum((1, 2)).double() / n).tolist()
+
+    def _run(self, blocks: int, *, slices: int, evaluates: int = 0, **tensors: Tensor | None) -> None:
+        count = len(self.trials)
+        tensors |= {"batch": self._batches_of_trials, "turn": self._turn}
+        tensors |= {"finished": self._ints([0] * count), "queue": self._ints([0])}
+        given: dict[str, Any] = {}
+        for name in POINTERS:
+            value = tensors.get(name)
+            assert value is None or value.is_contiguous()
+            given[name] = None if value is None else value.data_ptr()
+        order, labels = tensors["order"], tensors["labels"]
+        assert order is not None and labels is not None
+        n = labels.shape[-1]
+        steps = {"order_step": n if order.ndim == 2 else 0, "label_step": n if labels.ndim == 2 else 0}
+        job = Job(**given, networks=count, samples=n, slices=slices, evaluates=evaluates, **steps)
+        self.network.kernel.start(job, blocks)
+
+    def _orders(self, epoch: int) -> Tensor:
+        """The order of samples of every trial, as plain training has it."""
+        if self._next is not None and self._next[0] == epoch:
+            return self._next[1]
+        n = self.samples.targets.shape[1]
+        return torch.stack([epoch_order(n, trial.config.seed, epoch) for trial in self.trials])
+
+    def _size(self) -> int:
+        return sum(value[0].numel() for value in self.trained.values())
+
+    def _packed(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Weights as the kernel has them: (trials, packed)."""
+        flat = [parts[name].detach().flatten(1) for name in self.network.plan.names]
+        filling = flat[0].new_zeros(len(self.trials), 1)
+        return torch.cat([*flat, filling], 1).index_select(1, self._places)
+
+    def _unpack(self, packed: Tensor, parts: Mapping[str, Tensor]) -> None:
+        sizes = [parts[name][0].numel() for name in self.network.plan.names]
+        for name, part in zip(self.network.plan.names, packed.index_select(1, self._back).split(sizes, 1), strict=True):
+            parts[name].detach().copy_(part.reshape(parts[name].shape))
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
