@@ -17,7 +17,7 @@ from torch.nn import functional
 from flatscope.network.program import Operation, replay
 
 LARGEST_KERNEL = 49  # taps of one channel: they are written out in full
-LARGEST_WINDOW = 8  # pooled entries: an average keeps a bit for each
+LARGEST_WINDOW = {"max": 16, "average": 8}  # pooled entries: an average keeps a bit for each
 IDENTITIES = ("contiguous", "clone", "detach", "positive")
 RESHAPES = ("flatten", "view", "reshape")
 LOOKS = ("shape", "size", "dim", "ndim", "numel", "len", "requires_grad", "is_floating_point", "dtype", "device")
@@ -211,9 +211,9 @@ class _Reader:
         usual = given.get("dilation", 1) in (1, (1, 1)) and given.get("divisor_override") is None
         if not plain or not usual or tuple(result.shape[2:]) != whole:
             raise NotFused(f"{op.place} has windows that overlap, are padded or cut off")
-        if window[0] * window[1] > LARGEST_WINDOW:
-            raise NotFused(f"{op.place} pools more than {LARGEST_WINDOW} entries")
         pool = "max" if op.name == "max_pool2d" else "average"
+        if window[0] * window[1] > LARGEST_WINDOW[pool]:
+            raise NotFused(f"{op.place} pools more than {LARGEST_WINDOW[pool]} entries")
         outputs = (result.shape[1], result.shape[2], result.shape[3])
         first = last.relu and pool == "average"
         self.layers[-1] = replace(last, pool=pool, window=window, outputs=outputs, relu_first=first)

@@ -95,7 +95,7 @@ class GpuKernel:
             _check(self._driver, self._driver.cuModuleLoadData(ctypes.byref(module), image))
             _check(self._driver, self._driver.cuModuleGetFunction(ctypes.byref(function), module, b"fused"))
             _check(self._driver, self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, self._bytes))
-        self._function = function
+        self.module, self._function = module, function
 
     def start(self, job: Job, blocks: int) -> None:
         """Start it on torch's current stream; it runs on by itself."""
