@@ -30,7 +30,7 @@ class CppMachine:
 
     blocks = 2
 
-    def __init__(self, folder: Path, threads: int = 8, lanes: int = 4, shared: int = 58_000) -> None:
+    def __init__(self, folder: Path, threads: int = 4, lanes: int = 2, shared: int = 58_000) -> None:
         self._folder, self.threads, self.lanes, self.shared = folder, threads, lanes, shared
 
     def kernel(self, plan: Plan) -> CppKernel:
@@ -40,6 +40,6 @@ class CppMachine:
         library = stem.with_suffix(".so")
         if not library.exists():
             stem.with_suffix(".cpp").write_text(plan.source)
-            command = [COMPILER, "-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", "-w"]
+            command = [COMPILER, "-O0", "-std=c++20", "-shared", "-fPIC", "-pthread", "-w"]
             subprocess.run([*command, "-o", library, stem.with_suffix(".cpp")], check=True)
         return CppKernel(library)

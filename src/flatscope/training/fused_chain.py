@@ -185,9 +185,7 @@ class _Reader:
             raise NotFused(f"{op.place} comes behind a dense layer")
         weight, bias = self._parameters(op, given)
         shapes = [(value.shape[1], value.shape[2], value.shape[3]) for value in (self.value, result)]
-        self.layers.append(
-            Convolution(weight, bias, shapes[0], shapes[1], (rows, columns), stride, padding)
-        )
+        self.layers.append(Convolution(weight, bias, shapes[0], shapes[1], (rows, columns), stride, padding))
 
     def _dense(self, op: Operation, result: Tensor) -> None:
         if self.value.ndim != 2:

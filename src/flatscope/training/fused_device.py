@@ -24,10 +24,14 @@ POINTERS = (
 NUMBERS = ("networks", "samples", "slices", "evaluates", "order_step", "label_step")
 
 
+class NotCompiled(NotFused):
+    """The kernel cannot be compiled or started on this machine."""
+
+
 class Job(ctypes.Structure):
     """What a launch is given; `struct Job` of fused.cu says what each part is."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_int) for name in NUMBERS),
     ]
@@ -58,8 +62,17 @@ class Machine(Protocol):
         """The kernel of a plan.
 
         Raises:
-            NotFused: it cannot be compiled or loaded here.
+            NotCompiled: it cannot be compiled or loaded here.
         """
+
+
+def machine_of(device: torch.device) -> Machine:
+    """The machine that a device is.
+
+    Raises:
+        NotFused: it is none that runs kernels.
+    """
+    return Gpu(device)
 
 
 class Gpu:
@@ -117,13 +130,13 @@ def compile_source(source: str, architecture: str) -> tuple[bytes, str]:
     """Machine code for an architecture such as "sm_90", and what the compiler said.
 
     Raises:
-        NotFused: there is no NVRTC, or it refuses.
+        NotCompiled: there is no NVRTC, or it refuses.
     """
     nvrtc = _nvrtc()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"fused.cu", 0, None, None):
-        raise NotFused("NVRTC does not take the source")
+        raise NotCompiled("NVRTC does not take the source")
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
@@ -131,7 +144,7 @@ def compile_source(source: str, architecture: str) -> tuple[bytes, str]:
     said = log.value.decode(errors="replace")
     try:
         if failed:
-            raise NotFused(f"NVRTC cannot compile it ({(said.strip().splitlines() or ['no reason given'])[0]})")
+            raise NotCompiled(f"NVRTC cannot compile it ({(said.strip().splitlines() or ['no reason given'])[0]})")
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         image = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, image)
@@ -152,7 +165,7 @@ def _nvrtc() -> Any:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise NotFused("NVRTC, which compiles it, is not installed")
+    raise NotCompiled("NVRTC, which compiles it, is not installed")
 
 
 @functools.cache
@@ -160,11 +173,11 @@ def _driver() -> Any:
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
-        raise NotFused("the CUDA driver cannot be loaded") from None
+        raise NotCompiled("the CUDA driver cannot be loaded") from None
 
 
 def _check(driver: Any, code: int) -> None:
     if code:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(code, ctypes.byref(text))
-        raise NotFused(f"the CUDA driver refuses the kernel ({(text.value or b'unknown').decode()})")
+        raise NotCompiled(f"the CUDA driver refuses the kernel ({(text.value or b'unknown').decode()})")

@@ -134,7 +134,9 @@ class _Layout:
         values |= {"PACKED": self._pack(size), "PITCH": pitch, "PLANE": plane}
         return values
 
-    def _blocks(self, made: int, summed: int, taps: int, tile: tuple[int, ...] | list[int], tiles: int) -> tuple[int, int, float]:
+    def _blocks(
+        self, made: int, summed: int, taps: int, tile: tuple[int, ...] | list[int], tiles: int
+    ) -> tuple[int, int, float]:
         """Channels that a thread makes at once, lanes that share the sum, and what that costs."""
         entries = math.prod(tile)
         best = (math.inf, 1, 1)
@@ -210,9 +212,7 @@ class _Layout:
             plane = tall * pitch + more
             if plane > max(ROOM * tall * wide, tall * wide + 2):
                 continue
-            offsets = [
-                a * (plane if by_row else pitch) + b for a in range(c_in if by_row else ky) for b in range(kx)
-            ]
+            offsets = [a * (plane if by_row else pitch) + b for a in range(c_in if by_row else ky) for b in range(kx)]
             turns = sum(_conflicts(offsets[i : i + BANKS]) for i in range(0, len(offsets), BANKS))
             cost = self.group * math.prod(out) * c_out * turns * (ky if by_row else c_in)
             paired = pitch % 2 == plane % 2 == columns % 2 == 0

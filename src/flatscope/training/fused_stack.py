@@ -6,6 +6,7 @@ Batch sizes may differ, since every network has a thread block to itself; a neig
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import epoch_order, learning_rate
 from flatscope.training.fused_chain import NotFused, read_chain
-from flatscope.training.fused_device import POINTERS, Job, Machine
+from flatscope.training.fused_device import POINTERS, Job, Machine, NotCompiled, machine_of
 from flatscope.training.fused_source import plan_kernel
 from flatscope.training.stack import Stack, StackSamples
 from flatscope.training.stacked_layers import StackedNetwork
@@ -31,7 +32,7 @@ class FusedNetwork(StackedNetwork):
 
     Args:
         model: the network, on the CPU.
-        images: a few inputs.
+        example: a few inputs.
         machine: where it will be trained.
         batch: largest batch size.
 
@@ -40,24 +41,62 @@ class FusedNetwork(StackedNetwork):
         NotStackable: not even as a stack.
     """
 
-    def __init__(self, model: nn.Module, images: Tensor, machine: Machine, batch: int) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, example: Tensor, machine: Machine, batch: int) -> None:
+        super().__init__(model, example)
         if {value.dtype for value in model.parameters()} != {torch.float32}:
             raise NotFused("its parameters are not float32")
         if not all(value.requires_grad for value in model.parameters()):
             raise NotFused("some of its parameters are not trained")
         self.machine = machine
-        chain = read_chain(model, images)
+        chain = read_chain(model, example)
         self.plan = plan_kernel(chain, batch, threads=machine.threads, lanes=machine.lanes, shared=machine.shared)
         self.kernel = machine.kernel(self.plan)
 
 
-def check_trial(trial: Trial, part: TrialData) -> None:
-    """Refuse settings that only the stack has.
+class Fusing:
+    """Finds out which networks of a population the fused kernel trains, and of the others why not.
 
-    Raises:
-        NotFused: with the reason.
+    Args:
+        device: where they are trained.
+        batch: largest batch size of all trials.
+        wanted: False where the stack was asked for.
     """
+
+    def __init__(self, device: torch.device, batch: int, wanted: bool = True) -> None:
+        self._batch, self._known = batch, dict[object, FusedNetwork | NotFused]()
+        self._machine: Machine | NotFused = NotFused("the stack was asked for")
+        if wanted:
+            try:
+                self._machine = machine_of(device)
+            except NotFused as problem:
+                self._machine = problem
+
+    def __call__(self, key: object, model: nn.Module, trial: Trial, part: TrialData) -> FusedNetwork:
+        """The network for the fused kernel; `key` tells architectures apart.
+
+        Raises:
+            NotFused: the trial must be trained by the stack.
+        """
+        if isinstance(self._machine, NotFused):
+            raise self._machine
+        _check_trial(trial, part)
+        if key not in self._known:
+            try:
+                self._known[key] = FusedNetwork(model, part.images, self._machine, self._batch)
+            except NotFused as problem:
+                self._known[key] = problem
+                if isinstance(problem, NotCompiled):
+                    warnings.warn(
+                        f"networks are trained as stacks, which is slower: {problem}", UserWarning, stacklevel=4
+                    )
+        found = self._known[key]
+        if isinstance(found, NotFused):
+            raise found
+        return found
+
+
+def _check_trial(trial: Trial, part: TrialData) -> None:
+    """Refuse settings that only the stack has."""
     if trial.config.loss != "cross_entropy" or part.targets.is_floating_point() or part.targets.ndim != 1:
         raise NotFused("the loss is not the cross-entropy of classes")
     if trial.config.augmentation != "none":
@@ -71,11 +110,9 @@ def check_trial(trial: Trial, part: TrialData) -> None:
 class FusedStack(Stack):
     """The trials that are being trained together; `network` is a `FusedNetwork`. See `Stack` for the arguments."""
 
-    network: FusedNetwork
-
     def __init__(
         self,
-        network: FusedNetwork,
+        network: StackedNetwork,
         trials: Sequence[Trial],
         samples: StackSamples,
         weights: Mapping[str, Tensor],
@@ -84,7 +121,8 @@ class FusedStack(Stack):
         velocity: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(network, trials, samples, weights, trained, initial, velocity)
-        plan, count = network.plan, len(self.trials)
+        assert isinstance(network, FusedNetwork)
+        self._fused, plan, count = network, network.plan, len(self.trials)
         self._places = plan.places.to(self.device)
         real = plan.places < self._size()
         back = torch.empty(self._size(), dtype=torch.int64)
@@ -142,12 +180,12 @@ class FusedStack(Stack):
         Args:
             held_out: samples that are the same for all trials; each trial's own training samples by default.
         """
-        count, machine = len(self.trials), self.network.machine
+        count, machine = len(self.trials), self._fused.machine
         images, targets = (self._images, self.samples.targets) if held_out is None else held_out
         n = targets.shape[-1]
         order = None if held_out is not None else self.samples.index
         slices = max(1, min(math.ceil(EVALUATED_PARTS * machine.blocks / count), n // 64))
-        shape = (count, slices, self.network.plan.warps)
+        shape = (count, slices, self._fused.plan.warps)
         losses = torch.empty(shape, dtype=torch.float64, device=self.device)
         wrong = torch.empty(shape, dtype=torch.int32, device=self.device)
         nothing = torch.zeros(count, device=self.device)
@@ -177,11 +215,12 @@ class FusedStack(Stack):
             assert value is None or value.is_contiguous()
             given[name] = None if value is None else value.data_ptr()
         order, labels = tensors["order"], tensors["labels"]
-        assert order is not None and labels is not None
+        assert isinstance(order, Tensor)
+        assert isinstance(labels, Tensor)
         n = labels.shape[-1]
         steps = {"order_step": n if order.ndim == 2 else 0, "label_step": n if labels.ndim == 2 else 0}
         job = Job(**given, networks=count, samples=n, slices=slices, evaluates=evaluates, **steps)
-        self.network.kernel.start(job, blocks)
+        self._fused.kernel.start(job, blocks)
 
     def _orders(self, epoch: int) -> Tensor:
         """The order of samples of every trial, as plain training has it."""
@@ -195,14 +234,17 @@ class FusedStack(Stack):
 
     def _packed(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Weights as the kernel has them: (trials, packed)."""
-        flat = [parts[name].detach().flatten(1) for name in self.network.plan.names]
+        flat = [parts[name].detach().flatten(1) for name in self._fused.plan.names]
         filling = flat[0].new_zeros(len(self.trials), 1)
         return torch.cat([*flat, filling], 1).index_select(1, self._places)
 
     def _unpack(self, packed: Tensor, parts: Mapping[str, Tensor]) -> None:
-        sizes = [parts[name][0].numel() for name in self.network.plan.names]
-        for name, part in zip(self.network.plan.names, packed.index_select(1, self._back).split(sizes, 1), strict=True):
-            parts[name].detach().copy_(part.reshape(parts[name].shape))
+        flat, start = packed.index_select(1, self._back), 0
+        for name in self._fused.plan.names:
+            value = parts[name].detach()
+            size = value[0].numel()
+            value.copy_(flat[:, start : start + size].reshape(value.shape))
+            start += size
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import CheckpointPace, learning_rate
 from flatscope.training.evaluation import Pair
+from flatscope.training.fused_stack import FusedNetwork, FusedStack
 from flatscope.training.loop import COLUMNS, TrainingInterrupted, TrainResult, stop_rule, train
 from flatscope.training.population_group import (
     Group,
@@ -56,7 +57,8 @@ def train_stacked(
         return
     rows = group.live
     samples = StackSamples.of(group.data)
-    stack = Stack(
+    kind = FusedStack if isinstance(group.network, FusedNetwork) else Stack
+    stack: Stack = kind(
         group.network,
         [group.trials[row] for row in rows],
         samples if len(rows) == len(group.trials) else samples.rows(torch.tensor(rows, device=samples.images.device)),
@@ -201,7 +203,8 @@ def _without_stopped(
     going_on = [place for place, row in enumerate(live) if records[row].stopped_by is None]
     stopped = len(live) - len(going_on)
     harmful = not all(finite) or any(records[row].stopped_by == "diverged" for row in live)
-    enough = harmful or stopped >= STOPPED_SHARE.get(stack.device.type, 0.0) * len(live)
+    share = 0.0 if isinstance(stack, FusedStack) else STOPPED_SHARE.get(stack.device.type, 0.0)
+    enough = harmful or stopped >= share * len(live)
     if not going_on or not stopped or not enough:
         return stack, live
     return stack.keep(going_on), [live[place] for place in going_on]

@@ -18,6 +18,8 @@ from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import CheckpointPace, prepare_folder
 from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
+from flatscope.training.fused_chain import NotFused
+from flatscope.training.fused_stack import Fusing
 from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
 from flatscope.training.population_group import Group, PopulationView, Record, fill, tensors_of
 from flatscope.training.population_result import Population
@@ -68,6 +70,10 @@ def train_population(
     grouped convolutions and batched matrix products, on a GPU in one CUDA graph per step. Groups run one after the
     other. A trial that has stopped or diverged no longer changes and does not touch the others.
 
+    Small chains of convolution, pooling, dense layers and ReLU that are trained on a GPU with cross-entropy run in a
+    fused kernel instead: each network has a multiprocessor to itself for a whole epoch, and trials of all batch sizes
+    are one group. `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
+
     A trial is a dictionary with any of
 
     * the settings of `TrainConfig`: `lr`, `momentum`, `batch_size`, `epochs`, `seed`, `stop_loss`, …;
@@ -93,8 +99,9 @@ def train_population(
         after_epoch: called as after_epoch(finished epochs, view of the group) after every epoch of every group; the
             view gives weights, models and history rows. Of stacks it is called before the epoch's checkpoint: a run
             that goes on calls it again for every epoch that its checkpoint lacks.
-        stacked: "auto": networks that cannot be stacked are trained one by one, with a warning that says why;
-            True: they are refused; False: all are trained one by one.
+        stacked: "auto": by the fused kernel where it can, else as stacks; networks that cannot be stacked are trained
+            one by one, with a warning that says why; True: these are refused; "fused", "stack": only in this way, what
+            cannot be is refused; False: all are trained one by one. A checkpoint goes on in the way it was begun.
         show_progress: a bar on terminals, for runs of more than two seconds.
 
     Raises:
@@ -110,8 +117,9 @@ def train_population(
         >>> population.frame()["train_loss"].is_monotonic_decreasing
         True
     """
-    if stacked not in ("auto", True, False):
-        raise InputError('"auto", True or False', repr(stacked), where="train_population, stacked")
+    if stacked not in ("auto", "fused", "stack", True, False):
+        expected = '"auto", "fused", "stack", True or False'
+        raise InputError(expected, repr(stacked), where="train_population, stacked")
     CheckpointPace(checkpoint_every, checkpoint_seconds)  # refuses what cannot be meant
     read = read_trials(trials, build)
     pair, held_out = unpack_pairs(data, test)
@@ -177,12 +185,17 @@ def _grouped(
     dtype: torch.dtype | None,
     home: _Home,
 ) -> tuple[list[Group], dict[str, list[str]]]:
-    """Trials by what must be the same in a stack; and for those that cannot be stacked, the reasons."""
+    """Trials by what must be the same in a stack; and for those that cannot be stacked, the reasons.
+
+    The fused kernel takes all batch sizes together.
+    """
     gathered: dict[tuple[object, ...], list[int]] = {}
     networks: dict[tuple[object, ...], StackedNetwork | None] = {}
     reasons: dict[str, list[str]] = {}
     known: dict[str, StackedNetwork] = {}
     kind = None if dtype is None else usable_dtype(dtype, dtype)
+    fusing = Fusing(home.device, max(trial.config.batch_size for trial in trials), wanted=stacked != "stack")
+    ways: dict[tuple[object, ...], str] = {}
     for i, (trial, part, model) in enumerate(zip(trials, parts, models, strict=True)):
         model.to(torch.device("cpu"), kind)
         key: tuple[object, ...] = (i,)
@@ -190,12 +203,19 @@ def _grouped(
         try:
             if stacked is not False:
                 network = _network(build, model, part.images, known)
-                key = _key(network, model, trial, part)
+                key, way = _key(network, model, trial, part), "fused kernel"
+                try:
+                    network = fusing(key, model, trial, part)
+                except NotFused as problem:
+                    if stacked == "fused":
+                        raise NotStackable(str(problem)) from None
+                    key, way = (*key, trial.config.batch_size), f"stack: {problem}"
                 if key not in networks:
                     _probe(network, model, part.images)
+                    ways[key] = way
         except NotStackable as problem:
             network = None
-            _refuse_alone(trial, str(problem), stacked is True)
+            _refuse_alone(trial, str(problem), stacked not in ("auto", False))
             reasons.setdefault(str(problem), []).append(trial.name)
             key = (i,)
         if stacked is False:
@@ -219,6 +239,7 @@ def _grouped(
                 initial={name: value.clone() for name, value in weights.items()},
                 trained=[name for name in trained if network is None or name in network.used],
                 records=[Record() for _ in members],
+                trained_by=ways.get(key, "one by one"),
             )
         )
     return groups, reasons
@@ -243,7 +264,7 @@ def _key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialDat
     tensors = [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
     tensors += [(name, value.shape, value.dtype, False) for name, value in model.named_buffers()]
     shapes = (part.images.shape[1:], part.images.dtype, part.targets.shape, part.targets.dtype)
-    return (network.signature, *tensors, config.batch_size, config.loss, config.augmentation, *shapes)
+    return (network.signature, *tensors, config.loss, config.augmentation, *shapes)
 
 
 def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:
@@ -278,8 +299,10 @@ def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:
 def _refuse_alone(trial: Trial, reason: str, refused: bool) -> None:
     """What the plain loop cannot do, and what the user has ruled out."""
     if refused:
-        fix = 'Take stacked="auto" to train it by itself'
-        raise InputError("a network that can be stacked", reason, where=f"trial {trial.name}", fix=fix)
+        fix = 'Take stacked="auto" to train it in another'
+        raise InputError(
+            "a network that can be trained in the wanted way", reason, where=f"trial {trial.name}", fix=fix
+        )
     if trial.noise_temperature:
         raise InputError(
             "a network that can be stacked, since only stacks have noise",

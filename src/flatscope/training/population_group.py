@@ -57,6 +57,7 @@ class Group:
         epoch, seconds: finished epochs of the group, and the time they took.
         live: rows of the trials that lie in the stack.
         layers: what can be measured along the way, once that was asked for.
+        trained_by: "fused kernel"; "stack" or "one by one" with the reason.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Group:
     seconds: float = 0.0
     live: list[int] = field(default_factory=list)
     layers: StackedLayers | None = None
+    trained_by: str = ""
 
     @functools.cached_property
     def digest(self) -> str:

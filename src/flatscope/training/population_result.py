@@ -47,6 +47,7 @@ class Population(Result, Sequence[nn.Module]):
     def __init__(self, trials: Sequence[Trial], groups: Sequence[Group], test: Pair | None) -> None:
         self._trials, self._groups, self._test = list(trials), list(groups), test
         self.meta = {"networks": len(self._trials), "groups": len(self._groups), "version": __version__}
+        self.meta["trained_by"] = [group.trained_by for group in self._groups]
         self._places = {trial.index: (group, row) for group in groups for row, trial in enumerate(group.trials)}
 
     @property
