@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from flatscope.training.fused_device import Job
-from flatscope.training.fused_source import Plan
+from flatscope.training.fused_source import KernelPlan
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
@@ -33,7 +33,7 @@ class CppMachine:
     def __init__(self, folder: Path, threads: int = 4, lanes: int = 2, shared: int = 58_000) -> None:
         self._folder, self.threads, self.lanes, self.shared = folder, threads, lanes, shared
 
-    def kernel(self, plan: Plan) -> CppKernel:
+    def kernel(self, plan: KernelPlan) -> CppKernel:
         """Compiled once for each source text."""
         assert COMPILER is not None
         stem = self._folder / hashlib.blake2b(plan.source.encode(), digest_size=8).hexdigest()

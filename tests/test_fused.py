@@ -57,7 +57,7 @@ TRIALS = [
     {"lr": 0.01, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.01},
     {"lr": 0.1, "batch_size": 7, "lr_steps": ((1, 0.5),)},
     {"lr": 0.1, "batch_size": 50, "momentum": 0.5, "labels": {"random": 0.3, "seed": 3}},
-    {"lr": 0.1, "batch_size": 9},
+    {"lr": 0.1, "batch_size": 9, "shuffle": False},
 ]
 
 

@@ -116,7 +116,7 @@ def read_chain(model: nn.Module, images: Tensor) -> Chain:
         NotFused: it is something else.
     """
     example = images[:2].to("cpu", torch.float32)
-    reader = _Reader(model, example)
+    reader = _ChainReader(model, example)
     with torch.no_grad():
         output = replay(model, example, reader)
     if output is not reader.value:
@@ -132,7 +132,7 @@ def read_chain(model: nn.Module, images: Tensor) -> Chain:
     return chain
 
 
-class _Reader:
+class _ChainReader:
     """A rule for `replay` that follows one value through the operations."""
 
     def __init__(self, model: nn.Module, example: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from flatscope.training.fused_chain import NotFused
-from flatscope.training.fused_source import Plan
+from flatscope.training.fused_source import KernelPlan
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 POINTERS = (
@@ -58,7 +58,7 @@ class Machine(Protocol):
     shared: int
     blocks: int
 
-    def kernel(self, plan: Plan) -> Kernel:
+    def kernel(self, plan: KernelPlan) -> Kernel:
         """The kernel of a plan.
 
         Raises:
@@ -88,7 +88,7 @@ class Gpu:
         self.blocks = int(properties.multi_processor_count)
         self.shared = int(getattr(properties, "shared_memory_per_block_optin", 48 << 10)) // 4
 
-    def kernel(self, plan: Plan) -> GpuKernel:
+    def kernel(self, plan: KernelPlan) -> GpuKernel:
         """The kernel of a plan, compiled once in a process."""
         return _compiled(plan.source, plan.threads, plan.shared, self._device)
 

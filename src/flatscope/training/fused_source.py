@@ -26,7 +26,7 @@ MARK = "// GENERATED: struct Net, the passes over one group of samples"
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """A kernel for one chain.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
         return self.threads // self.lanes
 
 
-def plan_kernel(chain: Chain, batch: int, *, threads: int = 512, lanes: int = 32, shared: int = 58_000) -> Plan:
+def plan_kernel(chain: Chain, batch: int, *, threads: int = 512, lanes: int = 32, shared: int = 58_000) -> KernelPlan:
     """The kernel for a chain.
 
     Args:
@@ -78,7 +78,7 @@ def plan_kernel(chain: Chain, batch: int, *, threads: int = 512, lanes: int = 32
     text = Path(__file__).with_name("fused.cu").read_text(encoding="utf-8")
     assert MARK in text
     source = best.constants() + text.replace(MARK, best.passes())
-    return Plan(source, threads, lanes, best.group, best.size, best.places(), tuple(names))
+    return KernelPlan(source, threads, lanes, best.group, best.size, best.places(), tuple(names))
 
 
 class _Layout:
@@ -300,7 +300,7 @@ class _Layout:
         yield "barrier();"
 
     def places(self) -> Tensor:
-        """See `Plan`."""
+        """See `KernelPlan`."""
         sizes = [
             (math.prod(self._weight_shape(layer)), 0 if layer.bias is None else self._weight_shape(layer)[0])
             for layer in self.chain.layers

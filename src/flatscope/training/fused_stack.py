@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import epoch_order, learning_rate
+from flatscope.training.checkpoint import learning_rate
 from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_device import POINTERS, Job, Machine, NotCompiled, machine_of
 from flatscope.training.fused_source import plan_kernel
@@ -103,6 +103,8 @@ def _check_trial(trial: Trial, part: TrialData) -> None:
         raise NotFused("the images are augmented")
     if trial.noise_temperature:
         raise NotFused("there is noise in the steps")
+    if getattr(trial.config, "precision", "float32") != "float32":
+        raise NotFused("the precision is not float32")
     if not part.images.is_floating_point():
         raise NotFused("the inputs are not floating-point numbers")
 
@@ -223,11 +225,9 @@ class FusedStack(Stack):
         self._fused.kernel.start(job, blocks)
 
     def _orders(self, epoch: int) -> Tensor:
-        """The order of samples of every trial, as plain training has it."""
         if self._next is not None and self._next[0] == epoch:
             return self._next[1]
-        n = self.samples.targets.shape[1]
-        return torch.stack([epoch_order(n, trial.config.seed, epoch) for trial in self.trials])
+        return super()._orders(epoch)
 
     def _size(self) -> int:
         return sum(value[0].numel() for value in self.trained.values())

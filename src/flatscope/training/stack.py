@@ -258,9 +258,7 @@ class Stack:
                 for trial, rate in zip(self.trials, rates, strict=True)
             ]
             self._noise_power.copy_(self._spread(powers))
-        n = self._order.shape[1]
-        settings = [trial.config for trial in self.trials]
-        orders = torch.stack([epoch_order(n, own.seed, epoch, shuffle=own.shuffle) for own in settings]).to(self.device)
+        n, orders = self._order.shape[1], self._orders(epoch).to(self.device)
         rows = torch.arange(len(self.trials), device=self.device)[:, None]
         self._order.copy_(orders if self.samples.index is None else self.samples.index.gather(1, orders))
         self._targets.copy_(self.samples.targets[rows, orders])
@@ -274,6 +272,11 @@ class Stack:
         self._halted.zero_()
         seeds = {row: stream_seed(self.trials[row].config.seed, epoch, "noise") for row in self._noisy}
         return {row: torch.Generator(self.device).manual_seed(seed) for row, seed in seeds.items()}
+
+    def _orders(self, epoch: int) -> Tensor:
+        """The order in which each trial takes its samples, as plain training has it."""
+        n, settings = self.samples.targets.shape[1], [trial.config for trial in self.trials]
+        return torch.stack([epoch_order(n, own.seed, epoch, shuffle=own.shuffle) for own in settings])
 
     def _step(self, size: int) -> None:
         """The next batch of every trial: gather, forward, backward, update. Nothing in it waits for the device."""
