@@ -17,6 +17,7 @@ from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params
 
 RULES = ("max_product", "cyclic", "diagonal")
+TIE = 256  # roundings by which products of weights may differ and count as equal
 
 
 class ZeroSkeletonError(NotApplicable):
@@ -82,7 +83,8 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
         weight = params[layer.weight].detach().double().cpu()
         _refuse_non_finite(layer, weight)
         if rule == "max_product":
-            found = _strongest(layer, weight, own, other, log, settled)
+            rounding = TIE * torch.finfo(params[layer.weight].dtype).eps
+            found = _strongest(layer, weight, own, other, log, settled, rounding)
         else:
             found = _by_number(layer, weight.shape, new, settled, rule, forward)
         far = _flat_channels(layer, weight.shape)[1 if forward else 0]
@@ -115,15 +117,19 @@ def _flat_channels(layer: GraphLayer, shape: torch.Size) -> tuple[Tensor, Tensor
 
 
 def _strongest(
-    layer: GraphLayer, weight: Tensor, own: Tensor, other: Tensor, log: Tensor, settled: Tensor
+    layer: GraphLayer, weight: Tensor, own: Tensor, other: Tensor, log: Tensor, settled: Tensor, rounding: float
 ) -> dict[int, int]:
-    """For every class the entry with the largest product, all of a class's candidates carrying the same scale."""
+    """For every class the entry with the largest product, all of a class's candidates carrying the same scale.
+
+    The first of those that are equal but for rounding: the same network with units rescaled, or read on another
+    machine, must not get another skeleton.
+    """
     outputs, inputs = _flat_channels(layer, weight.shape)
     near, far = (own[outputs], other[inputs]) if own is layer.outputs else (own[inputs], other[outputs])
     scores = weight.flatten().abs().log() + log[far]
     scores[~settled[far]] = -torch.inf
     best = torch.full(log.shape, -torch.inf, dtype=torch.float64).scatter_reduce(0, near, scores, "amax")
-    hits = ((scores == best[near]) & scores.isfinite()).nonzero().flatten()
+    hits = ((scores >= best[near] - rounding) & scores.isfinite()).nonzero().flatten()
     first = torch.full(log.shape, weight.numel()).scatter_reduce(0, near[hits], hits, "amin")
     return {number: int(first[number]) for number in set(near[hits].tolist())}
 
