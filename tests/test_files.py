@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
+import flatscope as fs
 from flatscope import files
 from flatscope.errors import FlatscopeError
 from flatscope.files import (
@@ -25,7 +28,7 @@ from flatscope.files import (
     tensor_bytes,
 )
 from flatscope.training.formats import read_npz
-from flatscope.training.weight_files import read_weights
+from flatscope.training.weight_files import read_weights, save_weights
 
 KINDS = fuzz.kinds()
 
@@ -127,3 +130,23 @@ def test_tensors_that_repeat_a_few_bytes_are_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(1).expand(1 << 40)}, path)
     with pytest.raises(FlatscopeError, match="bytes of tensors"):
         read_weights(path)
+
+
+def test_what_was_measured_is_named_by_its_checksum(tmp_path: Path) -> None:
+    weights = save_weights(fuzz.old_network(0), tmp_path / "w.pt")
+    np.savez(tmp_path / "data.npz", x_train=np.ones((6, 3), np.float32), y_train=np.arange(6) % 2)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+    )
+    words = ["--model", f"{tmp_path / 'net.py'}:build", "--weights", str(weights), "--data", str(tmp_path / "data.npz")]
+    out = tmp_path / "table.json"
+    subprocess.run(
+        [sys.executable, "-m", "flatscope", "measure", "--measure", "l2_norm", *words, "--out", str(out)],
+        check=True,
+        timeout=120,
+    )
+    meta = fs.Table.load(out).meta
+    expected = {
+        f"{name} checksum": files.file_digest(path) for name, path in {"weights": weights, "data": words[-1]}.items()
+    }
+    assert expected.items() <= meta.items()

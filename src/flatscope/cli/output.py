@@ -16,7 +16,6 @@ from rich.text import Text
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
-    from flatscope.cli.options import NetworkOptions
     from flatscope.table import Table
 
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
@@ -47,12 +46,6 @@ def note_found_initial(given: Path | None, used: Path | None) -> None:
 def command_line() -> str:
     """The command as it was typed, for the provenance of what it writes."""
     return shlex.join(["flatscope", *sys.argv[1:]])
-
-
-def network_meta(network: NetworkOptions) -> dict[str, str]:
-    """Where a measured network comes from, for the provenance of what was found."""
-    weights = str(network.weights or "")
-    return {"model": network.model, "weights": weights, "data": network.data, "command": command_line()}
 
 
 def show_warning(message: Any, *_: Any, **__: Any) -> None:

@@ -9,8 +9,15 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import auditing
-from flatscope.cli.output import check_place, console, network_meta, note_found_initial, note_missing_weights, show_note
-from flatscope.cli.sources import check_measures, find_initial, load_problem, parse_model_options, parse_options
+from flatscope.cli.output import check_place, console, note_found_initial, note_missing_weights, show_note
+from flatscope.cli.sources import (
+    check_measures,
+    find_initial,
+    load_problem,
+    network_meta,
+    parse_model_options,
+    parse_options,
+)
 from flatscope.errors import UnknownNameError
 from flatscope.ranks import process_group
 from flatscope.symmetries.audit import Audit

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flatscope.cli.output import check_folder, check_place, command_line, network_meta, note_missing_weights, show_grid
-from flatscope.cli.sources import load_model, load_problem, parse_model_options
+from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.sources import load_model, load_problem, network_meta, parse_model_options
 from flatscope.errors import InputError
 from flatscope.formatting import number, numbered
 from flatscope.landscapes import Surface

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from flatscope.cli.output import check_place, command_line, network_meta, note_missing_weights, show_grid
-from flatscope.cli.sources import load_problem
+from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.sources import load_problem, network_meta
 from flatscope.errors import InputError
 from flatscope.ranks import process_group
 from flatscope.reports.page import report

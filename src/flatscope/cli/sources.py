@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
+from flatscope.cli.output import command_line
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.factories import find_factory
-from flatscope.files import from_json_bytes
+from flatscope.files import file_digest, from_json_bytes
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope.training import models
@@ -123,6 +124,17 @@ def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data 
     loaded = load_source(given)
     network = load_model(given.model, given.weights, loaded, given.seed, parse_model_options(given.model_option))
     return Problem(network, train=loaded.train, test=loaded.test, **loss | settings), loaded
+
+
+def network_meta(network: NetworkOptions) -> dict[str, str]:
+    """Where a measured network comes from, for the provenance of what was found."""
+    weights = str(network.weights or "")
+    found = {"model": network.model, "weights": weights, "data": network.data, "command": command_line()}
+    for name, path in (("weights", Path(weights)), ("data", Path(network.data))):
+        path = path / WEIGHTS_FILE if name == "weights" and path.is_dir() else path
+        if path.is_file():
+            found[f"{name} checksum"] = file_digest(path)
+    return found
 
 
 def saved_error(weights: Path | None) -> float | None:
