@@ -39,6 +39,7 @@ from flatscope_papers.neyshabur2017.conditions import (
 from flatscope_papers.neyshabur2017.confusion import rise
 from flatscope_papers.neyshabur2017.deep_networks import FLOOR, _curves, _row_norms, _switching, histogram, of_panel
 from flatscope_papers.neyshabur2017.label_networks import SIZES, gap_slope, growth, label_verdicts, log_gap
+from flatscope_papers.neyshabur2017.noisy_networks import found as noise_found
 from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
 from flatscope_papers.neyshabur2017.true_and_random_labels import mean_growth, most_pronounced, same_order
 from flatscope_papers.neyshabur2017.width import change
@@ -54,6 +55,28 @@ EXPONENTS = {"l2_norm": 1.6, "l1_path_norm": 1.2, "l2_path_norm": 1.5, "spectral
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
+
+
+def test_smoke_of_the_theorem(store: Path) -> None:
+    result = study("neyshabur2017-theorem1", "smoke", workers=0, store=store, device="cpu")
+    assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
+    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
+
+
+def test_what_noise_does_gets_the_verdict_that_is_due() -> None:
+    claims = {claim.key: claim for claim in find_study("neyshabur2017-theorem1").claims}
+    table = pd.DataFrame(
+        {"switched": [2.0, 2.1, 2.2], "sharpness_ratio": [9.0, 8.0, 9.5], "shuffled_ratio": [3.0, 3.1, 2.9]}
+    )
+    noise = pd.DataFrame({"network": [0, 0, 1, 2], "rise": [0.1, 0.2, 0.1, 0.3], "bound": 5.0, "split": 0.9})
+    answers = noise_found(table, noise)
+    verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in answers.items()}
+    failing = {key for key, verdict in verdicts.items() if verdict != REPRODUCED}
+    assert failing == {"depth", "lemma_2"}
+    worse = noise_found(1 / table, noise.assign(bound=0.15, split=1.1))
+    verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in worse.items()}
+    assert REPRODUCED not in verdicts.values()
+    assert answers["depth"].value == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("name", NAMES)

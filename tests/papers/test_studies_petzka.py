@@ -11,11 +11,20 @@ import pandas as pd
 import pytest
 import torch
 
+import flatscope as fs
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
 from flatscope_papers.petzka2019.mnist import PER_NETWORK, lead_found, within_batches
-from flatscope_papers.petzka2019.regressions import DELTAS, injected, minimum, order_of_rest, remarks, ridge_found
+from flatscope_papers.petzka2019.regressions import (
+    DELTAS,
+    injected,
+    minimum,
+    order_of_rest,
+    remarks,
+    ridge_found,
+    summed,
+)
 from flatscope_papers.petzka2019.table1 import MEASURES, OF_HESSIAN, OF_LAYERS, changes, found, weights_alone
 
 NAMES = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "ridge", "feature-robustness", "table1"]
@@ -80,6 +89,17 @@ def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
     assert verdicts(regressions(0.0)) == [REPRODUCED, NOT_REPRODUCED]
     assert verdicts(regressions(1e-6)) == [NOT_REPRODUCED, NOT_REPRODUCED]
     assert verdicts(regressions(99.0)) == [NOT_REPRODUCED, REPRODUCED]  # of a summed loss
+
+
+def test_the_printed_constant_is_that_of_a_summed_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    model = torch.nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    loss = summed(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
+    [kappa] = fs.measure(fs.Problem(model, train=(x, y), loss=loss), "kappa").layer("kappa").values()
+    due = float(model.weight.detach().square().sum() * 2 * torch.linalg.eigvalsh(x.T @ x)[-1])
+    assert kappa == pytest.approx(due, rel=1e-9)
 
 
 def test_noise_of_the_right_law_raises_the_loss_as_much_as_random_matrices() -> None:

@@ -25,7 +25,7 @@ from flatscope_papers.yi2019.path_counts import figure_1_error, found, with_at_m
 from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, pac_found
 from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages
 
-NAMES = ["fig3", "invariance", "balance", "pac-bayes", "basis-paths"]
+NAMES = ["fig3", "invariance", "balance", "pac-bayes", "basis-paths", "radius"]
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,8 @@ from flatscope_papers.zhang2017.potential_chains import MAPS
 from flatscope_papers.zhang2017.three_points import LAMBDAS, difference_of_differences, harder, plateaus
 
 NAMES = [
+    "statements",
+    "conjecture1",
     "fig5",
     "fig7",
     "fig8",
@@ -64,7 +66,9 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.answer.value) for finding in result.findings)
+    # Networks that were hardly trained may have no margin to compare.
+    answers = [finding.answer for finding in result.findings if "not positive" not in finding.answer.note]
+    assert all(math.isfinite(answer.value) for answer in answers)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
 SIZES = grid(__name__)
 DELTAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 
@@ -42,6 +44,14 @@ def ridge(config: Config, store: Store) -> Measured:
         "top_moment": top,
     }
     return Measured(metrics)
+
+
+def summed(loss: SampleLoss, samples: int) -> SampleLoss:
+    """A loss whose mean over so many samples is the sum of `loss`, which the paper's proofs and its constant c have.
+
+    Every κ and ρ of it is that of the mean times the number of samples; correlations are the same.
+    """
+    return lambda outputs, targets: samples * loss(outputs, targets)
 
 
 def _ridge_stages(scale: str) -> list[Stage]:
