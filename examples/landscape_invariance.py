@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 import flatscope as fs
-from flatscope.landscapes import Surface
+from flatscope import Surface
 from flatscope.training.data import load
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build

@@ -21,8 +21,8 @@ from torch import Tensor
 
 import flatscope as fs
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
-from flatscope.landscapes import Surface
 from flatscope.landscapes.grid_losses import GridLosses
+from flatscope.landscapes.surface import Surface
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:

@@ -21,7 +21,6 @@ from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.registry import declarations
-from flatscope.reports import report, save_figures
 from flatscope.reports.figure_data import (
     comparison_data,
     curves_data,
@@ -33,10 +32,11 @@ from flatscope.reports.figure_data import (
     linear_ticks,
     log_ticks,
 )
+from flatscope.reports.figures import save_figures
 from flatscope.reports.items import by_kind
 from flatscope.reports.markup import formula
 from flatscope.reports.measured import comparability, lines, minimum_verdict, standing
-from flatscope.reports.page import page_text
+from flatscope.reports.page import page_text, report
 from flatscope.table import Table
 
 HOSTILE = "<script>alert('x')</script>\"&"

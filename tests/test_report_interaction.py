@@ -11,7 +11,7 @@ from test_report_browser import SIDEWAYS, brightness, browser, made, pytestmark 
 from test_report_landscape import bowl
 from test_report_population import NETWORK_WIDE, population
 
-from flatscope.reports import PopulationFrame
+from flatscope.reports.population_frame import PopulationFrame
 
 N_NETWORKS = 144
 CORRELATIONS = (

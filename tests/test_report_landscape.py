@@ -14,9 +14,9 @@ from networks import mlp
 from test_report import Page, row, table
 
 import flatscope as fs
-from flatscope.landscapes import Surface
-from flatscope.reports import save_figures
+from flatscope.landscapes.surface import Surface
 from flatscope.reports.figure_data import Scale, bicriteria_data, units_data, units_profiles
+from flatscope.reports.figures import save_figures
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
 from flatscope.reports.surfaces import HOLE, RAMP, bands, height_scale, lines_of, placed, planes, ramp_colour

@@ -14,10 +14,17 @@ from test_report import HOSTILE, Page
 
 from flatscope.errors import InputError
 from flatscope.registry import declarations
-from flatscope.reports import PopulationFrame, report, save_figures
+from flatscope.reports.figures import save_figures
 from flatscope.reports.items import by_kind
-from flatscope.reports.page import page_text
-from flatscope.reports.population_frame import base_name, colour_choices, is_population, network_names, target_column
+from flatscope.reports.page import page_text, report
+from flatscope.reports.population_frame import (
+    PopulationFrame,
+    base_name,
+    colour_choices,
+    is_population,
+    network_names,
+    target_column,
+)
 from flatscope.reports.population_page import summary_sentences
 
 NETWORK_WIDE = [name for name, entry in declarations().items() if entry.per == "network"]

@@ -10,23 +10,20 @@ from flatscope.version import __version__
 if TYPE_CHECKING:
     from flatscope import stats
     from flatscope.auditing import audit
-    from flatscope.comparing import Comparison, compare
+    from flatscope.comparing.comparison import Comparison
+    from flatscope.comparing.running import compare
     from flatscope.context import Context
     from flatscope.errors import FlatscopeError, InputError, NumericalWarning
     from flatscope.interpolation import Simplex, interpolate
-    from flatscope.landscapes import Surface, landscape
+    from flatscope.landscapes.making import landscape
+    from flatscope.landscapes.surface import Surface
     from flatscope.measuring import bounds, measure
     from flatscope.problem import Problem
     from flatscope.reports.page import report
     from flatscope.reports.population_frame import PopulationFrame
-    from flatscope.spectra import (
-        Eigenpairs,
-        SpectralDensity,
-        eigenpairs,
-        gauss_newton,
-        hessian,
-        spectral_density,
-    )
+    from flatscope.spectra.density import SpectralDensity
+    from flatscope.spectra.finding import eigenpairs, gauss_newton, hessian, spectral_density
+    from flatscope.spectra.pairs import Eigenpairs
     from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
     from flatscope.symmetries.audit import Audit
     from flatscope.table import Table
@@ -75,9 +72,9 @@ _HOMES = {
     "SGLD": "training.langevin",
     "Audit": "symmetries.audit",
     "BasisPaths": "symmetries",
-    "Comparison": "comparing",
+    "Comparison": "comparing.comparison",
     "Context": "context",
-    "Eigenpairs": "spectra",
+    "Eigenpairs": "spectra.pairs",
     "FlatscopeError": "errors",
     "InputError": "errors",
     "NumericalWarning": "errors",
@@ -85,21 +82,21 @@ _HOMES = {
     "PopulationFrame": "reports.population_frame",
     "Problem": "problem",
     "Simplex": "interpolation",
-    "SpectralDensity": "spectra",
-    "Surface": "landscapes",
+    "SpectralDensity": "spectra.density",
+    "Surface": "landscapes.surface",
     "Table": "table",
     "audit": "auditing",
-    "compare": "comparing",
-    "eigenpairs": "spectra",
+    "compare": "comparing.running",
+    "eigenpairs": "spectra.finding",
     "fold_batchnorm": "symmetries",
-    "gauss_newton": "spectra",
-    "hessian": "spectra",
+    "gauss_newton": "spectra.finding",
+    "hessian": "spectra.finding",
     "interpolate": "interpolation",
-    "landscape": "landscapes",
+    "landscape": "landscapes.making",
     "measure": "measuring",
     "report": "reports.page",
     "rescale": "symmetries",
-    "spectral_density": "spectra",
+    "spectral_density": "spectra.finding",
     "train_population": "training.population",
 }
 # Packages that are public themselves; `bounds` can be called.

@@ -2,7 +2,7 @@
 
 One rule for the audit, for comparisons and for the report. A difference is explained by rounding, by the standard
 errors of two estimates, by the intervals that the solver of an exact value vouches for, and by two searches that end
-at different places.
+at different places. Also the interval of a proportion.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import ndtri
+
+from flatscope.errors import InputError
 
 # Chance that standard errors alone make one of all the numbers compared look moved.
 FALSE_ALARM = 1e-5
@@ -86,3 +88,25 @@ def changes(before: Readings, after: Readings) -> Numbers:
     same = after.value == before.value  # infinities too
     found: Numbers = np.where(same, 0.0, np.nan_to_num(distance, nan=math.inf, posinf=math.inf))
     return found
+
+
+def checked_confidence(confidence: float) -> float:
+    """A level strictly between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise InputError("a level between 0 and 1", repr(confidence), where="confidence", fix="Use 0.95 for 95 %")
+    return float(confidence)
+
+
+def wilson(successes: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; halves (ties) are allowed among the successes."""
+    level = checked_confidence(confidence)
+    if n < 0 or not 0 <= successes <= n:
+        raise InputError("0 ≤ successes ≤ n", f"{successes} of {n}", where="wilson")
+    if n == 0:
+        return 0.0, 1.0
+    z = float(ndtri(0.5 + level / 2))
+    share, scale = successes / n, 1 + z * z / n
+    centre = (share + z * z / (2 * n)) / scale
+    reach = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / scale
+    low = 0.0 if successes == 0 else max(centre - reach, 0.0)
+    return low, 1.0 if successes == n else min(centre + reach, 1.0)

@@ -14,7 +14,7 @@ from test_report_browser import pytestmark as in_browser
 from test_report_interaction import opened
 
 from flatscope.registry import PAPERS
-from flatscope.reports import report
+from flatscope.reports.page import report
 from flatscope_papers import studies
 from flatscope_papers.pages.section import address
 from flatscope_papers.reproduction import latest, load_results

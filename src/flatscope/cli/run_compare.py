@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from flatscope import comparing
 from flatscope.cli.output import check_place, command_line, show_grid, show_note
 from flatscope.cli.sources import (
     check_measures,
@@ -18,7 +17,8 @@ from flatscope.cli.sources import (
     parse_model_options,
     parse_options,
 )
-from flatscope.comparing import Comparison
+from flatscope.comparing import running
+from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
@@ -48,7 +48,7 @@ def run_compare(given: CompareCommand) -> None:
             network = load_model(factory, path, loaded, given.seed, factory_options)
             settings = load_loss(given) | {"device": own_device}
             problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
-        found = comparing.compare(
+        found = running.compare(
             problems, names=given.measures, seed=given.seed, options=options, tolerance=given.tolerance
         )
         if next(iter(problems.values())).ranks.rank:

@@ -15,7 +15,8 @@ from flatscope.cli.output import check_place, command_line, show_grid
 from flatscope.cli.run_audit import show_audit
 from flatscope.context import Context
 from flatscope.errors import NumericalWarning
-from flatscope.landscapes import Surface, landscape
+from flatscope.landscapes.making import landscape
+from flatscope.landscapes.surface import Surface
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import select

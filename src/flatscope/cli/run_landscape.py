@@ -11,8 +11,8 @@ from flatscope.cli.output import check_folder, check_place, command_line, note_m
 from flatscope.cli.sources import load_model, load_problem, network_meta, parse_model_options
 from flatscope.errors import InputError
 from flatscope.formatting import number, numbered
-from flatscope.landscapes import Surface
 from flatscope.landscapes.making import landscape as draw_landscape
+from flatscope.landscapes.surface import Surface
 from flatscope.reports.page import report
 
 if TYPE_CHECKING:

@@ -48,7 +48,6 @@ from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, catalogue_markdown, declarations, measure_page
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
-from flatscope.reports.page import report as write_report
 from flatscope.table import Table
 from flatscope.training.data import Data, DataSource
 from flatscope.training.weight_files import read_weights
@@ -120,7 +119,9 @@ def run_measure(given: MeasureCommand) -> None:
         if certificates:
             tables["bounds"].save(given.out.with_stem(f"{given.out.stem}-bounds"))
     if given.report is not None:
-        write_report(list(tables.values()), given.report, command=command_line())
+        from flatscope.reports.page import report  # the pages of every kind of result
+
+        report(list(tables.values()), given.report, command=command_line())
         show_note(f"report written to {given.report}")
 
 

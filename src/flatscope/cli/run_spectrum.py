@@ -12,7 +12,9 @@ from flatscope.cli.sources import load_problem, network_meta
 from flatscope.errors import InputError
 from flatscope.ranks import process_group
 from flatscope.reports.page import report
-from flatscope.spectra import Eigenpairs, SpectralDensity, eigenpairs, spectral_density
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.finding import eigenpairs, spectral_density
+from flatscope.spectra.pairs import Eigenpairs
 
 if TYPE_CHECKING:
     from flatscope.cli.options import SpectrumCommand

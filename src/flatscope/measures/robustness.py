@@ -17,6 +17,7 @@ from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.network.layers import Call, recorded
 from flatscope.network.operator_norms import matrix_norm
+from flatscope.noise import wilson
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs
 from flatscope.stopping import FIRST_LOOK, out_of_time
@@ -51,8 +52,6 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
         draws: the most noise vectors of each sample and level, at least 2; fewer for levels that have reached the
             precision that is asked for after 2, 4 or 8.
     """
-    from flatscope.stats.estimate import wilson  # here: statistics take long to import, and few measures need them
-
     levels = checked_gammas(gammas)
     if draws < 2:
         raise InputError("at least two draws", str(draws), where="draws")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flatscope.comparing import Comparison
+from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.interpolation import Simplex
-from flatscope.landscapes import Surface
+from flatscope.landscapes.surface import Surface
 from flatscope.papers import from_papers
 from flatscope.reports.charts import Colours
 from flatscope.reports.markup import Part
@@ -32,7 +32,8 @@ from flatscope.reports.simplexes import simplexes_part
 from flatscope.reports.spectrum_charts import spectra_part
 from flatscope.reports.surfaces import SPACE_WORDS, surfaces_part
 from flatscope.results import Result
-from flatscope.spectra import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.pairs import Eigenpairs
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 

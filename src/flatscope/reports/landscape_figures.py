@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatscope.formatting import written
-from flatscope.landscapes import Surface
+from flatscope.landscapes.surface import Surface
 from flatscope.reports.figure_data import Scale, wants_log
 from flatscope.reports.surfaces import SPACE_WORDS, PlaneData, bands, height_scale, lines_of, placed, planes
 

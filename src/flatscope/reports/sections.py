@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.comparing import Comparison
-from flatscope.comparing.comparison import ERRORS
+from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.comparing.rankings import places
 from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.files import figure_bytes

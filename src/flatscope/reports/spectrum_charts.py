@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from flatscope.formatting import number, written
 from flatscope.reports.charts import Chart, Colours, Key, PlotLine, line_plot
 from flatscope.reports.markup import Part, Section, fragment
-from flatscope.spectra import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.pairs import Eigenpairs
 
 GRID = 301
 FALLBACK = 6  # colour of a network that no table of the page is about

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flatscope.formatting import written
-from flatscope.landscapes import Surface
+from flatscope.landscapes.surface import Surface
 from flatscope.reports.charts import Chart, Colours, Key, PlotLine, line_plot
 from flatscope.reports.figure_data import Scale, linear_ticks, wants_log
 from flatscope.reports.markup import Part, Section, element, fragment

@@ -7,8 +7,9 @@ Example:
     (0.6, 5)
 """
 
+from flatscope.noise import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
-from flatscope.stats.estimate import Estimate, holm, wilson
+from flatscope.stats.estimate import Estimate, holm
 from flatscope.stats.ranking import Ranking, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (
     Granulated,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.stats.estimate import Estimate, Floats, checked_confidence, columns, holm, paired
+from flatscope.noise import checked_confidence
+from flatscope.stats.estimate import Estimate, Floats, columns, holm, paired
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 
 Kind = Literal["pearson", "spearman", "kendall"]

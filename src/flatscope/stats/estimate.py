@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number
@@ -55,13 +54,6 @@ class Estimate:
         text += f", n = {self.n}"
         text += f" ({self.dropped} dropped)" if self.dropped else ""
         return text + (f", {self.method}" if self.method else "") + (f"; {self.note}" if self.note else "")
-
-
-def checked_confidence(confidence: float) -> float:
-    """A level strictly between 0 and 1."""
-    if not 0 < confidence < 1:
-        raise InputError("a level between 0 and 1", repr(confidence), where="confidence", fix="Use 0.95 for 95 %")
-    return float(confidence)
 
 
 def as_numbers(values: Any, where: str) -> Floats:
@@ -115,21 +107,6 @@ def group_numbers(codes: Codes) -> Codes:
         return np.zeros(len(codes), dtype=np.int64)
     found: Codes = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return found
-
-
-def wilson(successes: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; halves (ties) are allowed among the successes."""
-    level = checked_confidence(confidence)
-    if n < 0 or not 0 <= successes <= n:
-        raise InputError("0 ≤ successes ≤ n", f"{successes} of {n}", where="wilson")
-    if n == 0:
-        return 0.0, 1.0
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    share, scale = successes / n, 1 + z * z / n
-    centre = (share + z * z / (2 * n)) / scale
-    reach = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / scale
-    low = 0.0 if successes == 0 else max(centre - reach, 0.0)
-    return low, 1.0 if successes == n else min(centre + reach, 1.0)
 
 
 def holm(p: Any) -> Floats:

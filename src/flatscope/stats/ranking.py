@@ -11,7 +11,8 @@ import pandas as pd
 from scipy import stats
 
 from flatscope.errors import InputError
-from flatscope.stats.estimate import Floats, as_numbers, checked_confidence
+from flatscope.noise import checked_confidence
+from flatscope.stats.estimate import Floats, as_numbers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError
-from flatscope.stats.estimate import Codes, Estimate, Floats, checked_confidence, coded, columns, group_numbers, wilson
+from flatscope.noise import checked_confidence, wilson
+from flatscope.stats.estimate import Codes, Estimate, Floats, coded, columns, group_numbers
 
 
 @dataclass(frozen=True)
