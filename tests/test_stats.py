@@ -183,8 +183,27 @@ def test_granulated_kendall_by_hand() -> None:
     assert found.by_parameter["width"].value == 1.0
     assert found.by_parameter["optimiser"].value == 0.0
     assert found.average.value == 0.5
-    assert (found.by_parameter["optimiser"].low, found.by_parameter["optimiser"].high) == (-1.0, 1.0)
+    # two pairs of four networks, off by +½ and −½: a standard error of √½, three degrees of freedom
+    assert found.by_parameter["optimiser"].high == pytest.approx(math.tanh(3.182446 * math.sqrt(0.5)), abs=1e-6)
+    assert found.by_parameter["optimiser"].low == -found.by_parameter["optimiser"].high
     assert "ψ(width)" in str(found)
+
+
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_the_interval_of_granulated_kendall_covers(effect: float) -> None:
+    """Networks, not groups, are what is independent: each is in a pair of every hyper-parameter."""
+    names, rng = list("abcd"), np.random.default_rng(0)
+    settings = pd.DataFrame(list(itertools.product((0, 1), repeat=4)) * 2, columns=names)
+    shared = effect * settings.sum(axis=1).to_numpy()
+    found = []
+    for _ in range(150):
+        noise = rng.standard_normal((2, len(settings)))
+        frame = settings.assign(measure=shared + noise[0], gap=shared + 0.5 * noise[0] + noise[1])
+        found.append(stats.granulated_kendall(frame, "measure", "gap", names).average)
+    truth = np.mean([one.value for one in found])
+    held = np.mean([one.low <= truth <= one.high for one in found])
+    assert held >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(found))
+    assert held < 1.0
 
 
 def test_sign_error_by_hand() -> None:

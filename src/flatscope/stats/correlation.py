@@ -299,7 +299,7 @@ def correlation_table(
             )
             rows.append((name, kind, found))
         if parameters:
-            rows += _given_settings(frame, name, target, parameters, confidence, resamples, seed)
+            rows += _given_settings(frame, name, target, parameters, confidence)
     table = pd.DataFrame(
         [
             (name, statistic, e.value, e.low, e.high, e.p, e.p, e.n, e.dropped, e.method, e.note)
@@ -318,16 +318,12 @@ def _given_settings(
     target: str,
     parameters: Sequence[str],
     confidence: float,
-    resamples: int,
-    seed: int,
 ) -> list[tuple[str, str, Estimate]]:
     partial = [
         (f"partial_{kind}", partial_correlation(frame, name, target, parameters, kind, confidence=confidence))
         for kind in ("pearson", "spearman")
     ]
-    granulated = granulated_kendall(
-        frame, name, target, parameters, confidence=confidence, resamples=resamples, seed=seed
-    )
+    granulated = granulated_kendall(frame, name, target, parameters, confidence=confidence)
     signs = sign_error(frame, name, target, parameters, confidence=confidence)
     found = [
         *partial,

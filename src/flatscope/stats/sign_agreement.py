@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy import stats as scipy_stats
 
 from flatscope.errors import InputError
 from flatscope.noise import checked_confidence, wilson
 from flatscope.stats.estimate import Codes, Estimate, Floats, coded, columns, group_numbers
+
+METHOD = "granulated Kendall, pairs that share a network"
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,15 @@ class SignError:
 
 
 def granulated_kendall(
-    frame: pd.DataFrame,
-    measure: str,
-    target: str,
-    parameters: Sequence[str],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
+    frame: pd.DataFrame, measure: str, target: str, parameters: Sequence[str], *, confidence: float = 0.95
 ) -> Granulated:
     """Granulated Kendall coefficient of Jiang et al. 2020: rank agreement when one hyper-parameter at a time moves.
 
     ψ_i averages Kendall's coefficient (sign agreement, ties count 0) over the groups of networks that share every
     hyper-parameter but the i-th; only pairs in which the i-th differs count, so repeats with other seeds do not mix in.
-    Ψ is the mean of the ψ_i. Intervals resample groups, each hyper-parameter's by itself (percentiles); groups of
-    different hyper-parameters share networks, so the interval of Ψ is approximate.
+    Ψ is the mean of the ψ_i. Pairs that share a network depend on each other, and one network is in pairs of every
+    hyper-parameter: standard errors add up the products of all pairs that share one (Aronow et al. 2015), and
+    intervals are taken on Fisher's scale. Resampled groups, as if they were independent, cover 80 to 88 % of 95.
 
     Args:
         frame: one row per network.
@@ -72,39 +69,38 @@ def granulated_kendall(
         target: column of the generalization gap.
         parameters: columns of the hyper-parameters; the seed is not one unless it is named.
         confidence: level of the intervals.
-        resamples: bootstrap resamples; 0 for no intervals.
-        seed: of the resamples.
     """
     level = checked_confidence(confidence)
     names = _at_least_one(parameters)
     x, y, settings, dropped = columns(frame, measure, target, names)
-    codes, rng = coded(settings), np.random.default_rng(seed)
-    by_parameter, means = {}, []
+    codes = coded(settings)
+    by_parameter: dict[str, Estimate] = {}
+    parts = []  # what each pair adds to its ψ_i, less what it would add on average
     for place, name in enumerate(names):
-        found = [_agreement(x, y, codes[:, place], rows) for rows in _others_fixed(codes, place)]
-        taus = np.array([tau for tau in found if not math.isnan(tau)])
-        method = "granulated Kendall, groups resampled" if resamples else "granulated Kendall"
-        if len(taus) == 0:
-            note = f"no two networks differ in {name} alone"
+        pairs = _pairs_of_groups(codes, place)
+        if not pairs:
+            note, method = f"no two networks differ in {name} alone", "granulated Kendall"
             by_parameter[name] = Estimate(math.nan, n=0, method=method, dropped=dropped, note=note, confidence=level)
             continue
-        draws = taus[rng.integers(len(taus), size=(resamples, len(taus)))].mean(1) if resamples else np.empty(0)
-        low, high, note = _percentiles(draws, level, len(taus))
-        value = float(taus.mean())
-        by_parameter[name] = Estimate(value, low, high, math.nan, len(taus), method, dropped, note, level)
-        means.append(draws)
-    known = [psi.value for psi in by_parameter.values() if not math.isnan(psi.value)]
-    if not known:
+        agree = [np.sign(x[one] - x[other]) * np.sign(y[one] - y[other]) for one, other in pairs]
+        value = float(np.mean([signs.mean() for signs in agree]))
+        first, second = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        part = first, second, np.concatenate([(signs - value) / (len(signs) * len(pairs)) for signs in agree])
+        parts.append(part)
+        ends = _fisher_ends(value, _shared_error(*part, len(x)), len(pairs), len(x), level)
+        by_parameter[name] = Estimate(value, *ends[:2], math.nan, len(pairs), METHOD, dropped, ends[2], level)
+    if not parts:
         note = "no two networks differ in one hyper-parameter alone"
         return Granulated(by_parameter, Estimate(math.nan, method="Ψ", dropped=dropped, note=note, confidence=level))
-    fewest = min(psi.n for psi in by_parameter.values() if psi.n)
-    low, high, note = _percentiles(np.mean(means, axis=0), level, fewest)
+    known = [psi for psi in by_parameter.values() if psi.n]
+    value = float(np.mean([psi.value for psi in known]))
+    first, second, off = (np.concatenate(side) for side in zip(*parts, strict=True))
+    error = _shared_error(first, second, off / len(parts), len(x))
+    low, high, note = _fisher_ends(value, error, min(psi.n for psi in known), len(x), level)
     left_out = [name for name, psi in by_parameter.items() if not psi.n]
     note = f"without {', '.join(left_out)}" if left_out else note
     method = f"mean of {len(known)} granulated Kendall coefficients"
-    return Granulated(
-        by_parameter, Estimate(float(np.mean(known)), low, high, math.nan, len(x), method, dropped, note, level)
-    )
+    return Granulated(by_parameter, Estimate(value, low, high, math.nan, len(x), method, dropped, note, level))
 
 
 def sign_error(
@@ -183,21 +179,32 @@ def _others_fixed(codes: Codes, place: int) -> Iterator[Codes]:
             yield rows
 
 
-def _agreement(x: Floats, y: Floats, setting: Codes, rows: Codes) -> float:
-    """Mean sign agreement of the pairs of rows whose setting differs; NaN without one."""
-    first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
-    differ = setting[first] != setting[second]
-    agree = np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])
-    return float(agree[differ].mean()) if differ.any() else math.nan
+def _pairs_of_groups(codes: Codes, place: int) -> list[tuple[Codes, Codes]]:
+    """Of each group of networks that agree in every column but one: the pairs that differ there."""
+    found = []
+    for rows in _others_fixed(codes, place):
+        first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+        differ = codes[first, place] != codes[second, place]
+        if differ.any():
+            found.append((first[differ], second[differ]))
+    return found
 
 
-def _percentiles(draws: Floats, level: float, groups: int) -> tuple[float, float, str]:
-    if len(draws) == 0:
-        return math.nan, math.nan, ""
+def _shared_error(first: Codes, second: Codes, off: Floats, networks: int) -> float:
+    """Standard error of a sum over pairs in which pairs that share a network go together."""
+    by_network = np.bincount(first, off, networks) + np.bincount(second, off, networks)
+    alone = float(off @ off)
+    return math.sqrt(max(float(by_network @ by_network) - alone, alone))
+
+
+def _fisher_ends(value: float, error: float, groups: int, networks: int, level: float) -> tuple[float, float, str]:
+    """Ends of an interval on Fisher's scale, and why there are none."""
     if groups < 2:
         return math.nan, math.nan, "one group: no interval"
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high), ""
+    if abs(value) >= 1 or error == 0:
+        return math.nan, math.nan, "no spread over pairs: no interval"
+    reach = float(scipy_stats.t.ppf((1 + level) / 2, networks - 1)) * error / (1 - value**2)
+    return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach), ""
 
 
 def conditional_mutual_information(
