@@ -67,7 +67,7 @@ golden: setup
 networks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/networks_table.py
 
-# The page of all claims, from the saved results of studies.
+# The papers' pages (docs/reproduction.md, docs/papers/), from the saved results of studies.
 reproduction: setup
 	$(BIN)/flatscope study export docs/reproduction.md
 

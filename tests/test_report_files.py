@@ -132,26 +132,26 @@ def test_wrong_usage_is_refused_first(saved: Path, monkeypatch: pytest.MonkeyPat
 def test_a_study_has_its_claims(tmp_path: Path) -> None:
     claims = [Claim(f"c{n}", "Figure 1", f"claim number {n}", "correlation", "0.9", (0.5, 1.0)) for n in range(2)]
     findings = (
-        Finding(claims[0], Answer(0.8, 0.7, 0.9, 5, "as said"), "reproduced"),
-        Finding(claims[1], Answer(0.1, 0.0, 0.2, 5, ""), "not reproduced"),
+        Finding(claims[0], Answer(0.8, 0.7, 0.9, 5, "as said"), "holds"),
+        Finding(claims[1], Answer(0.1, 0.0, 0.2, 5, ""), "contradicted"),
     )
     drawn = figure()
     result = StudyResult(
-        "some-study", "Does it hold?", "yi2019", "Figure 1", "smoke", table().to_frame(), findings,
+        "some-study", "Does it hold?", "yi2019", "Figure 1", "small", table().to_frame(), findings,
         figure_bytes(drawn, "svg").decode(), figure_bytes(drawn, "png"), ("fewer epochs",), ("it was quick",),
         {"seconds": 3.0, "device": "a CPU", "date": "2026-01-01"},
     )  # fmt: skip
     items = read_item(str(result.save(tmp_path / "some-study")))
     page = Page(page_text(items))
     words = page.text()
-    assert "Does it hold? (smoke scale): 1 reproduced, 1 not reproduced." in words
+    assert "Does it hold? (small scale): 1 holds, 1 contradicted." in words
     assert "Do the claims hold?" in words
     assert "claim number 1" in words
     assert "0.8 [0.7, 0.9]" in words
     assert "fewer epochs" in words
     assert str(page.all("img")[0]["alt"]).startswith("Figure of the study")
-    assert "smoke scale, 3 s on a CPU, 2026-01-01" in words
-    assert "flatscope study run some-study --scale smoke" in words
+    assert "small scale, 3 s on a CPU, 2026-01-01" in words
+    assert "flatscope study run some-study --scale small" in words
 
 
 def test_a_sweep_from_its_file_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

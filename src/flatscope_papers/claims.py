@@ -10,13 +10,22 @@ from dataclasses import dataclass
 
 from flatscope import InputError
 
-REPRODUCED = "reproduced"
-PARTLY = "partly"
-NOT_REPRODUCED = "not reproduced"
-NOT_JUDGED = "not judged"
-VERDICTS = (REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_JUDGED)
+HOLDS = "holds"
+CONTRADICTED = "contradicted"
+INCONCLUSIVE = "inconclusive"
+UNTESTABLE = "cannot be tested here"
+VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, UNTESTABLE)
+NOT_JUDGED = "not judged"  # no verdict: a smoke run, or a number that is only told
 NOT_RUN = "not run"  # no verdict: nothing has been looked at
-SIGNS = {REPRODUCED: "✓", PARTLY: "◐", NOT_REPRODUCED: "✗", NOT_JUDGED: "–", NOT_RUN: "·"}
+SIGNS = {HOLDS: "✓", CONTRADICTED: "✗", INCONCLUSIVE: "?", UNTESTABLE: "–", NOT_JUDGED: "·", NOT_RUN: "·"}
+EXPERIMENT, IDENTITY, ERRATUM, REMARK = "experiment", "identity", "erratum", "remark"
+KINDS = {
+    IDENTITY: "a theorem, an identity or a count, checked by numbers: no scale to be short of",
+    EXPERIMENT: "about trained networks: at the paper's scale or at a reduced one",
+    ERRATUM: "a slip of the printed text, with its correction: outside the counts",
+    REMARK: "a number that is told and not judged: not the paper's, unable to fail, or counted elsewhere",
+}
+COUNTED = (IDENTITY, EXPERIMENT)
 POSITIVE = (sys.float_info.min, math.inf)  # zero is neither more nor less
 NEGATIVE = (-math.inf, -sys.float_info.min)
 
@@ -34,7 +43,12 @@ class Claim:
         number: what is computed, with its unit.
         reported: what the paper gives, as text ("0.91", "smaller for random labels"); "no number" where it gives none.
         holds: the claim holds for values in this range, ends included.
-        partly: a wider range in which it still holds in part (the right sign, another size).
+        partly: a wider range in which it still holds in part (the right sign, another size): told, and no verdict.
+        kind: one of `KINDS`.
+        headline: the claim in a few words, if it is one of those that a paper is read for.
+        quantity: what its number is, in a word or two.
+        comment: of an erratum, what it should say; of a remark, why it is not judged.
+        after_results: whether the claim, or its range, is newer than the first results it is judged by.
     """
 
     key: str
@@ -44,9 +58,19 @@ class Claim:
     reported: str
     holds: Range
     partly: Range | None = None
+    kind: str = EXPERIMENT
+    headline: str = ""
+    quantity: str = ""
+    comment: str = ""
+    after_results: bool = False
 
     def __post_init__(self) -> None:
-        """A range must have room, and the wider one must contain the other."""
+        """A range has room, the wider one contains the other; a slip has its correction, a remark its reason."""
+        if self.kind not in KINDS:
+            raise InputError(f"one of {', '.join(KINDS)}", self.kind, where=f"claim {self.key}, kind")
+        if (self.kind in COUNTED) == bool(self.comment):
+            got = self.comment or "none"
+            raise InputError("a comment on an erratum or a remark, and on nothing else", got, where=f"claim {self.key}")
         for name in ("holds", "partly"):
             ends = getattr(self, name)
             if ends is not None and not ends[0] <= ends[1]:
@@ -97,30 +121,39 @@ class Finding:
     verdict: str
 
     @property
-    def undecided(self) -> bool:
-        """Whether it is not reproduced although its interval reaches where the claim holds: more runs could turn it."""
+    def counts(self) -> bool:
+        """Whether its verdict belongs into sums."""
+        return self.claim.kind in COUNTED
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it does not hold as it is stated, but does in its wider range."""
         low, high = self.answer.low, self.answer.high
-        if self.verdict != NOT_REPRODUCED or low is None or high is None or self.answer.seen:
+        if self.verdict not in (CONTRADICTED, INCONCLUSIVE) or low is None or high is None or not self.claim.partly:
             return False
-        return low <= self.claim.holds[1] and self.claim.holds[0] <= high
+        return _inside((low, high), self.claim.partly)
 
 
 def judge(claim: Claim, answer: Answer, scale: str) -> Finding:
-    """The verdict. Nothing is judged from a smoke run, nor from a number that is not there.
+    """The verdict. Nothing is judged from a smoke run, and no remark.
 
-    Reproduced: the whole interval lies where the claim holds. Partly: the value does but its interval reaches out
-    (or there is no interval), or the whole interval lies in the claim's wider range. Otherwise: not reproduced.
+    Holds: the whole interval lies where the claim holds. Contradicted: none of it does; a claim about every network is
+    contradicted by one. Inconclusive: it lies on both sides, or there is no interval. A number that could not be had
+    cannot be tested here.
     """
-    value = answer.value
-    whole = None if answer.low is None or answer.high is None else (answer.low, answer.high)
-    if scale == "smoke" or math.isnan(value):
+    low, high = answer.low, answer.high
+    if scale == "smoke" or claim.kind == REMARK:
         verdict = NOT_JUDGED
-    elif whole and _inside(whole, claim.holds):
-        verdict = REPRODUCED
-    elif _inside((value, value), claim.holds) or (whole and claim.partly and _inside(whole, claim.partly)):
-        verdict = PARTLY
+    elif math.isnan(answer.value):
+        verdict = UNTESTABLE
+    elif low is None or high is None:
+        verdict = INCONCLUSIVE
+    elif _inside((low, high), claim.holds):
+        verdict = HOLDS
+    elif answer.seen or high < claim.holds[0] or low > claim.holds[1]:
+        verdict = CONTRADICTED
     else:
-        verdict = NOT_REPRODUCED
+        verdict = INCONCLUSIVE
     return Finding(claim, answer, verdict)
 
 
@@ -148,6 +181,6 @@ def number_text(value: float) -> str:
 
 
 def counted(verdicts: Iterable[str]) -> str:
-    """How often each verdict was given: "9 reproduced, 2 partly"."""
+    """How often each verdict was given: "9 holds, 2 contradicted"."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[word]} {word}" for word in SIGNS if counts[word]) or "no claims"

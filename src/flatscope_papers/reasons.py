@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from flatscope_papers.claims import NOT_REPRODUCED, Answer, Claim, judge
+from flatscope_papers.claims import CONTRADICTED, Answer, Claim, judge
 
 
 def with_reasons(
     found: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
 ) -> dict[str, Answer]:
-    """The answers; those of claims that are not reproduced with the reason that is given for them.
+    """The answers; those of claims that are contradicted with the reason that is given for them.
 
     Args:
         found: answers by the keys of the claims.
@@ -22,7 +22,7 @@ def with_reasons(
     told = dict(found)
     for claim in claims:
         answer = told[claim.key]
-        if claim.key in reasons and judge(claim, answer, scale).verdict == NOT_REPRODUCED:
+        if claim.key in reasons and judge(claim, answer, scale).verdict == CONTRADICTED:
             words = "; ".join(part for part in (answer.note, f"likeliest reason: {reasons[claim.key]}") if part)
             told[claim.key] = replace(answer, note=words)
     return told

@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope_papers.claims import NOT_RUN, Answer, Finding
+from flatscope_papers.claims import IDENTITY, NOT_RUN, Answer, Finding
 from flatscope_papers.declaration import SCALES, Study
 from flatscope_papers.known_studies import studies
-from flatscope_papers.study_result import VERDICTS_FILE, StudyResult, answer_text
+from flatscope_papers.study_result import VERDICTS_FILE, StudyResult
+
+Results = Mapping[str, Mapping[str, StudyResult]]  # by study and scale
+# Kinds of claims as they are counted; an experiment at the paper's scale is not added to one at a smaller scale.
+AT_PAPER_SCALE, REDUCED = "experiment, paper scale", "experiment, reduced scale"
+GROUPS = {IDENTITY: "identity or theorem", AT_PAPER_SCALE: AT_PAPER_SCALE, REDUCED: REDUCED, NOT_RUN: NOT_RUN}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A claim of a study with what was found at the largest scale, and at others.
+
+    Attributes:
+        study: what it is a claim of.
+        finding: at the largest scale; verdict "not run" without one.
+        scale: of the finding; empty without one.
+        others: findings at smaller scales, by scale.
+    """
+
+    study: Study
+    finding: Finding
+    scale: str
+    others: Mapping[str, Finding]
+
+    @property
+    def group(self) -> str:
+        """How it is counted: one of GROUPS."""
+        if not self.scale:
+            return NOT_RUN
+        if self.finding.claim.kind == IDENTITY:
+            return IDENTITY
+        return AT_PAPER_SCALE if self.scale == "paper" else REDUCED
+
+    @property
+    def turned(self) -> Mapping[str, Finding]:
+        """Findings at smaller scales with another verdict."""
+        return {scale: other for scale, other in self.others.items() if other.verdict != self.finding.verdict}
 
 
 def load_results(
@@ -51,66 +89,57 @@ def latest(results: Mapping[str, StudyResult]) -> StudyResult | None:
     return next(iter(by_size(results)), None)
 
 
-def claim_rows(results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
-    """One row per claim of every declared study, at the largest scale there is; those without a result say so."""
-    return [row for declared in studies().values() for row in rows_of(declared, results)]
+def entries(results: Results) -> list[Entry]:
+    """Every claim of every declared study, in their order; those without a result say so."""
+    return [entry for declared in studies().values() for entry in entries_of(declared, results)]
 
 
-def claim_frame(results: Mapping[str, Mapping[str, StudyResult]]) -> pd.DataFrame:
-    """The same as a table, with answers and ranges as numbers too; NaN for an end that is not there."""
-    rows = []
-    for declared in studies().values():
-        result = latest(results.get(declared.name, {}))
-        nothing = (Finding(claim, Answer(math.nan), NOT_RUN) for claim in declared.claims)
-        findings = result.findings if result else nothing
-        rows += [{**row, **_numbers(of)} for row, of in zip(rows_of(declared, results), findings, strict=True)]
-    return pd.DataFrame(rows).astype({"runs": int})
-
-
-def _numbers(finding: Finding) -> dict[str, str | float]:
-    claim, answer = finding.claim, finding.answer
-    ranges = {"interval": (answer.low, answer.high), "holds": claim.holds, "partly": claim.partly or (None, None)}
-    found: dict[str, str | float] = {"key": claim.key, "value": answer.value}
-    for name, (low, high) in ranges.items():
-        found[f"{name}_low"] = math.nan if low is None else low
-        found[f"{name}_high"] = math.nan if high is None else high
+def entries_of(declared: Study, results: Results) -> list[Entry]:
+    """The claims of one study as it is declared; what a result lacks, or has by another number, is not run."""
+    sizes = by_size(results.get(declared.name, {}))
+    found: list[Entry] = []
+    for claim in declared.claims:
+        same = [(result.scale, f) for result in sizes for f in result.findings if f.claim.key == claim.key]
+        known = {scale: finding for scale, finding in same if finding.claim.number == claim.number}
+        scale = next(iter(known), "")
+        finding = known.pop(scale) if scale else Finding(claim, Answer(math.nan, runs=0), NOT_RUN)
+        found.append(Entry(declared, finding, scale, known))
     return found
 
 
-def rows_of(declared: Study, results: Mapping[str, Mapping[str, StudyResult]]) -> list[dict[str, str]]:
-    """The rows of one study, as text; `elsewhere` is what came out at other scales."""
-    found = by_size(results.get(declared.name, {}))
-    if not found:
-        return [_row_without_result(declared, number) for number in range(len(declared.claims))]
-    result, *others = found
+def matrix(found: Iterable[Entry]) -> dict[tuple[str, str], Counter[str]]:
+    """How often each verdict was given, by paper and group of claims."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for entry in found:
+        if entry.finding.counts:
+            counts.setdefault((entry.study.paper, entry.group), Counter())[entry.finding.verdict] += 1
+    return counts
+
+
+def claim_frame(results: Results) -> pd.DataFrame:
+    """A row for every claim: words, answers and ranges; NaN for an end that is not there."""
     rows = []
-    for finding, row in zip(result.findings, result.rows(), strict=True):
-        there = [f"{other.scale} scale: {words}" for other in others if (words := _outcome(other, finding.claim.key))]
-        rows.append({**row, "paper": result.paper, "scale": result.scale, "elsewhere": "; ".join(there)})
-    return rows
-
-
-def _outcome(result: StudyResult, key: str) -> str:
-    """What came out for a claim, in words; nothing where the result does not know the claim."""
-    found = [finding for finding in result.findings if finding.claim.key == key]
-    return f"{answer_text(found[0].answer)}, {found[0].verdict}" if found else ""
-
-
-def _row_without_result(declared: Study, number: int) -> dict[str, str]:
-    claim = declared.claims[number]
-    return {
-        "study": declared.name,
-        "paper": declared.paper,
-        "where": claim.where,
-        "statement": claim.statement,
-        "number": claim.number,
-        "reported": claim.reported,
-        "rule": claim.rule,
-        "found": "—",
-        "runs": "0",
-        "scale": "—",
-        "verdict": NOT_RUN,
-        "undecided": "",
-        "note": "",
-        "elsewhere": "",
-    }
+    for entry in entries(results):
+        claim, answer = entry.finding.claim, entry.finding.answer
+        row: dict[str, str | float] = {
+            "study": entry.study.name,
+            "paper": entry.study.paper,
+            "key": claim.key,
+            "where": claim.where,
+            "statement": claim.statement,
+            "number": claim.number,
+            "reported": claim.reported,
+            "kind": claim.kind,
+            "scale": entry.scale,
+            "verdict": entry.finding.verdict,
+            "in_part": entry.finding.in_part,
+            "after_results": claim.after_results,
+            "runs": answer.runs,
+            "value": answer.value,
+            "note": answer.note or claim.comment,
+        }
+        ranges = {"interval": (answer.low, answer.high), "holds": claim.holds, "partly": claim.partly or (None, None)}
+        for name, (low, high) in ranges.items():
+            row |= {f"{name}_low": math.nan if low is None else low, f"{name}_high": math.nan if high is None else high}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +39,7 @@ def list_studies(results: Results = None) -> None:
     """All studies, and the verdicts of those that have been run."""
     from flatscope_papers.claims import counted
     from flatscope_papers.known_studies import studies
-    from flatscope_papers.reproduction import claim_rows, latest, load_results
+    from flatscope_papers.reproduction import entries, latest, load_results
 
     damaged: dict[tuple[str, str], DataFileError] = {}
     saved = load_results(_saved_folder(results), damaged)
@@ -48,9 +48,9 @@ def list_studies(results: Results = None) -> None:
         scales = [scale for study, scale in damaged if study == name]
         rows.append([name, entry.figure, entry.title, str(len(entry.claims)), *_standing(saved.get(name, {}), scales)])
     show_grid(["study", "source", "what", "claims", "scale", "verdicts"], rows)
-    claims = claim_rows(saved)
+    claims = [entry for entry in entries(saved) if entry.finding.counts]
     lost = {name for name, _ in damaged if latest(saved.get(name, {})) is None}
-    known = [row["verdict"] for row in claims if row["study"] not in lost]
+    known = [entry.finding.verdict for entry in claims if entry.study.name not in lost]
     others = f", {len(claims) - len(known)} {UNREADABLE}" if len(known) < len(claims) else ""
     show_note(f"all claims: {counted(known)}{others}")
     for problem in damaged.values():
@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope_papers.declaration import check_scale
-    from flatscope_papers.study_result import VERDICTS_FILE
+    from flatscope_papers.study_result import VERDICTS_FILE, load_result
     from flatscope_papers.study_runs import study
 
     check_scale(scale)
@@ -88,7 +88,11 @@ def run(
             show_error(f"{name}: {problem}")
             failed.append(name)
             continue
-        folder = result.save(out / name / scale)
+        folder = out / name / scale
+        if (folder / VERDICTS_FILE).is_file():
+            with contextlib.suppress(DataFileError):  # what cannot be read is written anew
+                result = result.after(load_result(folder))
+        result.save(folder)
         _show(result)
         show_note(f"table, figure and verdicts in {folder}")
     if failed:
@@ -99,16 +103,19 @@ def run(
 
 @app.command("show")
 def show(
-    name: str,
+    name: Annotated[str, typer.Argument(help="A study, or a paper, as in petzka2019; all papers without one.")] = "",
     results: Results = None,
     scale: Annotated[str | None, typer.Option(help="Which of the saved results; the largest by default.")] = None,
 ) -> None:
-    """Claims and verdicts of a saved result; without one, what the study would do."""
+    """What holds of the papers, or of one; claims and verdicts of a study, or what it would do."""
     from flatscope.registry import PAPERS
     from flatscope_papers.declaration import check_scale
     from flatscope_papers.known_studies import find_study
     from flatscope_papers.reproduction import by_size, latest, load_results
 
+    if not name or name in PAPERS:
+        _show_papers(load_results(_saved_folder(results), {}), [name] if name else list(PAPERS))
+        return
     entry, folder = find_study(name), _saved_folder(results)
     if scale is not None:
         check_scale(scale)
@@ -148,11 +155,11 @@ def export(
     out: Annotated[Path, typer.Argument(help="reproduction.md, claims.csv, claims.parquet or report.html.")],
     results: Results = None,
 ) -> None:
-    """Write every claim with its verdict to one file."""
+    """Write every claim with its verdict to one file; as Markdown, with a folder of pages beside it."""
     from flatscope import report
-    from flatscope.guards import whole_file, write_whole
+    from flatscope.guards import whole_file
     from flatscope_papers.known_studies import studies
-    from flatscope_papers.pages.reproduction_page import reproduction_markdown
+    from flatscope_papers.pages.written import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results
 
     check_place(out, EXPORTS)
@@ -164,8 +171,7 @@ def export(
         fix = "Run studies first, as in flatscope study run 'petzka2019-*'; flatscope study list names them"
         raise InputError("at least one saved result", got, where=str(folder), fix=fix)
     if out.suffix == ".md":
-        figures = Path(os.path.relpath(folder, out.parent)).as_posix()
-        write_whole(out, reproduction_markdown(saved, figures).encode())
+        write_pages(saved, out)
     elif out.suffix == ".html":
         report(found, out, title="Reproduction of the four papers")
     else:
@@ -227,7 +233,36 @@ def _show(result: StudyResult) -> None:
     header = ["where", "claim", "paper", "here", "runs", "verdict"]
     keys = ("where", "statement", "reported", "found", "runs", "verdict")
     show_grid(header, [[row[key] for key in keys] for row in result.rows()], title=f"{result.name}, {result.how}")
-    typer.echo(f"{numbered(len(result.findings), 'claim')}: {result.counts}")
+    counting = sum(finding.counts for finding in result.findings)
+    typer.echo(f"{numbered(counting, 'claim')} that count: {result.counts}" if counting else "no claims that count")
+
+
+def _show_papers(saved: Mapping[str, Mapping[str, StudyResult]], papers: list[str]) -> None:
+    """What each paper is read for, and what became of it."""
+    from flatscope.registry import PAPERS
+    from flatscope_papers.claims import SIGNS, counted
+    from flatscope_papers.pages.markdown import told
+    from flatscope_papers.pages.overview import badge, headlines
+    from flatscope_papers.reproduction import entries
+    from flatscope_papers.tables import paper_words
+
+    for paper in papers:
+        found = [entry for entry in entries(saved) if entry.study.paper == paper]
+        chosen = [entry for part in headlines(found).values() for entry in part]
+        rows = [
+            [
+                f"{SIGNS[entry.finding.verdict]} {entry.finding.verdict}",
+                entry.finding.claim.headline,
+                entry.finding.claim.reported,
+                told(entry.finding),
+                entry.scale,
+                entry.study.name,
+            ]
+            for entry in chosen
+        ]
+        typer.echo(f"{PAPERS[paper]}: {paper_words(paper).title}\n{paper_words(paper).says}")
+        show_grid(["verdict", "claim", "paper", "here", "scale", "study"], rows)
+        typer.echo(f"{badge(found)}: {counted(e.finding.verdict for e in found if e.finding.counts)}\n")
 
 
 def _list(title: str, entries: Iterable[str]) -> None:

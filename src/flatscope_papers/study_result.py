@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import pandas as pd
 
 from flatscope.errors import DataFileError
 from flatscope.files import CHANGED, digest, from_json_bytes, json_bytes, without_nan
+from flatscope.formatting import numbered
 from flatscope.guards import write_whole
-from flatscope_papers.claims import Answer, Claim, Finding, counted, number_text
+from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
 
-UNDECIDED = "undecided: the interval reaches where the claim holds"
+UNKNOWN: dict[str, Any] = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan}
 TABLE_FILE, VERDICTS_FILE, FIGURE_FILE, PICTURE_FILE = "table.csv", "verdicts.json", "figure.svg", "figure.png"
 
 
@@ -68,20 +69,29 @@ class StudyResult:
 
     @property
     def counts(self) -> str:
-        """How often each verdict was given, in words."""
-        return counted(finding.verdict for finding in self.findings)
+        """How often each verdict was given, in words; slips and remarks are outside."""
+        return counted(finding.verdict for finding in self.findings if finding.counts)
 
     @property
     def how(self) -> str:
         """How it was run, in words; reading stored trials again is not what a study costs."""
-        facts = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan, **self.provenance}
+        first = self.provenance.get("first run")
+        facts = UNKNOWN | dict(first or self.provenance)
         trials, now = facts.get("configurations", 0), facts.get("of which run now", 0)
-        stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
-        if trials and not now:
-            of = "1 stored trial" if trials == 1 else f"{trials} stored trials"
-            return f"{self.scale} scale, analysed again on {facts['date']} from {of}{stored}"
-        took = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
-        return f"{took}; {trials - now} of {trials} trials were there already" if now < trials else took
+        told = f"{self.scale} scale, {facts['seconds']:g} s on {facts['device']}, {facts['date']}"
+        if first is None and trials and not now:
+            return f"{self.scale} scale, {_again(facts)}"
+        if now < trials:
+            told += f"; {trials - now} of {trials} trials were there already"
+        return told if first is None else f"{told}; {_again(UNKNOWN | dict(self.provenance))}"
+
+    def after(self, before: StudyResult) -> StudyResult:
+        """This result; where nothing was run for it, with what it took when its trials were run."""
+        if self.provenance.get("of which run now") or not self.provenance.get("configurations"):
+            return self
+        first = before.provenance.get("first run", before.provenance)
+        kept = {name: first[name] for name in ("version", "device", "date", "seconds") if name in first}
+        return replace(self, provenance={**self.provenance, "first run": kept})
 
     @property
     def command(self) -> str:
@@ -101,7 +111,8 @@ class StudyResult:
                 "found": answer_text(finding.answer),
                 "runs": str(finding.answer.runs),
                 "verdict": finding.verdict,
-                "undecided": UNDECIDED if finding.undecided else "",
+                "in_part": "holds in part" if finding.in_part else "",
+                "kind": finding.claim.kind,
                 "note": finding.answer.note,
             }
             for finding in self.findings
@@ -115,7 +126,8 @@ class StudyResult:
         """
         target = Path(folder)
         table = self.table.to_csv(index=False, float_format="%.8g").encode()
-        files = {TABLE_FILE: table, FIGURE_FILE: self.svg.encode(), PICTURE_FILE: self.png}
+        made = {TABLE_FILE: table, FIGURE_FILE: self.svg.encode(), PICTURE_FILE: self.png}
+        files = {name: content for name, content in made.items() if content}
         for name, content in files.items():
             write_whole(target / name, content)
         saved = {
@@ -139,13 +151,16 @@ class StudyResult:
         target = Path(folder)
         try:
             saved = from_json_bytes((target / VERDICTS_FILE).read_bytes())
-            files = {name: (target / name).read_bytes() for name in (TABLE_FILE, FIGURE_FILE, PICTURE_FILE)}
+            # Pictures may be gone: those of a scale that a larger one has superseded are not kept.
+            pictures = {name: (target / name) for name in (FIGURE_FILE, PICTURE_FILE)}
+            files = {name: path.read_bytes() if path.exists() else b"" for name, path in pictures.items()}
+            files[TABLE_FILE] = (target / TABLE_FILE).read_bytes()
             for name, checksum in saved.pop("files", {}).items():
-                if digest([files[name]]) != checksum:
+                if files[name] and digest([files[name]]) != checksum:
                     raise ValueError(f"{name}: {CHANGED}")
             return cls(
                 table=pd.read_csv(io.BytesIO(files[TABLE_FILE])),
-                findings=tuple(_finding_from_json(entry) for entry in saved.pop("findings")),
+                findings=tuple(_finding_from_json(entry, saved["scale"]) for entry in saved.pop("findings")),
                 svg=files[FIGURE_FILE].decode(),
                 png=files[PICTURE_FILE],
                 deviations=tuple(saved.pop("deviations")),
@@ -159,6 +174,14 @@ class StudyResult:
                 where=str(target),
                 fix=f"Run it again: flatscope study run {target.parent.name} --scale {target.name}",
             ) from problem
+
+
+def _again(facts: Mapping[str, Any]) -> str:
+    """From what a result was analysed a second time."""
+    trials = numbered(facts.get("configurations", 0), "stored trial")
+    stored = f" of {facts['stored on']}" if facts.get("stored on") else ""
+    weights = " without their weights" if facts.get("weights") == "not kept" else ""
+    return f"analysed again on {facts['date']} from {trials}{stored}{weights}"
 
 
 def load_result(folder: str | Path) -> StudyResult:
@@ -196,11 +219,12 @@ def _finding_to_json(finding: Finding) -> dict[str, Any]:
     return cleaned
 
 
-def _finding_from_json(entry: Mapping[str, Any]) -> Finding:
+def _finding_from_json(entry: Mapping[str, Any], scale: str) -> Finding:
+    """A claim with its answer; the verdict follows from them, and is in the file for those who read it."""
     claim, answer = dict(entry["claim"]), dict(entry["estimate"])
     for name in ("holds", "partly"):
         if claim[name] is not None:
             claim[name] = tuple(float(end) for end in claim[name])
     for name in ("value", "low", "high"):
         answer[name] = None if answer[name] is None else float(answer[name])
-    return Finding(Claim(**claim), Answer(**answer), entry["verdict"])
+    return judge(Claim(**claim), Answer(**answer), scale)

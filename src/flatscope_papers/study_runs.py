@@ -24,6 +24,7 @@ from flatscope.sweeps.store import Store
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over
+from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.known_studies import find_study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.study_result import StudyResult
@@ -44,6 +45,8 @@ def study(
     show_progress: bool = True,
 ) -> StudyResult:
     """Re-run a figure or table of a paper and judge its claims.
+
+    A store that has every trial is analysed again, also where its weights were not kept; the result says so.
 
     Args:
         name: of the study, "petzka2019-fig1"; `flatscope study list` shows them.
@@ -66,27 +69,33 @@ def study(
     kept = store if isinstance(store, Store) else _writable(store or default_store())
     begun = time.perf_counter()
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
-    missing = 0
     for stage in stages:
         take_over(stage.configs, kept)
-        missing += sum(config not in kept for config in stage.configs)
-        engines.run(
-            stage.units,
-            name_of(stage.work),
-            kept,
-            engine=engine,
-            workers=workers,
-            address=address,
-            gpus=stage.gpus if place.type == "cuda" else 0,
-            show_progress=show_progress,
-        )
-    analysis = declared.analyse(Runs(scale, stages, kept))
+    configs = [config for stage in stages for config in stage.configs]
+    tables = KeptTables(kept.root)
+    missing = sum(config not in kept for config in configs)
+    without_weights = bool(missing) and all(config in tables for config in configs)
+    if not without_weights:
+        for stage in stages:
+            engines.run(
+                stage.units,
+                name_of(stage.work),
+                kept,
+                engine=engine,
+                workers=workers,
+                address=address,
+                gpus=stage.gpus if place.type == "cuda" else 0,
+                show_progress=show_progress,
+            )
+    source = tables if without_weights else kept
+    analysis = declared.analyse(Runs(scale, stages, source))
     provenance = {
         **provenance_of(f'flatscope.study("{name}", "{scale}")', place),
         "seconds": round(time.perf_counter() - begun, 1),
-        "configurations": sum(len(stage.configs) for stage in stages),
-        "of which run now": missing,
-        "stored on": _days(kept.read(config).written for stage in stages for config in stage.configs),
+        "configurations": len(configs),
+        "of which run now": 0 if without_weights else missing,
+        "stored on": _days(source.read(config).written for config in configs),
+        **({"weights": "not kept"} if without_weights else {}),
     }
     return judged(declared, scale, analysis, provenance)
 

@@ -5,9 +5,11 @@ A table of `studies.toml` has the name of a study:
     figure, title        the figure or table of the paper, and what it shows
     at_paper_scale       what is run at paper scale, in words
     differs              scale -> how that scale differs from the paper's setting; what the paper leaves open too
-    claims               what the paper says: `key`, `where`, `statement`, `number`, `reported`, `holds`, `partly` as in
-                         `Claim`, and `reason`: why it may fail, at every scale or by scale
+    kind                 of its claims, where they do not name one: see `claims.KINDS`
+    claims               what the paper says: the attributes of `Claim`, and `reason`: why it may fail, at every scale
+                         or by scale
 
+The table [paper] says what the paper is about: `title`, `says`, and `figure`, the study whose figure stands for it.
 A text "@name" is that of the table [texts]. A range is [low, high], "above 0" or "below 0".
 """
 
@@ -21,10 +23,11 @@ from importlib.resources import files
 from typing import Any
 
 from flatscope import InputError
-from flatscope_papers.claims import NEGATIVE, POSITIVE, Claim, Range
+from flatscope_papers.claims import EXPERIMENT, NEGATIVE, POSITIVE, Claim, Range
 
+OWN_PACKAGE = "robustness"  # what is beyond the papers
 RANGES = {"above 0": POSITIVE, "below 0": NEGATIVE}
-OPTIONAL = {"at_paper_scale", "differs"}
+OPTIONAL = {"at_paper_scale", "differs", "kind"}
 PARTS = {"figure", "title", "claims"} | OPTIONAL
 
 
@@ -58,6 +61,27 @@ def said_by_paper(package: str, name: str) -> Words:
     return words_of(_read(package, "studies.toml"), name, where=f"{package}, studies.toml")
 
 
+@dataclass(frozen=True)
+class PaperWords:
+    """What a paper is about.
+
+    Attributes:
+        title: as printed.
+        says: its thesis in a sentence or two.
+        figure: the study whose figure stands for it.
+    """
+
+    title: str
+    says: str
+    figure: str
+
+
+def paper_words(paper: str) -> PaperWords:
+    """The table [paper] in `studies.toml` of a paper's package."""
+    package = f"{__package__}.{OWN_PACKAGE if paper == 'flatscope' else paper}"
+    return PaperWords(**_read(package, "studies.toml")["paper"])
+
+
 def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
     """The table of a study, with its texts filled in.
 
@@ -78,7 +102,7 @@ def words_of(whole: Mapping[str, Any], name: str, where: str) -> Words:
             raise InputError("the name of a text", word, where=place, fix="Write it under [texts]")
         return str(texts[word[1:]]) if word.startswith("@") else word
 
-    claims = tuple(_claim(entry, place) for entry in table["claims"])
+    claims = tuple(_claim({"kind": table.get("kind", EXPERIMENT)} | entry, place) for entry in table["claims"])
     keys = [claim.key for claim in claims]
     if len(set(keys)) != len(keys):
         raise InputError("claims with different keys", ", ".join(keys), where=place)

@@ -9,41 +9,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from flatscope.errors import FlatscopeError
-from flatscope.sweeps.configuration import plain
-from flatscope.sweeps.store import Store, Stored
 from flatscope_papers import find_study, load_result
 from flatscope_papers.declaration import Runs
-from flatscope_papers.former_names import with_former_names
+from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.study_result import StudyResult
 from flatscope_papers.study_runs import judged
 
 CLOSE = 1e-9
 ROUNDED = 1e-7  # saved tables have eight digits
-
-
-class Archive(Store):
-    """A store of which only configurations, metrics and frames are left."""
-
-    def __contains__(self, config: object) -> bool:
-        try:
-            return isinstance(config, Mapping) and bool(self.read(config))
-        except FlatscopeError:
-            return False
-
-    def read(self, config: Mapping[str, Any]) -> Stored:
-        try:
-            return super().read(config)
-        except FlatscopeError:
-            stored = super().read(with_former_names(config))
-            stored.config = plain(config)
-            return stored
 
 
 def differences(old: StudyResult, new: StudyResult) -> list[str]:
@@ -81,7 +59,7 @@ def main(results: Path, stores: list[Path]) -> int:
         old = load_result(verdicts.parent)
         declared = find_study(old.name)
         stages = declared.stages(old.scale)
-        whole = [s for s in map(Archive, stores) if all(config in s for stage in stages for config in stage.configs)]
+        whole = [s for s in map(KeptTables, stores) if all(config in s for stage in stages for config in stage.configs)]
         if not whole:
             continue
         new = judged(declared, old.scale, declared.analyse(Runs(old.scale, stages, whole[0])), old.provenance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from typer.testing import CliRunner, Result
 
 from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.sweeps.trial_files import _closing
 from flatscope_papers import studies
+from flatscope_papers.claims import COUNTED
 from flatscope_papers.study_result import StudyResult
 
 RUNNER = CliRunner()
@@ -29,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--scale", "small", "--workers", "0", "--store", str(folder / "store"), "--out", str(folder / "results")]
     done = RUNNER.invoke(app, ["study", "run", STUDY, *options], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "reproduced" in done.output
+    assert "holds" in done.output
     return folder / "results"
 
 
@@ -37,7 +40,7 @@ def test_list_names_every_study_and_its_verdicts(results: Path) -> None:
     shown = RUNNER.invoke(app, ["study", "list", "--results", str(results)], env={"COLUMNS": "300"}).output
     for name in studies():
         assert name in shown
-    assert "reproduced" in shown
+    assert "holds" in shown
     assert "not run" in shown
 
 
@@ -54,7 +57,9 @@ def test_export(results: Path, tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     claims = sum(len(entry.claims) for entry in studies().values())
     assert len(pd.read_csv(tmp_path / "claims.csv")) == len(pd.read_parquet(tmp_path / "claims.parquet")) == claims
-    assert "✓&nbsp;reproduced" in (tmp_path / "page.md").read_text()
+    assert "✓ holds" in (tmp_path / "page.md").read_text()
+    assert "✓&nbsp;holds" in (tmp_path / "papers" / "petzka2019.md").read_text()
+    assert (tmp_path / "papers" / "images" / f"{STUDY}.png").is_file()
     assert "ridge penalty" in (tmp_path / "page.html").read_text()
 
 
@@ -129,9 +134,10 @@ def test_missing_data_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_verdicts_are_counted_in_the_list(results: Path) -> None:
     shown = RUNNER.invoke(app, ["study", "list", "--results", str(results)], env={"COLUMNS": "300"})
     line = next(line for line in shown.stdout.splitlines() if STUDY in line)
-    own, total = StudyResult.load(results / STUDY / "small"), sum(len(entry.claims) for entry in studies().values())
+    own = StudyResult.load(results / STUDY / "small")
+    total = sum(claim.kind in COUNTED for entry in studies().values() for claim in entry.claims)
     assert own.counts in line
-    assert f"{own.counts}, {total - len(own.findings)} not run" in shown.stderr
+    assert f"{own.counts}, {total - sum(finding.counts for finding in own.findings)} not run" in shown.stderr
 
 
 def test_show_tells_what_other_scales_found(results: Path, tmp_path: Path) -> None:
@@ -141,6 +147,34 @@ def test_show_tells_what_other_scales_found(results: Path, tmp_path: Path) -> No
     shown = RUNNER.invoke(app, ["study", "show", STUDY, "--results", str(tmp_path)]).stdout
     assert f"{STUDY}, paper scale" in shown
     assert f"small ({small.counts}): --scale small" in shown
+
+
+def test_without_a_name_the_papers_are_shown_and_by_a_key_one_of_them(results: Path) -> None:
+    everything, one = (invoke("show", *words, "--results", results).stdout for words in ((), ("petzka2019",)))
+    headline = next(claim.headline for claim in studies()[STUDY].claims if claim.headline)
+    for shown in (everything, one):
+        assert "Petzka et al. 2019" in shown
+        assert headline in shown
+    assert "Yi et al. 2019" in everything
+    assert "Yi et al. 2019" not in one
+
+
+def test_a_store_without_weights_is_analysed_again_and_says_so(tmp_path: Path) -> None:
+    places = ["--scale", "smoke", "--workers", "0", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
+    invoke("run", STUDY, *places)
+    first = StudyResult.load(tmp_path / "out" / STUDY / "smoke")
+    trial = next((tmp_path / "store").glob("[0-9a-f]*/config.json"))
+    marker = json.loads((trial.parent / "metrics.json").read_text())
+    marker["files"]["weights.safetensors"] = {"size": 1, "checksum": "gone"}
+    body = json.dumps({k: v for k, v in marker.items() if k != "checksum"}, indent=1).encode().removesuffix(b"\n}")
+    body += b","
+    (trial.parent / "metrics.json").write_bytes(body + b'\n"checksum": ' + _closing(body))
+    invoke("run", STUDY, *places)
+    again = StudyResult.load(tmp_path / "out" / STUDY / "smoke")
+    pd.testing.assert_frame_equal(again.table, first.table)
+    assert again.provenance["weights"] == "not kept"
+    assert "without their weights" in again.how
+    assert again.provenance["first run"]["seconds"] == first.provenance["seconds"]  # what it took is not forgotten
 
 
 def test_show_says_how_it_was_run_and_what_the_paper_scale_takes(results: Path) -> None:
@@ -200,7 +234,7 @@ def test_one_damaged_result_does_not_hide_the_others(results: Path, tmp_path: Pa
     assert shown.exit_code == 0
     assert small.counts in line_of(shown, STUDY)
     assert "unreadable" in line_of(shown, other)
-    assert f"{len(studies()[other].claims)} unreadable" in shown.stderr
+    assert f"{sum(claim.kind in COUNTED for claim in studies()[other].claims)} unreadable" in shown.stderr
     advice = f"flatscope study run {other} --scale small"
     assert advice in shown.stderr
     assert small.counts in invoke("show", STUDY, "--results", tmp_path).stdout

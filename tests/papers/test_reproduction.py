@@ -10,8 +10,9 @@ import pytest
 
 from flatscope_papers import studies
 from flatscope_papers.claims import judge
-from flatscope_papers.pages.reproduction_page import reproduction_markdown
-from flatscope_papers.reproduction import load_results
+from flatscope_papers.pages.overview import overview
+from flatscope_papers.pages.written import pages
+from flatscope_papers.reproduction import latest, load_results
 from flatscope_papers.study_result import StudyResult
 
 ROOT = Path(__file__).parents[2]
@@ -20,17 +21,20 @@ SAVED = [result for by_scale in RESULTS.values() for result in by_scale.values()
 by_result = pytest.mark.parametrize("result", SAVED, ids=lambda result: f"{result.name}-{result.scale}")
 
 
-def test_the_page_is_that_of_the_saved_results() -> None:
-    page = reproduction_markdown(RESULTS)
-    assert (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8") == page
+def test_the_pages_are_those_of_the_saved_results() -> None:
+    docs = ROOT / "docs"
+    assert (docs / "reproduction.md").read_text(encoding="utf-8") == overview(RESULTS)
+    for name, page in pages(RESULTS).items():
+        assert (docs / "papers" / name).read_text(encoding="utf-8") == page, name
 
 
-def test_every_figure_on_the_page_is_there() -> None:
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    figures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
-    assert len(figures) == len(RESULTS)
-    for figure in figures:
-        assert (ROOT / "docs" / figure).is_file()
+def test_every_figure_on_the_pages_is_there() -> None:
+    shown = set()
+    for page in (ROOT / "docs" / "papers").glob("*.md"):
+        figures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        shown |= {(page.parent / figure).resolve() for figure in figures}
+    assert len(shown) == len(RESULTS)
+    assert shown == {path.resolve() for path in (ROOT / "docs" / "papers" / "images").iterdir()}
 
 
 @by_result
@@ -41,7 +45,10 @@ def test_no_result_is_of_a_smoke_run(result: StudyResult) -> None:
 @by_result
 def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -> None:
     declared = studies()[result.name]
-    assert [finding.claim for finding in result.findings] == list(declared.claims)
+    known = list(declared.claims)
+    if latest(RESULTS[result.name]) is not result:  # a smaller scale may lack what has been restated since
+        known = [claim for claim in known if claim.key in {finding.claim.key for finding in result.findings}]
+    assert [finding.claim for finding in result.findings] == known
     for finding in result.findings:
         assert finding.verdict == judge(finding.claim, finding.answer, result.scale).verdict
 

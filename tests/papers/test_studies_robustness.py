@@ -12,7 +12,7 @@ from scipy import stats
 
 from flatscope.registry import declarations, select
 from flatscope_papers import find_study, study
-from flatscope_papers.claims import NOT_JUDGED, NOT_REPRODUCED, REPRODUCED, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, NOT_JUDGED, judge
 from flatscope_papers.robustness.grid_networks import SETTINGS, SIZES, stages
 from flatscope_papers.robustness.robustness_of_measures import found_in, kendalls, lead_of_best, ranked, summary
 
@@ -76,14 +76,14 @@ def planted(shuffled: tuple[str, ...], sign: float = 1.0) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-@pytest.mark.parametrize(("shuffled", "due"), [(OTHERS, REPRODUCED), (INVARIANT, NOT_REPRODUCED)])
+@pytest.mark.parametrize(("shuffled", "due"), [(OTHERS, HOLDS), (INVARIANT, CONTRADICTED)])
 def test_planted_populations_get_their_verdict(shuffled: tuple[str, ...], due: str) -> None:
     frame = planted(shuffled)
     table = summary(frame, 100)
     assert set(table["measure"]) == {*INVARIANT, *OTHERS}
     found = found_in(frame, table, 200)
     verdicts = {claim.key: judge(claim, found[claim.key], "small").verdict for claim in CLAIMS}
-    assert verdicts.pop("wrong_way") != NOT_REPRODUCED
+    assert verdicts.pop("wrong_way") != CONTRADICTED
     assert set(verdicts.values()) == {due}
 
 
@@ -116,7 +116,7 @@ def test_measures_that_go_the_wrong_way_are_counted() -> None:
     frame = planted(OTHERS, sign=-1.0)
     found = found_in(frame, summary(frame, 100), 20)["wrong_way"]
     assert found.value == 1
-    assert judge(CLAIMS[2], found, "small").verdict == NOT_REPRODUCED
+    assert judge(CLAIMS[2], found, "small").verdict == CONTRADICTED
 
 
 def test_measures_without_an_order_are_named() -> None:

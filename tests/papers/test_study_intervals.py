@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from flatscope.errors import InputError
 from flatscope.stats.correlation import correlate
 from flatscope_papers import intervals
-from flatscope_papers.claims import NOT_JUDGED, PARTLY, REPRODUCED, Answer, Claim, judge
+from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, UNTESTABLE, Answer, Claim, judge
 from flatscope_papers.correlation_intervals import pearson_ends
 from flatscope_papers.study_result import answer_text
 
@@ -193,8 +193,70 @@ def test_a_mean_covers_at_its_level() -> None:
     generator = np.random.default_rng(0)
     for level in (0.8, 0.95):
         found = [intervals.mean(generator.normal(size=3), level=level) for _ in range(2_000)]
-        held = float(np.mean([answer.low <= 0 <= answer.high for answer in found]))
-        assert held == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 2_000))
+        covered = float(np.mean([answer.low <= 0 <= answer.high for answer in found]))
+        assert covered == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 2_000))
+
+
+def held(ends: list[Answer], truth: float) -> float:
+    """How often the interval had the truth in it."""
+    return float(np.mean([answer.low <= truth <= answer.high for answer in ends]))
+
+
+def test_a_geometric_mean_covers_where_a_plain_one_does_not() -> None:
+    """Extremes and ratios are skewed: three lognormal numbers."""
+    generator = np.random.default_rng(0)
+    samples = generator.lognormal(sigma=1.5, size=(1_500, 3))
+    found = [intervals.geometric_mean(values) for values in samples]
+    assert held(found, 1.0) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / 1_500))
+    plain = [intervals.mean(values) for values in samples]
+    assert held(plain, math.exp(1.5**2 / 2)) < 0.85
+    assert intervals.geometric_mean([1.0, 10.0, 100.0]).value == pytest.approx(10.0)
+    for bad in ([1.0, 0.0], [1.0, math.inf], [1.0, math.nan]):
+        assert math.isnan(intervals.geometric_mean(bad).value)
+
+
+def test_differences_and_log_ratios_cover() -> None:
+    generator = np.random.default_rng(0)
+    draws = [(generator.normal(size=5), generator.normal(1.0, 3.0, size=4)) for _ in range(1_500)]
+    error = 3 * math.sqrt(0.95 * 0.05 / 1_500)
+    assert held([intervals.difference(a, b) for a, b in draws], -1.0) >= 0.95 - error
+    assert held([intervals.log_ratio(10**a, 10**b) for a, b in draws], -1.0) >= 0.95 - error
+    assert held([intervals.paired_difference(a[:4], b) for a, b in draws], -1.0) == pytest.approx(0.95, abs=error)
+
+
+@pytest.mark.parametrize("truth", [0.1, 0.5, 0.95])
+def test_shares_cover(truth: float) -> None:
+    """Wilson's interval is off by up to two per cent for single shares, and never by more."""
+    generator = np.random.default_rng(0)
+    free = [intervals.share(generator.random(40) < truth) for _ in range(1_000)]
+    tied = [
+        intervals.share(np.repeat(generator.random(20) < truth, 3), groups=np.repeat(np.arange(20), 3)) for _ in free
+    ]
+    for found in (free, tied):
+        assert held(found, truth) >= 0.92
+
+
+def test_rank_correlations_cover() -> None:
+    generator = np.random.default_rng(1)
+    truth = 6 / math.pi * math.asin(0.6 / 2)  # Spearman's of a normal pair whose Pearson's is 0.6
+    frames = [networks(generator, [0.6], n=24) for _ in range(120)]
+    found = [intervals.correlation(frame["a"], frame["gap"], "spearman") for frame in frames]
+    assert held(found, truth) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 120)
+
+
+def test_the_farthest_of_several_covers() -> None:
+    generator, level = np.random.default_rng(0), intervals.joint_level(3)
+    groups = generator.normal([0.0, 0.5, -1.0], size=(600, 12, 3))
+    found = [intervals.farthest_of([intervals.mean(one, level=level) for one in group.T]) for group in groups]
+    assert held(found, 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
+
+
+def test_so_few_cases_that_nothing_could_be_told_have_no_answer() -> None:
+    few, enough = intervals.share([True] * 12, least=0.95), intervals.share([True] * 73, least=0.95)
+    assert math.isnan(few.value)
+    assert "73 would be needed" in few.note
+    assert enough.low >= 0.95
+    assert intervals.share([True] * 2 + [False] * 10, least=0.95).value == pytest.approx(1 / 6)  # enough to see it fail
 
 
 def test_shares_of_dependent_cases_count_groups() -> None:
@@ -235,24 +297,24 @@ CLAIM = Claim("none", "Figure 1", "all fit", "largest error", "0", holds=(0.0, 0
 
 
 def test_an_extreme_is_judged_by_all_that_was_seen() -> None:
-    assert judge(CLAIM, intervals.largest([0.0, 0.0]), "small").verdict == REPRODUCED
-    assert judge(CLAIM, intervals.largest([0.0, 0.05]), "small").verdict == PARTLY
-    assert judge(CLAIM, intervals.largest([0.0]), "small").verdict == PARTLY  # one network shows nothing about others
-    assert judge(CLAIM, intervals.mean([0.0, 0.0, 0.0]), "small").verdict == PARTLY
-    assert judge(CLAIM, intervals.largest([0.0, math.nan]), "small").verdict == NOT_JUDGED
+    assert judge(CLAIM, intervals.largest([0.0, 0.0]), "small").verdict == HOLDS
+    assert judge(CLAIM, intervals.largest([0.0, 0.05]), "small").verdict == CONTRADICTED
+    assert judge(CLAIM, intervals.largest([0.0]), "small").verdict == INCONCLUSIVE  # one shows nothing about others
+    assert judge(CLAIM, intervals.mean([0.0, 0.0, 0.0]), "small").verdict == INCONCLUSIVE
+    assert judge(CLAIM, intervals.largest([0.0, math.nan]), "small").verdict == UNTESTABLE
 
 
 def test_the_smallest_of_several_estimates_pays_for_the_choice() -> None:
-    generator, level, held, alone = np.random.default_rng(0), intervals.joint_level(4), 0, 0
+    generator, level, covered, alone = np.random.default_rng(0), intervals.joint_level(4), 0, 0
     assert level == pytest.approx(0.9875)
     for _ in range(600):
         groups = generator.normal(size=(4, 20))
         found = intervals.smallest_of([intervals.mean(group, level=level) for group in groups])
         own = min((intervals.mean(group) for group in groups), key=lambda answer: answer.value)
-        held += found.low <= 0 <= found.high
+        covered += found.low <= 0 <= found.high
         alone += own.low <= 0 <= own.high
         assert found.value == own.value
-    assert held / 600 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
+    assert covered / 600 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
     assert alone / 600 < 0.93
 
 

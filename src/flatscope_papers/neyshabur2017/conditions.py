@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
@@ -40,18 +39,17 @@ def figure_5(runs: Runs) -> Analysis:
     shares = learned["c2_floor_pixels/share_up_to_5"].mean(), learned["c2_any_unit/share_up_to_5"].mean()
     medians = learned["c2_floor_pixels/median"].mean(), learned["c2_any_unit/median"].mean()
     found = {
-        "mu": intervals.mean(learned["mu"]),
-        "c2": intervals.mean(
+        "mu": intervals.geometric_mean(learned["mu"]),
+        "c2": intervals.geometric_mean(
             learned["c2_floor_pixels/max"], f"median over images {medians[0]:.3g}; up to 5 on {shares[0]:.0%} of images"
         ),
-        "c2_as_stated": intervals.mean(
+        "c2_as_stated": intervals.geometric_mean(
             learned["c2_any_unit/max"],
             f"median over images {medians[1]:.3g}; up to 5 on {shares[1]:.0%} of images; without a smallest δ the one "
             "pre-activation nearest to zero decides, and ‖x‖ = 1 shrinks them all: the figure cannot have used either",
-            bounds=(0, math.inf),
         ),
-        "c3": intervals.mean(learned["c3_figure"]),
-        "c3_as_stated": intervals.mean(learned["c3_condition"]),
+        "c3": intervals.geometric_mean(learned["c3_figure"]),
+        "c3_as_stated": intervals.geometric_mean(learned["c3_condition"]),
         "parameters": Answer.exact(float(PARAMETERS), "ten hidden layers; an eleventh would be needed"),
     }
     products, curves, rows = (distributions(runs, name)["learned"] for name in ("products", "switching", "rows"))
@@ -186,7 +184,7 @@ def _analysis(
 
 def _learned_over_initial(points: pd.DataFrame, column: str) -> Answer:
     wide = points.pivot_table(index="seed", columns="weights", values=column)
-    return intervals.mean(wide["learned"] / wide["initial"])
+    return intervals.geometric_mean(wide["learned"] / wide["initial"])
 
 
 def _range(points: pd.DataFrame, column: str, name: str) -> str:

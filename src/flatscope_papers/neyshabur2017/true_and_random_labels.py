@@ -5,15 +5,12 @@ Both figures look at the same networks.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.stats import wilson
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.curves import bars, lines
@@ -90,20 +87,7 @@ def same_order(points: pd.DataFrame, by_epsilon: list[pd.DataFrame]) -> Answer:
     pairs = pairs.dropna()
     higher = (pairs["random"] > pairs["true"]).unstack("epsilon").reindex(columns=list(EPSILONS)).dropna()
     agree = pd.concat([higher[epsilon] == higher[EPSILON] for epsilon in EPSILONS if epsilon != EPSILON])
-    found = intervals.share(agree, groups=[f"{seed}/{size}" for _, seed, size in agree.index])
-    return replace(found, note="; ".join(part for part in (found.note, _within_reach(found.runs)) if part))
-
-
-def _within_reach(groups: int) -> str:
-    """Whether Wilson's interval of so many groups can lie where the claim holds, if all of them agree."""
-    low, _ = wilson(groups, groups)
-    if low >= AGREE:
-        return ""
-    needed = next(n for n in itertools.count(groups) if wilson(n, n)[0] >= AGREE)
-    return (
-        f"all of {groups} groups agreeing gives an interval from {low:.2f}, so that “reproduced” is out of reach: "
-        f"{needed} groups would be needed"
-    )
+    return intervals.share(agree, groups=[f"{seed}/{size}" for _, seed, size in agree.index], least=AGREE)
 
 
 def _test_errors(points: pd.DataFrame) -> str:

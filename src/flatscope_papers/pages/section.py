@@ -12,10 +12,11 @@ from markupsafe import Markup
 from flatscope.registry import PAPERS
 from flatscope.reports.charts import Colours
 from flatscope.reports.markup import Part, Section, fragment, source
-from flatscope_papers.claims import SIGNS
+from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
+from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult
 
-BADGES = {"reproduced": "good", "partly": "fair", "not reproduced": "poor", "not judged": ""}
+BADGES = {HOLDS: "good", CONTRADICTED: "poor", INCONCLUSIVE: "fair", UNTESTABLE: "", NOT_JUDGED: ""}
 FEW = 3  # more studies than that are counted by paper and can be filtered
 IN_ADDRESS = {"%": "%25", "#": "%23", "'": "%27", "//": "%2F%2F", "&": "&amp;"}
 # What Matplotlib writes into a picture and nobody sees: names that nothing refers to, ten fonts for every word, blanks.
@@ -30,13 +31,14 @@ def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
     """Verdicts in the summary; per study its figure, its claims and how its setting differs from the paper's."""
     counts: dict[str, Counter[str]] = {}
     for study in studies.values():
-        counts.setdefault(study.paper, Counter()).update(finding.verdict for finding in study.findings)
+        verdicts = (finding.verdict for finding in study.findings if finding.counts)
+        counts.setdefault(study.paper, Counter()).update(verdicts)
     order = [*(paper for paper in PAPERS if paper in counts), *(paper for paper in counts if paper not in PAPERS)]
     values: dict[str, Any] = {
         "studies": studies,
         "anchors": {name: f"{study.name}-{study.scale}" for name, study in studies.items()},
         "papers": PAPERS,
-        "shown_papers": {paper: _capital(PAPERS.get(paper, paper)) for paper in order},
+        "shown_papers": {paper: capital(PAPERS.get(paper, paper)) for paper in order},
         "shown_verdicts": {verdict: verdict for verdict in BADGES if any(count[verdict] for count in counts.values())},
         "badges": BADGES,
         "signs": SIGNS,
@@ -78,10 +80,6 @@ def _short(places: str) -> str:
     """Positions to a hundredth of a point, and no blanks around the letters of a path."""
     rounded = DECIMALS.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places)
     return re.sub(r" ?([A-Za-z]) ?", r"\1", rounded)
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _provenance(studies: Mapping[str, StudyResult]) -> dict[str, str]:

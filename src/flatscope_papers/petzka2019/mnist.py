@@ -32,6 +32,7 @@ MADE_OF = {
     "rho_max": "rho",
     "rho_sum": "rho_layer_sum",
 }
+EVERY_LAYER = [f"{measure}/{layer}" for measure, layer in itertools.product(PER_LAYER, LAYERS)]
 SPREAD = 0.1  # between "slightly" and "considerably"
 TOO_FEW = ": too few networks to tell"
 WIDTHS = (50, 50, 50, 30)
@@ -71,9 +72,8 @@ def networks(runs: Runs) -> pd.DataFrame:
     limit = math.inf if runs.scale == "smoke" else LARGEST_LOSS
     kept = frame[(frame["train_loss"] <= limit) & ~frame["diverged"].astype(bool)].copy()
     kept["gap"] = kept["test_loss"] - kept["train_loss"]
-    wanted = [f"{measure}/{layer}" for measure, layer in itertools.product(PER_LAYER, LAYERS)] + list(PER_NETWORK)
     plain = ["train.batch_size", "train.seed", "train_loss", "test_loss", "gap"]
-    return kept[[*plain, *wanted]].reset_index(drop=True)
+    return kept[[*plain, *EVERY_LAYER, *PER_NETWORK]].reset_index(drop=True)
 
 
 def _layer_analysis(runs: Runs, measure: str) -> Analysis:
@@ -137,7 +137,7 @@ def figure_5(runs: Runs) -> Analysis:
 
 @study("petzka2019-fig6", stages=stages)
 def figure_6(runs: Runs) -> Analysis:
-    """κ_τ^max, κ_τ^Σ, ρ^max and ρ^Σ against the gap, and whether each beats the measures of single layers."""
+    """κ_τ^max, κ_τ^Σ, ρ^max and ρ^Σ against the gap, and whether each beats all of Figures 3 to 5."""
     points = networks(runs)
     return Analysis(
         points,
@@ -148,10 +148,10 @@ def figure_6(runs: Runs) -> Analysis:
 
 
 def lead_found(points: pd.DataFrame) -> dict[str, Answer]:
-    """By how much each measure of the network leads its layers."""
+    """By how much each measure of the network leads all layer-wise and neuron-wise ones of the hidden layers."""
     found = {}
     for name in PER_NETWORK:
-        lead = intervals.lead_of_correlations(points, name, _layers_of(name), "gap")
+        lead = intervals.lead_of_correlations(points, name, EVERY_LAYER, "gap")
         words = _joined(lead.note, _why_close(points, name, lead), _hidden_alone(points, name, lead))
         found[name] = dataclasses.replace(lead, note=words)
     return found
@@ -176,12 +176,12 @@ def _why_close(points: pd.DataFrame, name: str, lead: Answer) -> str:
     """What keeps a measure of the network from leading: one layer is all of it, or the networks are too few."""
     if math.isnan(lead.value):
         return ""
-    layers = points[_layers_of(name)]
-    for number, column in enumerate(layers.columns, start=1):
-        if np.allclose(points[name], layers[column], rtol=1e-6):
+    for number, column in enumerate(_layers_of(name), start=1):
+        if np.allclose(points[name], points[column], rtol=1e-6):
             return f"layer {number} is the largest in all {len(points)} networks, so that this can only tie with it"
-    own, theirs = points[name].corr(points["gap"]), layers.corrwith(points["gap"])
-    words = f"{own:.2f} against {theirs.max():.2f} of layer {int(np.argmax(theirs)) + 1}"
+    own, theirs = points[name].corr(points["gap"]), points[EVERY_LAYER].corrwith(points["gap"])
+    measure, layer = EVERY_LAYER[int(np.argmax(theirs))].split("/")
+    words = f"{own:.2f} against {theirs.max():.2f} of {SYMBOLS[measure]} of layer {LAYERS.index(layer) + 1}"
     return words + (TOO_FEW if _open(lead, 0.0) else "")
 
 

@@ -137,9 +137,7 @@ def found(table: pd.DataFrame) -> dict[str, Answer]:
         "at_most_one_other": _exactly(independent),
         "bijection": intervals.largest(table["inverse_error"]),
         "lemma": intervals.largest(table["lemma_error"]),
-        "degrees": _exactly(
-            table["degree"] == table["layers"] + 1, "L factors over L − 1; the lemma counts hidden layers"
-        ),
+        "degrees": _exactly(table["degree"] == table["layers"]),
         "others": _exactly(
             table["paths"] - table["basis"] == hidden, "(L − 1) d₁ is the number of hidden nodes H, not of such paths"
         ),

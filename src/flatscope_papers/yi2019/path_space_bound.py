@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from flatscope import BasisPaths, Problem
 from flatscope.bounds.psi import pac_bayes_gap
-from flatscope.stats import wilson
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.stored_networks import stored_problem
 from flatscope.training.loop import evaluate
@@ -105,22 +103,11 @@ def pac_found(table: pd.DataFrame) -> dict[str, Answer]:
         "close": intervals.largest((wide["left"][first] - gaps).abs()),
         "bound": intervals.share(
             table["left"] <= table["right"],
-            "; ".join([*_at_best(len(gaps)), f"{free}{len(table)} cases"]),
+            f"{free}{len(table)} cases",
             groups=table["network"],
+            least=1 - DELTA,
         ),
     }
-
-
-def _at_best(networks: int) -> list[str]:
-    """What so few networks could show at all; nothing if they are enough."""
-    low, _ = wilson(networks, networks)
-    if low >= 1 - DELTA:
-        return []
-    enough = next(number for number in itertools.count(networks) if wilson(number, number)[0] >= 1 - DELTA)
-    return [
-        f"cannot come out reproduced: {networks} of {networks} networks give a low end of {low:.3f}, and {1 - DELTA:g} "
-        f"takes {enough} of {enough}"
-    ]
 
 
 def _draw(figure: Figure, table: pd.DataFrame) -> None:

@@ -1,7 +1,8 @@
 """Figures 11 and 12 of Zhang et al. (2017): training accuracy of mixtures of three minimisers.
 
 The paper shows surfaces and calls those of natural labels flatter. Here the flat region around a minimum is the share
-of the mixtures nearest to it that still classify nine tenths of the training images: one number per minimum.
+of the mixtures nearest to it that still classify nine tenths of the training images. The three corners of a triangle
+share their mixtures, so that a triangle is one run: the mean over its corners, and no interval from a single one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import EVALUATE_EVERY, LABELS, TITLES, minima
+from flatscope_papers.zhang2017.minima import SIZES as MINIMA
 
 SIZES = grid(__name__)
 FLAT = 0.9  # training accuracy
-ONE_TRIANGLE = "three minima of one triangle each"
 LAMBDAS = ["lambda1", "lambda2", "lambda3"]
 
 
@@ -47,9 +48,10 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
                     "study": "three points",
                     "set": data,
                     "kind": labels,
-                    "networks": minima(scale, data, labels, most=3),
+                    "networks": minima(scale, data, labels)[first : first + 3],
                     "resolution": SIZES[scale]["resolution"],
                 }
+                for first in range(0, MINIMA[scale]["minima"] - 2, 3)
             ]
             for data, labels in chosen
         ]
@@ -72,13 +74,25 @@ def plateaus(simplex: pd.DataFrame, *, ties: bool = True) -> list[float]:
     return [float(flat[nearest[:, corner]].mean()) for corner in range(3)]
 
 
-def _surfaces(runs: Runs) -> dict[tuple[str, str], pd.DataFrame]:
-    return {(stored.config["set"], stored.config["kind"]): stored.frame("simplex") for stored in runs.stored()}
+Surfaces = Mapping[tuple[str, str], Sequence[pd.DataFrame]]  # by data and labels: one for each triangle
 
 
-def _flatter(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> Answer:
-    natural, random = (plateaus(surfaces[data, labels]) for labels in LABELS)
-    return intervals.difference(natural, random, ONE_TRIANGLE)
+def _surfaces(runs: Runs) -> Surfaces:
+    found: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    for stored in runs.stored():
+        found.setdefault((stored.config["set"], stored.config["kind"]), []).append(stored.frame("simplex"))
+    return found
+
+
+def regions(simplices: Sequence[pd.DataFrame]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Of each triangle: the flat region around a minimum, mean over its three corners."""
+    return np.array([np.mean(plateaus(simplex)) for simplex in simplices])
+
+
+def _flatter(surfaces: Surfaces, data: str) -> Any:
+    """By how much regions are larger with natural than with random labels, triangles of the same seeds compared."""
+    natural, random = (regions(surfaces[data, labels]) for labels in LABELS)
+    return natural - random
 
 
 def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
@@ -99,18 +113,22 @@ def _draw(figure: Figure, surfaces: Sequence[pd.DataFrame], title: str) -> None:
     figure.colorbar(drawn, ax=figure.axes, label="training accuracy", shrink=0.6)
 
 
-def _table(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> pd.DataFrame:
-    parts = [surfaces[data, labels].assign(labels=labels) for labels in LABELS]
-    return pd.concat(parts, ignore_index=True)[["labels", *LAMBDAS, "accuracy", "loss"]]
+def _table(surfaces: Surfaces, data: str) -> pd.DataFrame:
+    parts = [
+        simplex.assign(labels=labels, triangle=number)
+        for labels in LABELS
+        for number, simplex in enumerate(surfaces[data, labels])
+    ]
+    return pd.concat(parts, ignore_index=True)[["labels", "triangle", *LAMBDAS, "accuracy", "loss"]]
 
 
-def _notes(surfaces: dict[tuple[str, str], pd.DataFrame], data: str) -> tuple[str, ...]:
+def _notes(surfaces: Surfaces, data: str) -> tuple[str, ...]:
     centre = {}
     for labels in LABELS:
-        simplex = surfaces[data, labels]
+        simplex = surfaces[data, labels][0]
         middle = int(np.abs(simplex[LAMBDAS].to_numpy() - 1 / 3).sum(axis=1).argmin())
         centre[labels] = simplex["accuracy"].iloc[middle]
-    strict = [float(np.mean(plateaus(surfaces[data, labels], ties=False))) for labels in LABELS]
+    strict = [np.mean([plateaus(one, ties=False) for one in surfaces[data, labels]]) for labels in LABELS]
     return (
         f"training accuracy in the middle: {centre['natural']:.2f} natural, {centre['random']:.2f} random labels",
         f"share with training accuracy of at least 0.9 without the mixtures that are as near to another minimum: "
@@ -124,8 +142,8 @@ def figure_11(runs: Runs) -> Analysis:
     surfaces = _surfaces(runs)
     return Analysis(
         _table(surfaces, "cifar"),
-        {"wider": _flatter(surfaces, "cifar")},
-        lambda figure: _draw(figure, [surfaces["cifar", labels] for labels in LABELS], TITLES["cifar"]),
+        {"wider": intervals.mean(_flatter(surfaces, "cifar"))},
+        lambda figure: _draw(figure, [surfaces["cifar", labels][0] for labels in LABELS], TITLES["cifar"]),
         _notes(surfaces, "cifar"),
     )
 
@@ -135,16 +153,16 @@ def figure_12(runs: Runs) -> Analysis:
     """As Figure 11 on MNIST; the networks of Figure 11 are there to be compared with."""
     surfaces = _surfaces(runs)
     found = {
-        "wider": _flatter(surfaces, "mnist"),
-        "regions": intervals.mean(plateaus(surfaces["mnist", "natural"]), ONE_TRIANGLE, bounds=(0, 1)),
-        "wells": intervals.mean(plateaus(surfaces["mnist", "random"]), ONE_TRIANGLE, bounds=(0, 1)),
+        "wider": intervals.mean(_flatter(surfaces, "mnist")),
+        "regions": intervals.mean(regions(surfaces["mnist", "natural"]), bounds=(0, 1)),
+        "wells": intervals.mean(regions(surfaces["mnist", "random"]), bounds=(0, 1)),
         "harder": harder(epochs_to_fit(runs)),
-        "clearer": difference_of_differences(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
+        "clearer": intervals.difference(*(_flatter(surfaces, data) for data in ("mnist", "cifar"))),
     }
     return Analysis(
         _table(surfaces, "mnist"),
         found,
-        lambda figure: _draw(figure, [surfaces["mnist", labels] for labels in LABELS], TITLES["mnist"]),
+        lambda figure: _draw(figure, [surfaces["mnist", labels][0] for labels in LABELS], TITLES["mnist"]),
         _notes(surfaces, "mnist"),
     )
 
@@ -166,12 +184,3 @@ def harder(epochs: Mapping[tuple[str, str], Sequence[float]]) -> Answer:
     words = ", ".join(f"{TITLES[data]} {labels} {np.mean(took):.0f}" for (data, labels), took in epochs.items())
     counted = float(np.log10(1 + EVALUATE_EVERY / min(min(took) for took in epochs.values())))
     return intervals.mean(mnist - cifar, f"mean epochs: {words}", resolution=counted)
-
-
-def difference_of_differences(first: Answer, second: Answer) -> Answer:
-    """First minus second, of independent answers: the squares of their half-widths add up."""
-    value, runs = first.value - second.value, first.runs + second.runs
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Answer(value, runs=runs)
-    half = float(np.hypot(first.high - first.low, second.high - second.low)) / 2
-    return Answer(value, value - half, value + half, runs)

@@ -1,0 +1,58 @@
+"""Pages beside those of the papers: slips of the printed texts, verdicts that the scale turned, costs and commands."""
+
+from __future__ import annotations
+
+from flatscope.registry import PAPERS
+from flatscope_papers.claims import ERRATUM
+from flatscope_papers.known_studies import studies
+from flatscope_papers.pages.markdown import capital, outcome, sentence, table, text
+from flatscope_papers.reproduction import Results, entries, latest
+from flatscope_papers.study_result import answer_text
+
+
+def errata_page(results: Results) -> str:
+    """Slips of the printed texts."""
+    rows = [
+        [
+            f"[{capital(PAPERS[entry.study.paper])}]({entry.study.paper}.md#{entry.study.name})",
+            text(entry.finding.claim.where),
+            text(entry.finding.claim.statement),
+            f"{text(entry.finding.claim.number)}: {text(answer_text(entry.finding.answer))}",
+            sentence(entry.finding.claim.comment),
+        ]
+        for entry in entries(results)
+        if entry.finding.claim.kind == ERRATUM
+    ]
+    lines = ["# Errata", "", "Slips of the printed texts. They say nothing against a paper and are in no count.", ""]
+    return "\n".join([*lines, *table(["paper", "where", "printed", "found", "correction"], rows)]) + "\n"
+
+
+def scales_page(results: Results) -> str:
+    """Verdicts that turned between a smaller scale and the paper's, with both numbers."""
+    found = [entry for entry in entries(results) if entry.finding.counts and entry.others]
+    rows = [
+        [
+            f"[{text(entry.study.figure)} of {PAPERS[entry.study.paper]}]({entry.study.paper}.md#{entry.study.name})",
+            text(entry.finding.claim.statement),
+            outcome(other),
+            outcome(entry.finding),
+        ]
+        for entry in found
+        for other in entry.turned.values()
+    ]
+    told = (
+        f"{len(found)} claims were looked at both at a reduced scale and at the paper's: {len(rows)} verdicts differ."
+    )
+    return "\n".join(["# What the scale changes", "", told, "", *table(["", "claim", "small", "paper"], rows)]) + "\n"
+
+
+def costs_page(results: Results) -> str:
+    """How every study was run, what runs it again, and what the paper's scale takes."""
+    rows = []
+    for name, declared in studies().items():
+        result = latest(results.get(name, {}))
+        how = text(result.how) if result else "not run"
+        command = result.command if result else f"flatscope study run {name}"
+        rows.append([f"[{name}]({declared.paper}.md#{name})", how, f"`{command}`", text(declared.words.at_paper_scale)])
+    lines = ["# Costs and commands", "", *table(["study", "run", "again", "at paper scale"], rows)]
+    return "\n".join(lines) + "\n"

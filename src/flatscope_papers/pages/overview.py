@@ -1,0 +1,102 @@
+"""The first page: all four papers on one screen, what holds and what does not, and how often."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from flatscope.registry import PAPERS
+from flatscope_papers.claims import CONTRADICTED, ERRATUM, HOLDS, IDENTITY, INCONCLUSIVE, SIGNS, UNTESTABLE
+from flatscope_papers.known_studies import studies
+from flatscope_papers.pages.markdown import AFTER, capital, table, text, told
+from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, Entry, Results, entries, latest, matrix
+from flatscope_papers.tables import paper_words
+
+PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE)}
+LEGEND = f"""\
+Every figure and table of the four papers is a study here, every statement about it a claim: a number, and the range in
+which it holds, fixed before its study ran unless marked {AFTER}. **{SIGNS[HOLDS]} holds**: the whole 95 % interval of
+what was found lies in the range. **{SIGNS[CONTRADICTED]} contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]}
+inconclusive**: it lies on both sides, or there is none; noise around zero is inconclusive whatever its sign.
+**{SIGNS[UNTESTABLE]} cannot be tested here**: the number could not be had. What is contradicted at a reduced scale may
+hold at the paper's own; cards and counts keep the scales apart."""
+BELOW = """\
+*Identity or theorem*: checked by numbers, no scale to be short of. *Paper scale*: the paper's data, network sizes and
+training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores.
+Slips of the printed texts are outside these counts, and so are numbers that are only told: those that could not come
+out otherwise, or are counted elsewhere."""
+
+
+def overview(results: Results, folder: str = "papers") -> str:
+    """The page as Markdown.
+
+    Args:
+        results: by study and scale.
+        folder: of the other pages, as seen from this one.
+    """
+    found = entries(results)
+    papers = [paper for paper in PAPERS if any(entry.study.paper == paper for entry in found)]
+    cards = {paper: _card(paper, [e for e in found if e.study.paper == paper], results, folder) for paper in papers}
+    own = cards.pop("flatscope", [])
+    errata = sum(entry.finding.claim.kind == ERRATUM for entry in found)
+    turned = sum(bool(entry.turned) and entry.finding.counts for entry in found)
+    links = [
+        f"[Errata]({folder}/errata.md): {errata} slips of the printed texts, with their corrections",
+        f"[What the scale changes]({folder}/scales.md): {turned} verdicts that turned between small and paper scale",
+        f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
+    ]
+    lines = ["# What holds of the four papers", "", *_grid(cards.values()), LEGEND, "", "## How often", ""]
+    lines += [*_counts(found, folder), "", BELOW, "", *(f"- {link}" for link in links), ""]
+    return "\n".join([*lines, "## Beyond the papers", "", *_grid([own])])
+
+
+def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The claims that a paper is read for, by what became of them."""
+    chosen = [entry for entry in found if entry.finding.claim.headline]
+    ordered = sorted(chosen, key=lambda entry: list(GROUPS).index(entry.group))
+    return {part: [e for e in ordered if e.finding.verdict in verdicts] for part, verdicts in PARTS.items()}
+
+
+def badge(found: Sequence[Entry]) -> str:
+    """At which scale the studies of a paper are judged, in a few words."""
+    scales = {entry.study.name: entry.scale for entry in found if entry.finding.counts}
+    at_paper = sum(scale == "paper" for scale in scales.values())
+    return f"{at_paper} of {len(scales)} studies at paper scale"
+
+
+def _grid(cards: Iterable[Sequence[str]]) -> list[str]:
+    """Cards side by side on the documentation site; elsewhere a list."""
+    return ['<div class="grid cards" markdown>', "", *itertools.chain.from_iterable(cards), "</div>", ""]
+
+
+def _card(paper: str, found: Sequence[Entry], results: Results, folder: str) -> list[str]:
+    words = paper_words(paper)
+    lines = [f"**[{capital(PAPERS[paper])}]({folder}/{paper}.md)** · *{badge(found)}*", "", text(words.says), ""]
+    if latest(results.get(words.figure, {})):
+        alt = escape(f"{studies()[words.figure].figure}: {studies()[words.figure].title}")
+        lines += [f'<img src="{folder}/images/{words.figure}.png" alt="{alt}" width="340">', ""]
+    for part, chosen in headlines(found).items():
+        if chosen:
+            lines += [f"**{part}**", "", *map(_item, chosen), ""]
+    return ["-   " + lines[0], *(f"    {line}" if line else "" for line in lines[1:])]
+
+
+def _item(entry: Entry) -> str:
+    claim = entry.finding.claim
+    scale = "" if entry.group in (IDENTITY, AT_PAPER_SCALE) else " *(reduced scale)*"
+    mark = AFTER if claim.after_results else ""
+    number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
+    return f"- {sign} {text(claim.headline)}: **{number}**{mark}; paper: {text(claim.reported)}{scale}"
+
+
+def _counts(found: Sequence[Entry], folder: str) -> list[str]:
+    counts = matrix(found)
+    shown = [verdict for verdict in SIGNS if any(row[verdict] for row in counts.values())]
+    rows, before = [], ""
+    for paper, group in itertools.product(PAPERS, GROUPS):
+        if (paper, group) in counts:
+            name = "" if paper == before else f"[{capital(text(PAPERS[paper]))}]({folder}/{paper}.md)"
+            rows.append([name, GROUPS[group], *(counts[paper, group][verdict] or "" for verdict in shown)])
+            before = paper
+    return table(["paper", "kind", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)

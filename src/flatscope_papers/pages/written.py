@@ -1,0 +1,41 @@
+"""All pages of the papers, written to a folder of documentation with the pictures they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatscope.guards import write_whole
+from flatscope.registry import PAPERS
+from flatscope_papers.known_studies import studies
+from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
+from flatscope_papers.pages.overview import overview
+from flatscope_papers.pages.paper_page import paper_page
+from flatscope_papers.reproduction import Results, latest
+
+FOLDER, IMAGES = "papers", "images"
+
+
+def pages(results: Results) -> dict[str, str]:
+    """The pages below the first one, by file name."""
+    shown = [paper for paper in PAPERS if any(declared.paper == paper for declared in studies().values())]
+    found = {f"{paper}.md": paper_page(paper, results) for paper in shown}
+    return found | {
+        "errata.md": errata_page(results),
+        "scales.md": scales_page(results),
+        "costs.md": costs_page(results),
+    }
+
+
+def write_pages(results: Results, first: Path) -> None:
+    """Write the first page, and the others into `papers` beside it.
+
+    Pictures of results that were saved without one stay as they are.
+    """
+    folder = first.parent / FOLDER
+    write_whole(first, overview(results, FOLDER).encode())
+    for name, page in pages(results).items():
+        write_whole(folder / name, page.encode())
+    for name in studies():
+        result = latest(results.get(name, {}))
+        if result and result.png:
+            write_whole(folder / IMAGES / f"{name}.png", result.png)
