@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,11 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.sweeps.trial_files import _closing
+from flatscope.sweeps.store import Store
 from flatscope_papers import studies
 from flatscope_papers.claims import COUNTED
 from flatscope_papers.study_result import StudyResult
@@ -163,12 +163,13 @@ def test_a_store_without_weights_is_analysed_again_and_says_so(tmp_path: Path) -
     places = ["--scale", "smoke", "--workers", "0", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     invoke("run", STUDY, *places)
     first = StudyResult.load(tmp_path / "out" / STUDY / "smoke")
-    trial = next((tmp_path / "store").glob("[0-9a-f]*/config.json"))
-    marker = json.loads((trial.parent / "metrics.json").read_text())
-    marker["files"]["weights.safetensors"] = {"size": 1, "checksum": "gone"}
-    body = json.dumps({k: v for k, v in marker.items() if k != "checksum"}, indent=1).encode().removesuffix(b"\n}")
-    body += b","
-    (trial.parent / "metrics.json").write_bytes(body + b'\n"checksum": ' + _closing(body))
+    other = Store(tmp_path / "other")
+    for trial in Store(tmp_path / "store").stored():
+        frames = {name: trial.frame(name) for name in trial.frames}
+        other.write(trial.config, trial.metrics, weights={"w": torch.ones(2)}, frames=frames)
+    for weights in (tmp_path / "other").glob("*/weights.safetensors"):
+        weights.unlink()
+    places[places.index(str(tmp_path / "store"))] = str(tmp_path / "other")
     invoke("run", STUDY, *places)
     again = StudyResult.load(tmp_path / "out" / STUDY / "smoke")
     pd.testing.assert_frame_equal(again.table, first.table)
