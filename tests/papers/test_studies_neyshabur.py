@@ -71,11 +71,11 @@ def test_what_noise_does_gets_the_verdict_that_is_due() -> None:
     noise = pd.DataFrame({"network": [0, 0, 1, 2], "rise": [0.1, 0.2, 0.1, 0.3], "bound": 5.0, "split": 0.9})
     answers = noise_found(table, noise)
     verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in answers.items()}
-    failing = {key for key, verdict in verdicts.items() if verdict != REPRODUCED}
+    failing = {key for key, verdict in verdicts.items() if verdict != HOLDS}
     assert failing == {"depth", "lemma_2"}
     worse = noise_found(1 / table, noise.assign(bound=0.15, split=1.1))
     verdicts = {key: judge(claims[key], answer, "paper").verdict for key, answer in worse.items()}
-    assert REPRODUCED not in verdicts.values()
+    assert HOLDS not in verdicts.values()
     assert answers["depth"].value == pytest.approx(1.5)
 
 
