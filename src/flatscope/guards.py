@@ -56,16 +56,17 @@ def let_go(problem: BaseException) -> None:
 
 
 @contextmanager
-def own_settings() -> Iterator[None]:
+def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """Torch as every number here needs it, whatever the caller has set; all of it is put back at the end.
 
     Kernels of full precision that can be differentiated twice (no TF32, no autocast, attention by the math kernel),
     derivatives on (also inside `inference_mode` and `no_grad`), activations kept instead of computed again, new tensors
     in float32 on the CPU unless told otherwise, no anomaly detection, and deterministic kernels only where there are
-    some. Random states are put back too. Also a decorator: every public function that runs a model has it.
+    some. Random states are put back too, and those of the given generators. Also a decorator: every public function
+    that runs a model has it.
     """
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness())
+        stack.enter_context(untouched_randomness(generators))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autograd.set_detect_anomaly(False))

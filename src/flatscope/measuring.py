@@ -15,7 +15,7 @@ from torch import Tensor
 from flatscope.context import Context, Effort
 from flatscope.effort import make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
-from flatscope.guards import let_go, own_settings, untouched_randomness
+from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
 from flatscope.planning import Schedule, has_time, make_schedule
 from flatscope.problem import Problem
@@ -128,7 +128,7 @@ def plan(context: Context, names: str | Iterable[str] | None = None, kind: str =
     """
     chosen = select(names, kind)
     left_out = [name for name, entry in declarations(kind).items() if names is None and entry not in chosen]
-    with untouched_randomness(context.problem.generators), own_settings():
+    with own_settings(context.problem.generators):
         return make_schedule(context, chosen, left_out, timed=True)
 
 
@@ -165,7 +165,7 @@ def _run(
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
     found: dict[str, list[dict[str, Any]]] = {}
-    with untouched_randomness(problem.generators), own_settings():
+    with own_settings(problem.generators):
         begun = time.perf_counter()
         for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
             found[entry.name] = rows

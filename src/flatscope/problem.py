@@ -128,9 +128,8 @@ class Problem:
         bad = non_finite_name(self.params, self.buffers)
         if bad:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
-        with untouched_randomness():
-            self.train: Samples = as_samples(train, "train")
-            self.test: Samples | None = None if test is None else as_samples(test, "test")
+        self.train: Samples = as_samples(train, "train")
+        self.test: Samples | None = None if test is None else as_samples(test, "test")
         with untouched_randomness(self.generators), torch.no_grad():
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import FlatscopeError
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.guards import own_settings
 from flatscope.problem import Problem
 from flatscope.symmetries.basis_paths import BasisPaths
 
@@ -70,7 +70,7 @@ def _gaps(problems: Mapping[str, Problem]) -> tuple[dict[tuple[str, str], float]
     largest = dict.fromkeys(problems, 0.0)
     gaps = dict.fromkeys(itertools.combinations(problems, 2), 0.0)
     samples = 0
-    with untouched_randomness(reader.generators), own_settings(), torch.no_grad():
+    with own_settings(reader.generators), torch.no_grad():
         # The batches of one of them for all: loaders that shuffle would give every network another order.
         for inputs, targets in reader.batches():
             outputs = {name: problem.forward(inputs).double().cpu() for name, problem in problems.items()}

@@ -155,7 +155,7 @@ def _prepared(problem: Problem) -> Problem:
 
 def _standing(context: Context) -> Standing:
     problem = context.problem
-    with untouched_randomness(problem.generators), own_settings():
+    with own_settings(problem.generators):
         train = context.scores()
         test = None if problem.test is None else context.scores("test")
         try:

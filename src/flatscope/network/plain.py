@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.guards import own_settings
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.layers import ACTING
 from flatscope.network.operations import TABLE
@@ -133,7 +133,7 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) 
         value.requires_grad_(name in trainable)
     uses: list[Use] = []
     changed = False
-    with untouched_randomness(), own_settings():
+    with own_settings():
         for example in examples:
             found, other_words = survey(twin, example)
             uses, changed = uses + found, changed | other_words
@@ -150,7 +150,7 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) 
 
 def write_out(model: nn.Module, example: Inputs) -> None:
     """Let a module's forward run in plain words, with the parameters that it has; it is changed in place."""
-    with untouched_randomness(), own_settings():
+    with own_settings():
         changed = survey(model, example)[1]
     if changed:
         set_plan(model, WeightPlan())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.guards import own_settings
 from flatscope.network.program import fitting, output_tensors
 from flatscope.samples import Inputs, parts_of
 
@@ -20,7 +20,7 @@ class FunctionChangedError(FlatscopeError, RuntimeError):
 
 def relative_difference(model: nn.Module, other: nn.Module, example: Inputs) -> float:
     """Largest difference between the outputs of two networks, relative to the largest output."""
-    with untouched_randomness(), own_settings(), torch.no_grad():
+    with own_settings(), torch.no_grad():
         before, after = _outputs(model, example), _outputs(other, example)
     scale = max((float(value.abs().max()) for value in before), default=0.0)
     gaps = [float((a.double() - b.double()).abs().max()) for a, b in zip(before, after, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.guards import own_settings
 from flatscope.network.labels import CONSTANT, Labels
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
@@ -45,7 +45,7 @@ def trace(model: nn.Module, example: Inputs) -> Graph:
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
     tracer = _Tracer(network, inputs)
-    with untouched_randomness(), own_settings(), torch.enable_grad(), warnings.catch_warnings():
+    with own_settings(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         outputs = run(network, inputs, tracer.follow)
     tracer.finish(outputs)

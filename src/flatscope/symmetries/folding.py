@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError
-from flatscope.guards import own_settings, untouched_randomness
+from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain, plan_of, set_plan
@@ -62,7 +62,7 @@ def fold_batchnorm(model: nn.Module, example: Inputs) -> nn.Module:
     _refuse_batch_statistics(original)
     inputs = two_samples(fitting(original, example))
     folded = plain(original, [inputs])
-    with untouched_randomness(), torch.no_grad():
+    with torch.no_grad():
         uses = _watch(folded, inputs)
         while norms := _norms(folded, uses):
             folded = _fold_some(folded, norms, uses)
