@@ -66,6 +66,7 @@ PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.stats"}
 USED_INSIDE = {
     "flatscope.bounds.psi",
     "flatscope.bounds.robustness",
+    "flatscope.bounds.sharpness_theorem",
     "flatscope.cli.output",
     "flatscope.files",
     "flatscope.formatting",

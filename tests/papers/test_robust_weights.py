@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope_papers.theory.robust_weights import largest_path, path_change, robust_loss, robust_sides
-from flatscope_papers.theory.sample_sizes import log10_size_ratio, size_ratio, stability_beta, vc_gap
+from flatscope_papers.theory.sample_sizes import log10_size_ratio, multitask_gain, size_ratio, stability_beta, vc_gap
 
 
 def test_robust_optimisation_of_a_linear_model_is_exact() -> None:
@@ -65,5 +65,6 @@ def test_the_direction_of_proposition_2_is_the_other_one() -> None:
 def test_printed_numbers_of_sample_sizes() -> None:
     assert log10_size_ratio(0.1, 10_000) == pytest.approx(1e4)
     assert log10_size_ratio(0.1, 8, 2.0, "sizes") == pytest.approx(-math.log10(size_ratio(0.1, 8, 2.0, "sizes")))
+    assert multitask_gain(1000, 5.0, 50.0) == pytest.approx(math.sqrt(55 / 5.05))
     assert vc_gap(100, 10_000) == 0.1
     assert stability_beta(2.0, 0.5, 100) == 0.04
