@@ -125,9 +125,9 @@ def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again
     assert {field.name for field in fields(DataOptions)} | {"model", "model_option", "seed"} <= options
     bundle = next(kind for kind in get_type_hints(COMMANDS[name]).values() if is_dataclass(kind))
     bundled = {field.name for bundle in BUNDLES for field in fields(bundle)}
-    # Training has a batch size and a device of its own (one changes values, the other is the CPU unless told), and
-    # needs neither model nor data where a file describes them.
-    own = {"loss", "batch_size", "device", "model", "data"} if name == "train" else set()
+    # Training has a batch size and a device of its own (one changes values, the other is the CPU unless told), a
+    # precision of its steps instead of estimates, and needs neither model nor data where a file describes them.
+    own = {"loss", "batch_size", "device", "model", "data", "precision"} if name == "train" else set()
     assert bundled & set(vars(bundle)["__annotations__"]) <= own
 
 

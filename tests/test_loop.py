@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import safetensors.torch
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 import flatscope
 from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.training import gpu_steps
 from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate, stream_seed
 from flatscope.training.initialization import initialize
 from flatscope.training.loop import TrainingInterrupted, crop_and_flip, evaluate, train
@@ -208,6 +210,52 @@ def test_divergence_is_recorded_and_not_fatal(tmp_path, batch_size):
     assert again.diverged
     assert without_seconds(again).equals(without_seconds(result))
     json.loads((tmp_path / "state.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@pytest.mark.parametrize("make", [lambda: small(), lambda: noisy()])
+def test_precision_changes_the_steps_and_not_what_is_kept(make, tmp_path):
+    x, y = blobs(shape=(1, 6, 6)) if isinstance(make()[0], nn.Conv2d) else blobs()
+    runs = {}
+    for precision in ("float32", "tf32", "bf16"):
+        config = TrainConfig(lr=0.05, momentum=0.9, epochs=4, batch_size=16, precision=precision)
+        runs[precision] = train(make(), (x, y), config, checkpoint=tmp_path / precision)
+        assert all(p.dtype == torch.float32 for p in runs[precision].model.parameters())
+    assert same_bits(runs["float32"].model, runs["tf32"].model)  # there is none on a CPU
+    assert not same_bits(runs["float32"].model, runs["bf16"].model)
+    losses = [run.history["train_loss"].iloc[-1] for run in runs.values()]
+    assert losses[2] == pytest.approx(losses[0], rel=0.2)
+    saved = safetensors.torch.load_file(tmp_path / "bf16" / "weights.safetensors")
+    assert {value.dtype for value in saved.values()} <= {torch.float32, torch.int64}
+    with pytest.raises(InputError, match="precision 'float32' there, 'bf16' here"):
+        train(make(), (x, y), config, checkpoint=tmp_path / "float32")
+    with pytest.raises(InputError, match="float32 weights"):
+        train(make().double(), (x.double(), y), TrainConfig(precision="bf16"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_on_a_gpu_a_graph_takes_the_steps_of_the_loop(precision, monkeypatch, tmp_path):
+    """Dropout, BatchNorm, momentum, changing rates and a short last batch; interrupted and resumed in one of them."""
+    dtype = torch.float64 if precision == "float32" else torch.float32
+    x, y = blobs(n=70, shape=(3, 16, 16), dtype=dtype)
+    config = TrainConfig(lr=0.02, momentum=0.9, weight_decay=1e-3, lr_decay=0.8, batch_size=16, epochs=4)
+    config = dataclasses.replace(config, precision=precision, augmentation="crop-flip")
+
+    def run(**settings):
+        model = build("vgg", input_shape=(3, 16, 16), classes=3, seed=1).to("cuda", dtype)
+        return train(model, (x, y), dataclasses.replace(config, **settings), checkpoint=tmp_path)
+
+    run(epochs=2)
+    by_graphs = run()
+    assert by_graphs.resumed_from == 2
+    assert all(p.is_contiguous() for p in by_graphs.model.parameters())
+    for file in tmp_path.iterdir():
+        file.unlink()
+    monkeypatch.setattr(gpu_steps, "STEADY_PACKAGES", ())
+    plain = run()
+    rtol = {"float32": 1e-9, "tf32": 1e-3, "bf16": 5e-2}[precision]
+    columns = ["train_loss", "distance"]
+    pd.testing.assert_frame_equal(by_graphs.history[columns], plain.history[columns], rtol=rtol)
 
 
 def test_regression_on_real_targets():

@@ -674,6 +674,40 @@ def test_vgg_says_that_its_dropout_keeps_it_from_stacking():
     StackedNetwork(build("vgg", input_shape=(1, 8, 8), classes=3, dropout=0.0), torch.ones(2, 1, 8, 8))
 
 
+def test_busy_steps_are_taken_trial_by_trial_with_the_same_result(monkeypatch):
+    data, test = blobs(n=50, shape=(1, 6, 6)), blobs(n=30, shape=(1, 6, 6), seed=1)
+    trials = [
+        {"lr": 0.02 * (seed + 1), "momentum": 0.9, "batch_size": 8, "epochs": 3, "seed": seed} for seed in range(5)
+    ]
+    trials = [{**trial, "stop_gradient_norm": 1e-9, "augmentation": "crop-flip"} for trial in trials]
+    runs = []
+    for busy in (1e12, 2e5, 0.0):  # all at once, two at once, one by one
+        monkeypatch.setitem(stack.BUSY, "cpu", busy)
+        runs.append(train_population(residual, trials, data, test=test, dtype=torch.float64, stacked=True))
+    products = 36 * (4 * 9 + 4 * 4 * 9 + 4 * 2 * 9) + 6 * 5 + 5 * 3
+    assert StackedNetwork(residual().double(), data[0]).products == products
+    assert 2e5 // (8 * products) == 2
+    for i in range(5):
+        for other in runs[1:]:
+            assert largest_difference(runs[0].model(i), other.state(i)) < 1e-9
+            same_history(runs[0].histories[i], other.histories[i])
+
+
+def test_trials_of_one_precision_are_stacked():
+    data = blobs(n=40, dtype=torch.float32)
+    settings = {"lr": 0.1, "epochs": 3, "model_options": {"widths": (6, 16, 3)}}
+    trials = [{**settings, "precision": precision} for precision in ("bf16", "float32", "bf16")]
+    population = train_population("mlp", trials, data)
+    assert population.groups == [[0, 2], [1]]
+    frame = population.frame()
+    assert frame["precision"].tolist() == ["bf16", "float32", "bf16"]
+    assert frame["train_loss"][0] == frame["train_loss"][2] != frame["train_loss"][1]
+    assert frame["train_loss"][0] == pytest.approx(frame["train_loss"][1], rel=0.1)
+    assert all(value.dtype == torch.float32 for value in population.state(0).values())
+    alone_too = train_population("mlp", trials[:1], data, stacked=False)
+    assert alone_too.frame()["train_loss"][0] == pytest.approx(frame["train_loss"][0], rel=0.05)
+
+
 def test_config_keys_cover_all_settings_of_plain_training():
     assert set(TrainConfig().to_dict()) == set(CONFIG_KEYS)
 

@@ -93,7 +93,7 @@ def test_convolutions_have_all_but_eigenvalues(case):
 
 
 def test_small_parts_of_memory_own_samples_and_labels_change_nothing(monkeypatch):
-    monkeypatch.setattr(stacked_measures, "BATCH_BYTES", {"cpu": 2_000})
+    monkeypatch.setattr(stacked_measures, "BATCH_BYTES", {"cpu": 20_000})
     monkeypatch.setattr(stacked_measures, "KEPT_BYTES", {"cpu": 20_000})
     trials = [{"seed": seed, "lr": 0.05, "train_size": 20, "labels": {"random": 0.5}} for seed in range(3)]
     frame, population = measured_after("lenet5", NAMES, ["fc3"], trials=trials)

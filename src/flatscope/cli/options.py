@@ -269,6 +269,7 @@ class TrainCommand(ModelOptions, DataOptions):
     stop_zero_error: Annotated[bool, typer.Option(help="Stop at zero training error.")] = False
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None
     augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = "none"
+    precision: Annotated[str, typer.Option(help="Of training steps: float32, tf32 or bf16.")] = "float32"
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu"
 

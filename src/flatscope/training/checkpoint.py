@@ -37,9 +37,10 @@ from flatscope.training.weight_files import (
 
 LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")
+PRECISIONS = ("float32", "tf32", "bf16")
 _STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
-EARLIER = {"shuffle": True}  # settings that checkpoints of earlier versions do not name
+EARLIER = {"shuffle": True, "precision": "float32"}  # settings that checkpoints of earlier versions do not name
 _MOMENTUM, _INITIAL = "momentum.", "initial."
 
 
@@ -68,6 +69,10 @@ class TrainConfig:
         augmentation: "none", or "crop-flip": shift by up to 4 pixels (zeros come in) and mirror half of the
             images.
         shuffle: a new order of the samples in every epoch; False: the order of the data, in all of them.
+        precision: "float32": that of the network's weights; "tf32": products of numbers of 10 binary digits, on GPUs
+            that have them; "bf16": activations of 7 binary digits. Weights, gradients and momentum are kept in float32
+            with all three. The losses and errors of the history are those of the network as it is trained, in the same
+            precision; no measure ever is.
     """
 
     lr: float = 0.01
@@ -85,6 +90,7 @@ class TrainConfig:
     evaluate_every: int = 1
     augmentation: str = "none"
     shuffle: bool = True
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before any time is spent on training."""
@@ -105,6 +111,8 @@ class TrainConfig:
             raise UnknownNameError.among(str(self.loss), LOSSES, "loss to train on")
         if self.augmentation not in AUGMENTATIONS:
             raise UnknownNameError.among(str(self.augmentation), AUGMENTATIONS, "augmentation")
+        if self.precision not in PRECISIONS:
+            raise UnknownNameError.among(str(self.precision), PRECISIONS, "precision of training")
         object.__setattr__(self, "lr_steps", _steps(self.lr_steps))
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,6 +40,9 @@ def check_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:
     """Refuse a stop rule or a batch size that these targets or this network cannot have."""
     if config.stop_zero_error and y.is_floating_point():
         raise InputError("classes as targets", "real numbers", where="train, stop_zero_error")
+    dtype = next(model.parameters()).dtype
+    if config.precision != "float32" and dtype != torch.float32:
+        raise InputError(f"float32 weights for {config.precision}", str(dtype), where="train, precision")
     if len(y) % config.batch_size == 1 and any(isinstance(part, nn.BatchNorm1d) for part in model.modules()):
         got = f"one sample in the last batch ({len(y)} samples, batch size {config.batch_size})"
         raise InputError("at least two samples per batch for BatchNorm", got, where="train, batch_size")

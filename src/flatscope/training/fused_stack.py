@@ -103,7 +103,7 @@ def _check_trial(trial: Trial, part: TrialData) -> None:
         raise NotFused("the images are augmented")
     if trial.noise_temperature:
         raise NotFused("there is noise in the steps")
-    if getattr(trial.config, "precision", "float32") != "float32":
+    if trial.config.precision != "float32":
         raise NotFused("the precision is not float32")
     if not part.images.is_floating_point():
         raise NotFused("the inputs are not floating-point numbers")

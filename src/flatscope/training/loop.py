@@ -39,6 +39,7 @@ from flatscope.training.evaluation import (
     evaluation,
     unpack_pairs,
 )
+from flatscope.training.gpu_steps import activations_in, captured, is_steady, products_in, wants_channels_last
 from flatscope.training.initialization import private_randomness
 
 __all__ = ["TrainConfig", "TrainResult", "TrainingInterrupted", "epoch_order", "evaluate", "learning_rate", "train"]
@@ -165,16 +166,17 @@ def train(
         history = pd.DataFrame(state.rows, columns=list(COLUMNS)).astype({"epoch": int})
         return TrainResult(model, history, stopped_by, config, state.epoch, resumed_from)
 
+    steps = _Steps(model, x, y, optimizer, config)
     kept = _snapshot(model)
     begun = time.perf_counter() - state.seconds
     bar: AbstractContextManager[Advance] = (
         progress("training", total=config.epochs) if show_progress else nullcontext(lambda *_, **__: None)
     )
     try:
-        with bar as advance:
+        with bar as advance, products_in(config.precision):
             advance(state.epoch)
             while state.stopped_by is None:
-                finite = _train_epoch(model, x, y, optimizer, config, state.epoch, advance)
+                finite = steps.train_epoch(state.epoch, advance)
                 model.eval()
                 done = state.epoch + 1
                 rows, stopped_by = state.rows, None if finite else "diverged"
@@ -182,7 +184,9 @@ def train(
                     row = dict.fromkeys(COLUMNS, math.nan)
                     row |= {"epoch": float(done), "lr": learning_rate(config, state.epoch)}
                     if finite:
-                        row |= evaluation(model, (x, y), tested, config) | {"distance": _distance(trained, initial)}
+                        with activations_in(config.precision, device):
+                            row |= evaluation(model, (x, y), tested, config)
+                        row["distance"] = _distance(trained, initial)
                         stopped_by = stop_rule(config, row)
                     row["seconds"] = time.perf_counter() - begun
                     rows = [*rows, row]
@@ -200,6 +204,8 @@ def train(
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)
+        if steps.channels_last:
+            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return result(state.stopped_by)
 
 
@@ -220,43 +226,84 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
     return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _train_epoch(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    optimizer: torch.optim.SGD,
-    config: TrainConfig,
-    epoch: int,
-    advance: Advance,
-) -> bool:
-    """One pass over the data; whether losses and weights stayed finite."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config, epoch)
-    order = epoch_order(len(x), config.seed, epoch, shuffle=config.shuffle).to(x.device)
-    generator = torch.Generator().manual_seed(stream_seed(config.seed, epoch, "augmentation"))
-    offsets = torch.randint(0, 2 * CROP_PADDING + 1, (len(x), 2), generator=generator).to(x.device)
-    flips = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
-    total = torch.zeros((), dtype=torch.float64, device=x.device)
-    model.train()
-    shown, shown_at = 0, time.monotonic()
-    with private_randomness(stream_seed(config.seed, epoch, "dropout"), x.device):
-        for start in range(0, len(x), config.batch_size):
-            batch = slice(start, start + config.batch_size)
-            inputs, targets = x[order[batch]], y[order[batch]]
-            if config.augmentation == "crop-flip":
-                inputs = crop_and_flip(inputs, offsets[batch], flips[batch])
-            optimizer.zero_grad(set_to_none=True)
-            loss = batch_loss(model(inputs), targets, config.loss)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            total += loss.detach()  # looked at once per epoch: reading it here would wait for the GPU at every step
-            if time.monotonic() - shown_at > BAR_SECONDS:
-                seen = min(start + config.batch_size, len(x))
-                advance((seen - shown) / len(x), note=f"epoch {epoch + 1}")
-                shown, shown_at = seen, time.monotonic()
-    advance((len(x) - shown) / len(x), note=f"epoch {epoch + 1}")
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
-    return bool(total.isfinite()) and all(bool(p.isfinite().all()) for p in weights)
+class _Steps:
+    """The steps of a training; on a GPU, those of full batches are one graph where the network allows it."""
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.SGD, config: TrainConfig) -> None:
+        self._model, self._x, self._y, self._optimizer, self._config = model, x, y, optimizer, config
+        self._weights = [p for group in optimizer.param_groups for p in group["params"]]
+        self._order = torch.empty(len(x), dtype=torch.int64, device=x.device)
+        self._offsets = torch.empty(len(x), 2, dtype=torch.int64, device=x.device)
+        self._flips = torch.empty(len(x), dtype=torch.bool, device=x.device)
+        self._places = torch.arange(config.batch_size, device=x.device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=x.device)
+        self._total = torch.zeros((), dtype=torch.float64, device=x.device)
+        self.channels_last = wants_channels_last(config.precision, x)
+        if self.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._graphs = x.is_cuda and is_steady(model)
+        self._replay: Callable[[], None] | None = None
+        self._replayed_rate = 0.0
+        for weight in self._weights if self._graphs and config.momentum else ():
+            state = optimizer.state[weight]  # there from the first step on, since a graph does the same in every step
+            before = state.get("momentum_buffer")
+            state["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+            if before is not None:
+                state["momentum_buffer"].copy_(before)
+
+    def train_epoch(self, epoch: int, advance: Advance) -> bool:
+        """One pass over the data; whether losses and weights stayed finite."""
+        config, n = self._config, len(self._x)
+        rate = learning_rate(config, epoch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._order.copy_(epoch_order(n, config.seed, epoch, shuffle=config.shuffle))
+        generator = torch.Generator().manual_seed(stream_seed(config.seed, epoch, "augmentation"))
+        self._offsets.copy_(torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator))
+        self._flips.copy_(torch.rand(n, generator=generator) < 0.5)
+        self._total.zero_()
+        self._position.zero_()
+        self._model.train()
+        shown, shown_at = 0, time.monotonic()
+        with private_randomness(stream_seed(config.seed, epoch, "dropout"), self._x.device):
+            for start in range(0, n, config.batch_size):
+                size = min(config.batch_size, n - start)
+                if self._graphs and size == config.batch_size:
+                    self._graph(rate)()
+                else:
+                    self._step(size)
+                if time.monotonic() - shown_at > BAR_SECONDS:
+                    advance((start + size - shown) / n, note=f"epoch {epoch + 1}")
+                    shown, shown_at = start + size, time.monotonic()
+        advance((n - shown) / n, note=f"epoch {epoch + 1}")
+        return bool(self._total.isfinite()) and all(bool(p.isfinite().all()) for p in self._weights)
+
+    def _step(self, size: int) -> None:
+        """The next batch; nothing in it waits for the GPU."""
+        places = self._position + self._places[:size]
+        chosen, config = self._order[places], self._config
+        inputs, targets = self._x[chosen], self._y[chosen]
+        if config.augmentation == "crop-flip":
+            inputs = crop_and_flip(inputs, self._offsets[places], self._flips[places])
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        self._optimizer.zero_grad(set_to_none=True)
+        with activations_in(config.precision, inputs.device):
+            loss = batch_loss(self._model(inputs), targets, config.loss)
+        torch.autograd.backward(loss)
+        self._optimizer.step()
+        self._total += loss.detach()  # looked at once per epoch
+        self._position += size
+
+    def _graph(self, rate: float) -> Callable[[], None]:
+        """The step on a full batch, recorded again when the rate changes."""
+        if self._replay is None or rate != self._replayed_rate:
+            self._replay = None  # frees its memory
+            touched = [*self._model.parameters(), *self._model.buffers(), self._total, self._position]
+            touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
+            size = self._config.batch_size
+            self._replay, self._replayed_rate = captured(lambda: self._step(size), touched, self._x.device), rate
+        return self._replay
 
 
 def stop_rule(config: TrainConfig, row: Mapping[str, float]) -> str | None:

@@ -264,7 +264,7 @@ def _key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialDat
     tensors = [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
     tensors += [(name, value.shape, value.dtype, False) for name, value in model.named_buffers()]
     shapes = (part.images.shape[1:], part.images.dtype, part.targets.shape, part.targets.dtype)
-    return (network.signature, *tensors, config.loss, config.augmentation, *shapes)
+    return (network.signature, *tensors, config.loss, config.augmentation, config.precision, *shapes)
 
 
 def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +20,20 @@ from torch.nn import functional
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import epoch_order, learning_rate, stream_seed
 from flatscope.training.evaluation import EVALUATION_BATCH
+from flatscope.training.gpu_steps import activations_in, captured, products_in, wants_channels_last
 from flatscope.training.loop import BAR_SECONDS, CROP_PADDING, crop_and_flip
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import Trial, TrialData
 
-# Samples of all trials evaluated at once: enough to keep the device busy, few enough for memory and caches.
+# Samples evaluated at once, of one trial where it has that many: enough to keep the device busy, few enough for memory
+# and caches, also by the multiplications that they take.
 EVALUATED_AT_ONCE = {"cpu": 4_096, "cuda": 65_536}
-WARM_UP_STEPS = 3
+EVALUATED_PRODUCTS = {"cpu": 0.0, "cuda": 4e10}
+# Multiplications of one forward pass over a batch from which on the device is busy with them: so many trials are run
+# together, and more one behind the other. On a CPU a step of LeNet-5 with a batch of 32 spends nine tenths of its time
+# in convolutions; grouped ones of 3 and 6 channels take twice as long as the same one by one, and what several networks
+# have between two layers does not fit into the cache of a core.
+BUSY = {"cpu": 1e7, "cuda": 2e9}
 # Where grouped convolutions may read a neighbour's channels times zero: NaN and infinity then go over to it.
 MIXING_DEVICES = {"cuda"}
 
@@ -52,7 +60,7 @@ class StackSamples:
         index = torch.stack([starts[id(p.images)] + chosen for p, chosen in zip(data, every, strict=True)])
         return cls(banks[0] if len(banks) == 1 else torch.cat(banks), index, targets)
 
-    def rows(self, kept: Tensor) -> StackSamples:
+    def rows(self, kept: Tensor | slice) -> StackSamples:
         """The samples of some of the trials."""
         return StackSamples(self.images, None if self.index is None else self.index[kept], self.targets[kept])
 
@@ -102,7 +110,11 @@ class Stack:
             name: view.detach().requires_grad_() for name, view in self._views(self._flat, weights, trained).items()
         }
         config = self.trials[0].config
-        self._batch_size, self._loss = config.batch_size, config.loss
+        self._batch_size, self._loss, self._precision = config.batch_size, config.loss, config.precision
+        work = max(1, network.products) * config.batch_size
+        self._together = min(len(self.trials), max(1, int(BUSY.get(self.device.type, BUSY["cuda"]) // work)))
+        channels_last = self._together == 1 and wants_channels_last(config.precision, samples.images)
+        self._layout = torch.channels_last if channels_last else torch.preserve_format
         self._augmented = config.augmentation == "crop-flip"
         self._velocity: Tensor | None = None
         self.velocity: dict[str, Tensor] = {}
@@ -130,7 +142,7 @@ class Stack:
         self._offsets = torch.zeros(len(self.trials), n if self._augmented else 0, 2, dtype=torch.int64, device=device)
         self._flips = torch.zeros(len(self.trials), n if self._augmented else 0, dtype=torch.bool, device=device)
         self._replay: Callable[[], None] | None = None
-        self._may_mix = network.has_convolutions and self.device.type in MIXING_DEVICES and len(self.trials) > 1
+        self._may_mix = network.has_convolutions and self.device.type in MIXING_DEVICES and self._together > 1
         self._halted = torch.zeros(len(self.trials), dtype=torch.bool, device=device)
         self._trial_of_weight = self._spread(range(len(self.trials))).int() if self._may_mix else None
 
@@ -154,7 +166,8 @@ class Stack:
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
         """One pass of every trial over its samples; for each, whether losses and weights stayed finite."""
         before = self._copy() if self._may_mix else None
-        finite = self._pass(epoch, advance)
+        with products_in(self._precision):
+            finite = self._pass(epoch, advance)
         lost = [row for row, good in enumerate(finite) if not good]
         if before is None or not lost:
             return finite
@@ -200,16 +213,15 @@ class Stack:
             held_out: samples that are the same for all trials; each trial's own training samples by default.
         """
         total, wrong = torch.zeros(2, len(self.trials), dtype=torch.float64, device=self.device)
-        n = 0
-        with torch.no_grad():
-            for inputs, targets in self._batches(held_out):
-                outputs = self.network(self.weights, inputs)
-                total += losses(outputs, targets, self._loss).double().sum(1)
-                if not targets.is_floating_point():
-                    wrong += (outputs.argmax(2) != targets).sum(1)
-                n += targets.shape[1]
-        if targets.is_floating_point():
-            wrong.fill_(torch.nan)
+        with torch.no_grad(), self._in_precision():
+            for rows, inputs, targets in self._batches(held_out):
+                outputs = self.network({name: value[rows] for name, value in self.weights.items()}, inputs)
+                total[rows] += losses(outputs, targets, self._loss).double().sum(1)
+                if targets.is_floating_point():
+                    wrong.fill_(torch.nan)
+                else:
+                    wrong[rows] += (outputs.argmax(2) != targets).sum(1)
+        n = self.samples.targets.shape[1] if held_out is None else len(held_out[1])
         means, shares = (total / n).tolist(), (wrong / n).tolist()
         for row in self._suspects(means):
             [means[row]], [shares[row]] = self.keep([row]).evaluate(held_out)
@@ -217,14 +229,14 @@ class Stack:
 
     def gradient_norms(self) -> list[float]:
         """Length of the gradient of each trial's mean training loss, in eval mode."""
-        leaves = list(self.trained.values())
-        sums = [torch.zeros_like(leaf, requires_grad=False) for leaf in leaves]
-        n = self.samples.targets.shape[1]
-        for inputs, targets in self._batches(None):
-            value = losses(self.network({**self.constants, **self.trained}, inputs), targets, self._loss).sum()
-            for total, part in zip(sums, torch.autograd.grad(value, leaves), strict=True):
-                total += part
-        norms: list[float] = (_lengths(sums) / n).tolist()
+        sums = [torch.zeros_like(leaf, requires_grad=False) for leaf in self.trained.values()]
+        with self._in_precision():
+            for rows, inputs, targets in self._batches(None):
+                weights, leaves = self._leaves(rows)
+                value = losses(self.network(weights, inputs), targets, self._loss).sum()
+                for total, part in zip(sums, torch.autograd.grad(value, leaves), strict=True):
+                    total[rows] += part
+        norms: list[float] = (_lengths(sums) / self.samples.targets.shape[1]).tolist()
         for row in self._suspects(norms):
             [norms[row]] = self.keep([row]).gradient_norms()
         return norms
@@ -281,20 +293,11 @@ class Stack:
     def _step(self, size: int) -> None:
         """The next batch of every trial: gather, forward, backward, update. Nothing in it waits for the device."""
         columns = self._position + self._steps[:size]
-        images = self._order.index_select(1, columns)  # (t, b)
-        targets = self._targets.index_select(1, columns)
-        inputs = self._look_up(images)
-        if self._augmented:
-            offsets, flips = self._offsets.index_select(1, columns), self._flips.index_select(1, columns)
-            if not self.network.trials_first:
-                offsets, flips = offsets.transpose(0, 1), flips.transpose(0, 1)
-            shifted = crop_and_flip(inputs.flatten(0, 1), offsets.flatten(0, 1), flips.flatten(0, 1))
-            inputs = shifted.reshape(inputs.shape)
-        outputs = self.network({**self.constants, **self.trained}, inputs, training=True)
-        batch_losses = losses(outputs, targets, self._loss).mean(1)  # (t,)
-        gradients = torch.autograd.grad(batch_losses.sum(), list(self.trained.values()))
+        found = [self._gradients(rows, columns) for rows in self._parts(self._together)]
+        batch_losses = torch.cat([values for values, _ in found])  # (t,)
+        gradients = zip(*(parts for _, parts in found), strict=True)
         with torch.no_grad():
-            step = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            step = torch.cat([part.reshape(-1) for parts in gradients for part in parts])
             if isinstance(self._decay, Tensor):
                 step.addcmul_(self._flat, self._decay)
             elif self._decay:
@@ -313,39 +316,59 @@ class Stack:
             self._total += batch_losses
             self._position += size
 
+    def _gradients(self, rows: slice, columns: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Losses (t,) of some trials on these places of their order, and their gradients."""
+        images, targets = self._order[rows].index_select(1, columns), self._targets[rows].index_select(1, columns)
+
+        def ordered(values: Tensor) -> Tensor:
+            return values if self.network.trials_first else values.transpose(0, 1)
+
+        inputs = self.samples.images[ordered(images)]
+        shape = inputs.shape
+        if self._augmented:
+            offsets, flips = self._offsets[rows].index_select(1, columns), self._flips[rows].index_select(1, columns)
+            inputs = crop_and_flip(inputs.flatten(0, 1), ordered(offsets).flatten(0, 1), ordered(flips).flatten(0, 1))
+        inputs = inputs.reshape(-1, *shape[2:]).to(memory_format=self._layout).reshape(shape)
+        weights, leaves = self._leaves(rows)
+        with activations_in(self._precision, self.device):
+            batch_losses = losses(self.network(weights, inputs, training=True), targets, self._loss).mean(1)
+        return batch_losses.detach(), torch.autograd.grad(batch_losses.sum(), leaves)
+
+    def _parts(self, together: int) -> Iterator[slice]:
+        """So many trials at once."""
+        for start in range(0, len(self.trials), together):
+            yield slice(start, start + together)
+
+    def _leaves(self, rows: slice) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Weights and buffers of some trials, and those to differentiate by; views."""
+        leaves = {name: value.detach()[rows].requires_grad_() for name, value in self.trained.items()}
+        return {**{name: value[rows] for name, value in self.constants.items()}, **leaves}, list(leaves.values())
+
     def _captured(self) -> Callable[[], None]:
-        """The step on a full batch as a CUDA graph; trying it out first leaves no trace."""
+        """The step on a full batch as a CUDA graph."""
         touched = [self._flat, self._total, self._position, self._halted, *self.constants.values()]
         touched += [] if self._velocity is None else [self._velocity]
-        kept = [tensor.clone() for tensor in touched]
-        with torch.cuda.device(self.device):
-            side, main = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UP_STEPS):
-                    self._step(self._batch_size)
-                    for tensor, value in zip(touched, kept, strict=True):
-                        tensor.copy_(value)
-            main.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step(self._batch_size)
-        return graph.replay
+        return captured(lambda: self._step(self._batch_size), touched, self.device)
 
-    def _look_up(self, images: Tensor) -> Tensor:
-        """Images (t, b) of the bank, in the order that the network reads."""
-        return self.samples.images[images if self.network.trials_first else images.T]
-
-    def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs in the order that the network reads and targets (t, b), of the training or of common samples."""
+    def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Some trials, their inputs in the order that the network reads, targets (t, b); own or common samples."""
         samples = self.samples
         if held_out is not None:
             images, targets = held_out
             samples = StackSamples(images, None, targets.expand(len(self.trials), *targets.shape))
-        most = max(1, EVALUATED_AT_ONCE.get(self.device.type, 4_096) // len(self.trials))
-        size = min(EVALUATION_BATCH, most)
-        for start in range(0, samples.targets.shape[1], size):
-            yield samples.batch(slice(start, start + size), self.network.trials_first)
+        kind, n = self.device.type if self.device.type in EVALUATED_AT_ONCE else "cuda", samples.targets.shape[1]
+        together = max(1, min(self._together, EVALUATED_AT_ONCE[kind] // n))
+        most = max(EVALUATION_BATCH, int(EVALUATED_PRODUCTS[kind] // max(1, self.network.products)))
+        size = max(1, min(most, EVALUATED_AT_ONCE[kind] // together))
+        for rows in self._parts(together):
+            own = samples.rows(rows)
+            for start in range(0, n, size):
+                yield rows, *own.batch(slice(start, start + size), self.network.trials_first)
+
+    @contextmanager
+    def _in_precision(self) -> Iterator[None]:
+        with products_in(self._precision), activations_in(self._precision, self.device):
+            yield
 
     def _each(self, values: Sequence[float]) -> Tensor | float:
         """One number where all trials agree, else one per weight."""

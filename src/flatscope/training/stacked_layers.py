@@ -54,6 +54,7 @@ class StackedNetwork:
     Attributes:
         used: names of the parameters that its layers read.
         has_convolutions: whether there are convolutions among them.
+        products: multiplications of a forward pass for one sample, in its layers.
         trials_first: in which order inputs are given.
         signature: the operations with all their settings; networks of one signature can run as one stack.
 
@@ -65,9 +66,10 @@ class StackedNetwork:
         self._model = copy.deepcopy(model)
         self._names = _names(self._model)
         first = next(model.parameters())
-        self._device, self.used, self.has_convolutions = first.device, set[str](), False
+        self._device, self.used, self.has_convolutions, self.products = first.device, set[str](), False, 0
         samples = example[:2].to(first if example.is_floating_point() else first.device)
         self.signature = "\n".join(self._recorded(samples, training) for training in (False, True))
+        self.products //= 2 * len(samples)  # both passes have counted them
         self.trials_first = not self.has_convolutions
 
     def __call__(self, weights: Weights, inputs: Tensor, *, training: bool = False, seen: Seen | None = None) -> Tensor:
@@ -180,7 +182,7 @@ class StackedNetwork:
             if op.name in LEAVES_TORCH and not found:
                 raise NotStackable(f"its forward pass looks at values ({op.place})")
             if found:
-                self._check(op)
+                self._check(op, found[0])
                 lines.append(f"{op.module} {op.name} {described}")
             for tensor in found:
                 numbers[id(tensor)] = len(kept)
@@ -199,7 +201,7 @@ class StackedNetwork:
             raise NotStackable("its output is not one tensor")
         return "\n".join(lines)
 
-    def _check(self, op: Operation) -> None:
+    def _check(self, op: Operation, result: Tensor) -> None:
         """Refuse an operation that reads tensors of the network and is not known to take them stacked."""
         used = [self._names[id(tensor)] for tensor in op.tensors if id(tensor) in self._names]
         if not used or all(name.rpartition(".")[2] == BATCH_COUNT for name in used):
@@ -212,6 +214,9 @@ class StackedNetwork:
             raise NotStackable(f"it uses the tensor {used[0]} outside of a layer ({op.place})")
         self.used |= set(used)
         self.has_convolutions |= op.name in CONVOLUTIONS
+        if op.name in STACKED_LAYERS:
+            transposed = LAYER_CALLS[op.name][0] == "transposed"
+            self.products += (given["input"] if transposed else result).numel() * own[0][0].numel()
 
 
 class _Text(str):

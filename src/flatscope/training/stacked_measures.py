@@ -7,6 +7,7 @@ little.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +30,18 @@ from flatscope.training.stack import StackSamples
 from flatscope.training.stacked_layers import StackedNetwork, Weights
 
 PROBED_SAMPLES = 8
-# Bytes of columns and inputs at once, and of what is kept of all samples for eigenvalues.
+# Samples at once, of one trial where it has that many; bytes of their columns and inputs; and of what is kept of all
+# samples for eigenvalues.
+AT_ONCE = {"cpu": 4_096, "cuda": 65_536}
 BATCH_BYTES = {"cpu": 2**27, "cuda": 2**32}
 KEPT_BYTES = {"cpu": 2**30, "cuda": 2**34}
 EIGENVALUE_TOLERANCE = 1e-7
 MOST_PRODUCTS = 300
-LOOKED_AT_EVERY = 4
+LOOKED_AT_EVERY = 8
 BREAKDOWN = 1e-13  # what is left of a product below this share of it is nothing but rounding
+
+
+Piece = tuple[slice, Tensor, Tensor]  # some trials, inputs (t, n, in) and columns (t, n, k, out) of some samples
 
 
 @dataclass(frozen=True)
@@ -128,19 +134,19 @@ def measure_stack(
     """
     trials, n = samples.targets.shape[:2]
     place = samples.images.device
+    kind = place.type if place.type in AT_ONCE else "cuda"
     first, targets = samples.batch(slice(0, 2), network.trials_first)
     with torch.no_grad():
         outputs = network(weights, first)
     columns = output_root(as_loss(loss), outputs.flatten(0, 1), targets.flatten(0, 1)).count
     floats = sum(columns * math.prod(layer.output_shape) + math.prod(layer.input_shape) for layer in layers)
     of_one = floats * outputs.element_size()
-    together = max(1, KEPT_BYTES.get(place.type, KEPT_BYTES["cpu"]) // (n * of_one))
+    at_once = max(1, min(AT_ONCE[kind], BATCH_BYTES[kind] // of_one))
+    together = max(1, KEPT_BYTES[kind] // (n * of_one)) if BY_EIGENVALUES & set(names) else trials
     found: dict[tuple[str, str], list[Tensor]] = {}
-    step = together if BY_EIGENVALUES & set(names) else trials
-    for rows in torch.split(torch.arange(trials, device=place), step):
-        size = max(1, BATCH_BYTES.get(place.type, BATCH_BYTES["cpu"]) // (len(rows) * of_one))
+    for rows in torch.split(torch.arange(trials, device=place), together):
         part = {name: value[rows].detach() for name, value in weights.items()}
-        for key, values in _measured(network, part, samples.rows(rows), loss, names, layers, size).items():
+        for key, values in _measured(network, part, samples.rows(rows), loss, names, layers, at_once).items():
             found.setdefault(key, []).append(values)
     result = {key: torch.cat(parts) for key, parts in found.items()}
     for row in range(trials if trials > 1 else 0):
@@ -182,23 +188,28 @@ def _measured(
     loss: str,
     names: Sequence[str],
     layers: Sequence[Layer],
-    size: int,
+    at_once: int,
 ) -> dict[tuple[str, str], Tensor]:
-    n, eigenvalues = samples.targets.shape[1], bool(BY_EIGENVALUES & set(names))
-    chosen = {layer.weight: layer for layer in layers}
+    trials, n = samples.targets.shape[:2]
+    eigenvalues, chosen = bool(BY_EIGENVALUES & set(names)), {layer.weight: layer for layer in layers}
     sums: dict[str, list[Tensor]] = {}
-    pieces: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in chosen}
-    for start in range(0, n, size):
-        batch = samples.batch(slice(start, start + size), network.trials_first)
-        for name, (x, s) in _flows(network, weights, batch, loss, chosen).items():
-            found = torch.vmap(_forms(chosen[name]))(x, s, weights[name])
-            sums[name] = [a + b for a, b in zip(sums[name], found, strict=True)] if name in sums else list(found)
+    pieces: dict[str, list[Piece]] = {name: [] for name in chosen}
+    step = max(1, at_once // n)
+    for first, start in itertools.product(range(0, trials, step), range(0, n, at_once)):
+        rows = slice(first, first + step)
+        part = {name: value[rows] for name, value in weights.items()}
+        batch = samples.rows(rows).batch(slice(start, start + at_once), network.trials_first)
+        for name, (x, s) in _flows(network, part, batch, loss, chosen).items():
+            found = torch.vmap(_forms(chosen[name]))(x, s, part[name])
+            totals = sums.setdefault(name, [value.new_zeros(trials, *value.shape[1:]) for value in found])
+            for total, value in zip(totals, found, strict=True):
+                total[rows] += value
             if eigenvalues:
-                pieces[name].append((x, s))
+                pieces[name].append((rows, x, s))
     result = {}
     for layer in layers:
-        top = _largest_eigenvalues(pieces.pop(layer.weight)) if eigenvalues else torch.empty(0)
         squared_norm = weights[layer.weight].double().flatten(1).square().sum(1)
+        top = _largest_eigenvalues(pieces.pop(layer.weight), trials) if eigenvalues else torch.empty(0)
         means = LayerMeans(squared_norm, *[total / n for total in (*sums[layer.weight], top)])
         for name in names:
             value = MEASURES[name](means)
@@ -247,18 +258,18 @@ def _forms(layer: Layer) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Ten
     return summed
 
 
-def _largest_eigenvalues(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _largest_eigenvalues(pieces: Sequence[Piece], trials: int) -> Tensor:
     """Of Σ_c (s_c s_cᵀ) ⊗ (u uᵀ) over the samples, for every trial, by the Lanczos process in all of them at once."""
-    x, s = pieces[0]
-    trials, shape = len(x), (len(x), s.shape[3], x.shape[2])
+    _, x, s = pieces[0]
+    shape = (trials, s.shape[3], x.shape[2])
     size = shape[1] * shape[2]
 
     def product(vectors: Tensor) -> Tensor:
         matrix = vectors.to(x).reshape(shape)  # (t, out, in)
         total = torch.zeros(shape, dtype=torch.float64, device=x.device)
-        for u, columns in pieces:
-            along = torch.einsum("tnko,tno->tnk", columns, u @ matrix.mT)
-            total += torch.einsum("tnko,tnk->tno", columns, along).mT @ u
+        for rows, u, columns in pieces:
+            along = torch.einsum("tnko,tno->tnk", columns, u @ matrix[rows].mT)
+            total[rows] += torch.einsum("tnko,tnk->tno", columns, along).mT @ u
         return total.reshape(trials, size)
 
     start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)

@@ -1,0 +1,68 @@
+"""What makes training steps fast on a GPU: lower precision of products, fitting memory layout, one graph per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP_STEPS = 3
+# Packages whose modules do the same in every step; whatever else a forward pass does in Python happens once in a graph.
+STEADY_PACKAGES = ("torch", "flatscope")
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Products on a GPU in full precision for "float32", with TF32 otherwise; whatever the caller has set."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def activations_in(precision: str, device: torch.device) -> torch.autocast:
+    """Inside the block a forward pass has activations of bfloat16 for "bf16"; weights are cast where they are used."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def wants_channels_last(precision: str, images: Tensor) -> bool:
+    """Whether convolutions run faster with the channels as innermost axis: those on matrix units do."""
+    return precision != "float32" and images.is_cuda and images.dim() == 4
+
+
+def is_steady(model: nn.Module) -> bool:
+    """Whether every step of a training is the same to Python, so that a graph can stand for it."""
+    return all(type(part).__module__.partition(".")[0] in STEADY_PACKAGES for part in model.modules()) and not any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in model.modules()
+    )
+
+
+def captured(step: Callable[[], None], touched: Sequence[Tensor], device: torch.device) -> Callable[[], None]:
+    """A step as one CUDA graph; trying it out first leaves no trace.
+
+    Args:
+        step: takes no argument and waits for nothing.
+        touched: all tensors that it changes.
+        device: the GPU.
+    """
+    kept, randomness = [tensor.detach().clone() for tensor in touched], torch.cuda.get_rng_state(device)
+    with torch.cuda.device(device):
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_STEPS):
+                step()
+                with torch.no_grad():
+                    for tensor, value in zip(touched, kept, strict=True):
+                        tensor.copy_(value)
+        main.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    torch.cuda.set_rng_state(randomness, device)
+    return graph.replay
