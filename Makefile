@@ -58,14 +58,31 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python docs/readme_table.py
 
 golden: setup
 	$(BIN)/python tests/golden.py
 
-# The page that says which measure works on which network: some minutes.
+# The site, in site/; a warning fails it. It is built and read without a connection.
+docs: setup
+	$(PIP) -e '.[docs]'
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# What a stranger gets: source package and wheel, built, installed into an empty environment and tried.
+package: setup
+	PYTHON=$(abspath $(BIN))/python .ci/package
+
+# The measures against their references with another torch, and the Python that PYTHON names.
+TORCH ?= 2.13.0
+versions:
+	$(PYTHON) -m venv .venv-$(TORCH)
+	.venv-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
+	.venv-$(TORCH)/bin/python -m pip install --quiet -e . pytest
+	.venv-$(TORCH)/bin/python -m pytest tests/test_contract.py tests/test_golden.py tests/test_problem.py tests/test_losses.py \
+		tests/test_basis_paths.py tests/test_operators.py tests/test_population.py
+
+# What the page of networks is made of, which measure works on which: some minutes.
 networks: setup
-	OMP_NUM_THREADS=1 $(BIN)/python docs/networks_table.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/generate/networks_table.py
 
 # The papers' pages (docs/reproduction.md, docs/papers/), from the saved results of studies.
 reproduction: setup
@@ -81,4 +98,4 @@ bench-gpu: setup
 	$(BIN)/python -m benchmarks.gpu --out gpu.json
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-* site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

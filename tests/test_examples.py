@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import pkgutil
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -84,12 +83,3 @@ def test_the_users_model_can_be_measured() -> None:
     assert list(table.layer("kappa_trace")) == ["conv", "fc1", "fc2"]
     with pytest.raises(InputError, match="train, layer conv: expected inputs that the model accepts"):
         Problem(model, train=load("digits", train_size=40, flatten=True).train)
-
-
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
-    assert (tmp_path / "report.html").stat().st_size > 10_000

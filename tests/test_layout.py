@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatscope.registry import Declaration, catalogue_markdown, declarations
+from flatscope.registry import Declaration, declarations
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flatscope"
@@ -307,15 +307,6 @@ def test_every_measure_and_bound_is_documented(entry: Declaration) -> None:
     assert entry.conventions if entry.kind == "measure" else entry.assumptions
     doc = entry.function.__doc__ or ""
     assert [name for name in entry.options if f"{name}:" not in doc] == []
-
-
-@pytest.mark.parametrize("kind", ["measure", "bound"])
-def test_tables_in_the_readme_are_the_generated_ones(kind: str) -> None:
-    _, opened, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"<!-- {kind}s -->")
-    table, closed, _ = rest.partition(f"<!-- /{kind}s -->")
-    assert opened, f"no <!-- {kind}s --> in the README"
-    assert closed, f"no <!-- /{kind}s --> in the README"
-    assert table.strip() == catalogue_markdown(kind), "run `make format`, which writes both tables"
 
 
 def test_no_file_knows_where_it_was_written() -> None:

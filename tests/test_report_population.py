@@ -54,6 +54,14 @@ def script_data(page: Page, n: int = 0) -> dict:
     return json.loads(texts[n])
 
 
+def test_columns_of_lists_and_columns_without_a_value_do_no_harm() -> None:
+    frame = population(n_measures=2)
+    widths = [[64, 16, 10], [64, 32, 10]] * 12
+    found = PopulationFrame(frame.assign(gradient_noise=math.nan, **{"model.widths": widths}))
+    assert list(found.measures) == NETWORK_WIDE[:2]
+    assert "model.widths" in [choice.name for choice in colour_choices(found)]
+
+
 def test_columns_find_their_parts() -> None:
     found = PopulationFrame(population())
     assert found.target == "generalization_gap"

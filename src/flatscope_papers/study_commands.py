@@ -24,11 +24,15 @@ app = typer.Typer(help="Figures and tables of the four papers, re-run with a ver
 
 Names = Annotated[list[str], typer.Argument(help="Studies by name or pattern, as in 'petzka2019-*'.")]
 FOLDER = Path("results")
+SHIPPED = Path(__file__).parent / "results"  # ours, which come with the package
 Out = Annotated[Path, typer.Option(help="Folder of saved results, one folder per study and scale.")]
 # None unless it was named: that nothing has been saved where results go by default is no slip.
 Results = Annotated[
     Path | None,
-    typer.Option(help="Folder of saved results, one folder per study and scale.", show_default=str(FOLDER)),
+    typer.Option(
+        help="Folder of saved results, one folder per study and scale.",
+        show_default=f"{FOLDER}, else those that come with flatscope",
+    ),
 ]
 UNREADABLE = "unreadable"
 EXPORTS = (".md", ".csv", ".parquet", ".html")
@@ -182,12 +186,12 @@ def export(
 
 
 def _saved_folder(results: Path | None) -> Path:
-    """Where saved results are; a folder that was named has to be there."""
+    """Where saved results are: as named (it has to be there), here, or those that come with the package."""
     if results is not None and not results.is_dir():
         got = "a file" if results.is_file() else "nothing there"
         fix = "Name the folder that flatscope study run --out wrote"
         raise InputError("a folder of saved results", got, where=f"--results {results}", fix=fix)
-    return results or FOLDER
+    return results or (FOLDER if FOLDER.is_dir() or not SHIPPED.is_dir() else SHIPPED)
 
 
 def _standing(saved: Mapping[str, StudyResult], damaged: list[str]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ FUNCTION_SYMMETRIES = {"layer_scaling", "unit_scaling", "permutation", "batchnor
 
 
 @measure(
-    symbol=r"\gamma(x_i)",
+    symbol=r"\gamma(x_i) = f(x_i)_{y_i} - \max_{j \ne y_i} f(x_i)_j",
     paper="zhang2017",
     equation="Section 5.3; multi-class form: Neyshabur et al. 2017 eq (2)",
     per="sample",
@@ -39,7 +39,7 @@ def functional_margin(ctx: Context) -> Tensor:
 
 
 @measure(
-    symbol=r"\gamma_{\mathrm{margin}}",
+    symbol=r"\gamma_{\mathrm{margin}} = \gamma_{(\lceil \epsilon n \rceil)}",
     paper="neyshabur2017",
     equation="Section 2.2",
     direction="higher",

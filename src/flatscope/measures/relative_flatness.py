@@ -80,15 +80,15 @@ def _declare_over_layers(
         headlines: the words of one that is to be looked at first.
     """
     for how, combine, words, mark in (
-        ("max", _largest, "Largest {} over the layers.", r"\max"),
-        ("sum", total, "Sum of {} over the layers.", r"\Sigma"),
+        ("max", _largest, "Largest {} over the layers.", r"^{{\max}} = \max_l {}^l"),
+        ("sum", total, "Sum of {} over the layers.", r"^{{\Sigma}} = \sum_l {}^l"),
     ):
         _declare(
             base,
             combine,
             name=f"{base.__name__}_{how}",
             summary=words.format(base.__name__),
-            symbol=f"{symbol}^{{{mark}}}",
+            symbol=symbol + mark.format(symbol),
             invariant_under=LAYERWISE,
             headline=headlines.get(how, ""),
         )
@@ -134,7 +134,7 @@ def _times(value: Value, factor: float) -> Value:
 
 
 @measure(
-    symbol=r"\kappa^l",
+    symbol=r"\kappa^l = \|w^l\|_F^2\, \lambda_{\max}(H_l)",
     paper="petzka2019",
     equation="Definition 1, Table 1",
     per="layer",
@@ -159,7 +159,7 @@ _declare_over_layers(kappa, _added, r"\kappa", max="sharpest layer, relative to 
 
 
 @measure(
-    symbol=r"\kappa_\tau^l",
+    symbol=r"\kappa_\tau^l = \|w^l\|_F^2 \operatorname{Tr} H_l",
     paper="petzka2019",
     equation="Table 1",
     per="layer",
@@ -187,7 +187,7 @@ _declare_over_layers(
 
 
 @measure(
-    symbol=r"\rho^l(j)",
+    symbol=r"\rho^l(j) = w^l(j)^\top H_l\, w^l(j)",
     paper="petzka2019",
     equation="Table 1",
     per="unit",
@@ -239,10 +239,10 @@ def _rho_sum(ctx: Context, values: dict[str, Value], reading: str = "column", **
 
 
 for _name, _summary, _symbol, _per, _combine in (
-    ("rho", "Largest rho_unit in each layer.", r"\rho^l", "layer", _rho),
-    ("rho_layer_sum", "Sum of rho_unit over each layer.", r"\rho_\sigma^l", "layer", _rho_layer_sum),
-    ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max}", "network", _rho_max),
-    ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma}", "network", _rho_sum),
+    ("rho", "Largest rho_unit in each layer.", r"\rho^l = \max_j \rho^l(j)", "layer", _rho),
+    ("rho_layer_sum", "Sum of rho_unit over each layer.", r"\rho_\sigma^l = \sum_j \rho^l(j)", "layer", _rho_layer_sum),
+    ("rho_max", "Largest rho_unit in the network.", r"\rho^{\max} = \max_l \rho^l", "network", _rho_max),
+    ("rho_sum", "Sum of rho_unit over the network.", r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", "network", _rho_sum),
 ):
     _declare(
         rho_unit,

@@ -84,7 +84,8 @@ class PopulationFrame(Result):
         others = [name for name in columns if name != target and name not in measures and not OUTCOME.match(name)]
         parameters = self.parameters
         if parameters is None:
-            parameters = [name for name in others if 1 < self.frame[name].nunique() < max(3, len(self.frame) // 2)]
+            most = max(3, len(self.frame) // 2)
+            parameters = [name for name in others if 1 < comparable(self.frame[name]).nunique() < most]
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "measures", measures)
         object.__setattr__(self, "parameters", tuple(parameters))
@@ -122,13 +123,19 @@ def target_column(columns: Iterable[str]) -> str:
 
 
 def measure_columns(frame: pd.DataFrame, target: str = "") -> tuple[str, ...]:
-    """Numeric columns named after a declared measure, with or without options or a layer behind the name."""
+    """Numeric columns named after a declared measure, with or without options or a layer behind the name.
+
+    One without any value is left out: a population has a column `gradient_norm` whether or not it was computed.
+    """
+    numeric = frame.select_dtypes("number").dropna(axis="columns", how="all")
     known = declarations()
-    return tuple(
-        str(name)
-        for name in frame.columns
-        if str(name) != target and base_name(str(name)) in known and pd.api.types.is_numeric_dtype(frame[name])
-    )
+    return tuple(str(name) for name in numeric.columns if str(name) != target and base_name(str(name)) in known)
+
+
+def comparable(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Numbers as they are, anything else as text where there is any: lists, as widths of networks, have no order."""
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    return column if numeric else column.map(str, na_action="ignore")
 
 
 def base_name(column: str) -> str:
@@ -212,10 +219,11 @@ def colour_choices(population: PopulationFrame) -> list[ColourChoice]:
     names = [*(population.parameters or ()), *(name for name in frame.columns if name not in used)]
     choices = []
     for name in dict.fromkeys(names):
-        column, n_levels = frame[name], frame[name].nunique()
-        numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+        column = comparable(frame[name])
+        numeric = pd.api.types.is_numeric_dtype(column)
+        n_levels = column.nunique()
         if 1 < n_levels <= MOST_LEVELS:
-            codes, levels = pd.factorize(column if numeric else column.astype("str"), sort=True)
+            codes, levels = pd.factorize(column, sort=True)
             words = [f"{level:g}" if numeric else str(level) for level in levels]
             choices.append(ColourChoice(str(name), words, [int(code) for code in codes], []))
         elif numeric and n_levels > MOST_LEVELS:

@@ -1,7 +1,8 @@
-"""Writes docs/networks.md: which measure has a value on which network, and why not where it has none.
+"""The page of which measure has a value on which network, and why not where it has none.
 
-`python docs/networks_table.py [NETWORK …]` measures these networks (all, if none is named) of tests/architectures.py
-with the default measures, keeps what it finds in docs/networks.json, and writes the page from that file.
+`python docs/generate/networks_table.py [NETWORK …]` measures these networks (all, if none is named) of
+tests/architectures.py with the default measures and keeps what it finds in docs/networks.json; the documentation's
+page is made from that file.
 """
 
 import json
@@ -9,33 +10,30 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+import torch
 
-import torch  # noqa: E402
-from architectures import architectures, outputs  # noqa: E402
-
-import flatscope as fs  # noqa: E402
-from flatscope.registry import select  # noqa: E402
+import flatscope as fs
+from flatscope.registry import select
 
 BUDGET = "40s"  # for each network
 SAMPLES = 3
+DOCS = Path(__file__).parents[1]
 FOUND = DOCS / "networks.json"
-PAGE = DOCS / "networks.md"
 INTRODUCTION = f"""# Which measure works where
 
-Made by `make networks`; do not edit. Every measure of the default table on networks as they come out of `timm`,
+Every measure of the default table on networks as they come out of `timm`,
 `transformers` and plain `torch`: random weights, small sizes, {SAMPLES} samples with the classes that the network
 itself predicts, `precision=0.1`, at most {BUDGET} for each network on a CPU.
 
-✓: it has a value. A number: it has none, for the reason of that number below the table. ⏱: not within that time.
+✓: it has a value. A number: it has none, for the reason of that number below the table. t: not within that time.
 """
 
 
 def reasons(name: str) -> dict[str, str]:
     """Why each default measure has no value on a network; empty where it has one."""
+    from architectures import architectures, outputs
+
     model, inputs, targets, loss = architectures()[name]()
     inputs = {key: value[:SAMPLES] for key, value in inputs.items()} if isinstance(inputs, dict) else inputs[:SAMPLES]
     with torch.no_grad():
@@ -62,31 +60,38 @@ def page(found: dict[str, dict[str, str]]) -> str:
 
     def cell(reason: str) -> str:
         if not reason or reason.startswith("not begun"):
-            return "⏱" if reason else "✓"
+            return "t" if reason else "✓"
         return str(numbers.setdefault(in_general(reason), len(numbers) + 1))
 
     rows = []
     for entry in select(None, "measure"):
         cells = (cell(found[name][entry.name]) for name in found)
-        rows.append(f"| `{entry.name}` | {' | '.join(cells)} |")
+        rows.append(f"| [`{entry.name}`](measures/{entry.name}.md) | {' | '.join(cells)} |")
     header = ["| measure | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
     listed = [f"{number}. {reason}" for reason, number in numbers.items()]
-    return "\n".join([INTRODUCTION, *header, *rows, "", "## Reasons", "", *listed, ""])
+    table = ['<div class="matrix" markdown>', "", *header, *rows, "", "</div>", ""]
+    return "\n".join([INTRODUCTION, *table, "## Reasons", "", *listed, ""])
+
+
+def known() -> dict[str, dict[str, str]]:
+    """What was found, by network and measure."""
+    return dict(json.loads(FOUND.read_text(encoding="utf-8")))
 
 
 def main(names: list[str]) -> None:
-    """Measure the named networks, or all, and write the page."""
+    """Measure the named networks, or all, and keep what is found."""
+    from architectures import architectures
+
     for name in names or architectures():
         found = reasons(name)
         failed = {measure: reason for measure, reason in found.items() if reason.startswith("failed")}
         print(name, f"{sum(not reason for reason in found.values())} of {len(found)}", failed or "", flush=True)
-        known: dict[str, Any] = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
-        known[name] = found
-        ordered = {name: known[name] for name in architectures() if name in known}
+        all_found = {**(known() if FOUND.exists() else {}), name: found}
+        ordered = {name: all_found[name] for name in architectures() if name in all_found}
         FOUND.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(page(json.loads(FOUND.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(DOCS.parent / "tests"))
     warnings.simplefilter("ignore")
     main(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""The gallery of examples: a card with a picture for each file of examples/, and a page with its source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "images" / "examples"
+INTRODUCTION = """# Examples
+
+Scripts to run and to change; every one of them runs in the tests. Two notebooks show the same with their results:
+[choosing between checkpoints](../notebooks/checkpoints.md),
+[the landscape of a network](../notebooks/landscapes.md).
+
+<div class="gallery" markdown>
+"""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Path inside the documentation, and Markdown, of the gallery and of every example."""
+    cards = [INTRODUCTION]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        title, _, rest = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
+        picture = PICTURES / f"{path.stem}.png"
+        shown = f"![{title}](../images/examples/{picture.name})" if picture.exists() else ""
+        cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{title}**]({path.stem}.md)\n</div>\n')
+        yield f"examples/{path.stem}.md", _page(path, title, rest.strip(), shown)
+    yield "examples/index.md", "\n".join([*cards, "</div>", ""])
+
+
+def _page(path: Path, title: str, rest: str, picture: str) -> str:
+    name = path.stem.replace("_", " ")
+    code = path.read_text(encoding="utf-8").rstrip()
+    head = f"# {name[0].upper()}{name[1:]}\n\n{title}\n\n{picture}\n"
+    usage = f"\n```text\n{rest}\n```\n" if rest else ""
+    return f'{head}{usage}\n```python title="examples/{path.name}"\n{code}\n```\n'

@@ -1,0 +1,108 @@
+"""What MkDocs runs while it builds the site: generated pages, formulas, links that lead out of docs/."""
+
+from __future__ import annotations
+
+import html
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import benchmark_page
+import command_page
+import example_pages
+import measure_pages
+import networks_table
+import notebook_pages
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from flatscope.reports.markup import formula
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+log = logging.getLogger("mkdocs.flatscope")
+# Files at the root of the repository that are pages of the site.
+AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+# A formula that the converter could not read; it would stand on the page as its source.
+UNREAD = '<code class="tex">'
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add every page that is made from code, data or files elsewhere in the repository."""
+    pages: dict[str, str] = dict(measure_pages.pages())
+    pages["networks.md"] = networks_table.page(networks_table.known())
+    pages["commands.md"] = command_page.page()
+    pages |= dict(example_pages.pages())
+    pages["benchmarks.md"] = benchmark_page.page()
+    pages |= {target: (ROOT / source).read_text(encoding="utf-8") for source, target in AT_ROOT.items()}
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    for path, picture in {**benchmark_page.pictures(), **notebook_pages.pictures()}.items():
+        files.append(File.generated(config, path, content=picture))
+    for path, text in notebook_pages.pages():
+        files.append(File.generated(config, path, content=text))
+    for figure in sorted((ROOT / "results").glob("*/*/figure.png")):
+        files.append(File.generated(config, figure.relative_to(ROOT).as_posix(), abs_src_path=str(figure)))
+    _fill_navigation(config.nav, sorted(file.src_uri for file in files.documentation_pages()))
+    return files
+
+
+def _fill_navigation(entries: Any, pages: list[str]) -> None:
+    """Replace an entry `folder/*` by the pages of that folder which no other entry names; measures by family."""
+    named = set(re.findall(r"'([^']+\.md)'", repr(entries)))
+    for entry in entries:
+        for title, below in entry.items() if isinstance(entry, dict) else ():
+            if not isinstance(below, list):
+                continue
+            _fill_navigation(below, pages)
+            wanted = [item for item in below if isinstance(item, str) and item.endswith("/*")]
+            for item in wanted:
+                folder = item.removesuffix("*")
+                found = [page for page in pages if page.startswith(folder) and page not in named]
+                place = below.index(item)
+                below[place : place + 1] = measure_pages.by_family().get(folder, found)
+            entry[title] = below
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to files of the repository that are no part of docs/ lead to the site's copy or to the repository."""
+    source = AT_ROOT_SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def other(match: re.Match[str]) -> str:
+        target = match[2]
+        if re.match(r"[a-z]+:", target):
+            return match[0]
+        path = os.path.normpath(os.path.join(os.path.dirname(source), target))
+        if path.startswith("docs/") and source.startswith("docs/"):
+            return match[0]
+        inside = AT_ROOT.get(path, path.removeprefix("docs/"))
+        if files.get_file_from_path(inside) is not None:
+            return match[1] + os.path.relpath(inside, os.path.dirname(page.file.src_uri) or ".") + match[3]
+        if (ROOT / path).exists():
+            return f"{match[1]}{config.extra['repository']}/blob/main/{path}{match[3]}"
+        return match[0]
+
+    return LINK.sub(other, markdown)
+
+
+AT_ROOT_SOURCES = {target: source for source, target in AT_ROOT.items()} | {"benchmarks.md": "benchmarks/RESULTS.md"}
+
+
+def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, which browsers draw without any script."""
+
+    def drawn(match: re.Match[str]) -> str:
+        tag, source = match[1], html.unescape(match[2]).strip()
+        block = source.startswith("\\[")
+        made = str(formula(" ".join(source[2:-2].split())))
+        if made.startswith(UNREAD):
+            log.warning("%s: formula that cannot be read: %s", page.file.src_uri, source)
+        if block:
+            made = made.replace("<math", '<math display="block"', 1)
+        return f'<{tag} class="arithmatex">{made}</{tag}>'
+
+    return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', drawn, html_text, flags=re.DOTALL)

@@ -1,0 +1,79 @@
+"""The documentation does what it says: every block of code runs, every measure has its page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+from architectures import timm
+
+from flatscope import registry
+from flatscope.registry import declarations
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "generate"))
+
+import measure_pages  # noqa: E402
+import run_pages  # noqa: E402
+
+PAGES = [page for page in run_pages.pages() if list(run_pages.blocks(page.read_text(encoding="utf-8")))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_of_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in run_pages.needs(page):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+        if package == "timm":
+            timm()  # without torchvision, which its models do not need
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    declarations()  # all are loaded before the list is copied: a page declares a measure of its own
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    with warnings.catch_warnings():
+        if "lightning" in run_pages.needs(page):
+            warnings.simplefilter("ignore")  # its own, on workers and log intervals
+        run_pages.run(page)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run_and_were_saved_with_what_they_show(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), path.name, "exec"), namespace)
+
+
+def test_a_page_about_a_measure_has_all_that_its_declaration_says() -> None:
+    entry = declarations("measure")["sharpness"]
+    rows = "\n".join(measure_pages._options(entry, measure_pages._docstring(entry)[1]))
+    for name, default in entry.options.items():
+        assert re.search(rf"\| `{name}` \| `{re.escape(repr(default))}` \| \S", rows)
+    facts = measure_pages._facts(entry)
+    assert entry.equation in facts["Paper"]
+    assert "lower bound" in facts["Exact"]
+
+
+def test_the_readme_is_short_and_shows_its_pictures_wherever_it_is_read() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert pictures
+    for picture in pictures:
+        assert picture.startswith(f"{home}/raw/main/")
+        assert (ROOT / picture.removeprefix(f"{home}/raw/main/")).is_file()
+    for link in re.findall(r"\]\((?!http|#)([^)#]+)", text):
+        raise AssertionError(f"{link} leads nowhere outside the repository")
+    for link in re.findall(rf"{re.escape(home)}/(?:blob|tree)/main/([^)#\s]+)", text):
+        assert (ROOT / link).exists(), link
