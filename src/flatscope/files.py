@@ -96,13 +96,12 @@ def from_parquet_bytes(content: bytes, key: bytes) -> tuple[pd.DataFrame, Any]:
         raise ValueError(f"no {key.decode()} in its metadata")
     if checksum is not None and checksum.decode(errors="replace") != _frame_digest(arrow, text):
         raise ValueError(CHANGED)
-    return arrow.to_pandas(), json.loads(text)
+    return _pandas(arrow), json.loads(text)
 
 
 def foreign_parquet(content: bytes) -> pd.DataFrame:
     """The frame of anybody's Parquet file."""
-    frame: pd.DataFrame = _arrow(content).to_pandas()
-    return frame
+    return _pandas(_arrow(content))
 
 
 def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
@@ -208,6 +207,14 @@ def _arrow(content: bytes) -> pa.Table:
         return file.read()
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as problem:
         raise ValueError(_first_line(problem)) from problem
+
+
+def _pandas(arrow: pa.Table) -> pd.DataFrame:
+    try:
+        frame: pd.DataFrame = arrow.to_pandas()
+    except Exception as problem:  # what a file says about its own columns may be wrong in any way
+        raise ValueError(f"{type(problem).__name__}: {_first_line(problem)}") from problem
+    return frame
 
 
 def _frame_digest(arrow: pa.Table, head: bytes) -> str:

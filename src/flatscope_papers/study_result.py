@@ -152,17 +152,16 @@ class StudyResult:
         try:
             saved = from_json_bytes((target / VERDICTS_FILE).read_bytes())
             # Pictures may be gone: those of a scale that a larger one has superseded are not kept.
-            pictures = {name: (target / name) for name in (FIGURE_FILE, PICTURE_FILE)}
-            files = {name: path.read_bytes() if path.exists() else b"" for name, path in pictures.items()}
-            files[TABLE_FILE] = (target / TABLE_FILE).read_bytes()
+            here = [TABLE_FILE, *(name for name in (FIGURE_FILE, PICTURE_FILE) if (target / name).exists())]
+            files = {name: (target / name).read_bytes() for name in here}
             for name, checksum in saved.pop("files", {}).items():
-                if files[name] and digest([files[name]]) != checksum:
+                if name in files and digest([files[name]]) != checksum:
                     raise ValueError(f"{name}: {CHANGED}")
             return cls(
                 table=pd.read_csv(io.BytesIO(files[TABLE_FILE])),
                 findings=tuple(_finding_from_json(entry, saved["scale"]) for entry in saved.pop("findings")),
-                svg=files[FIGURE_FILE].decode(),
-                png=files[PICTURE_FILE],
+                svg=files.get(FIGURE_FILE, b"").decode(),
+                png=files.get(PICTURE_FILE, b""),
                 deviations=tuple(saved.pop("deviations")),
                 notes=tuple(saved.pop("notes")),
                 **saved,
