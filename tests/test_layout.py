@@ -86,7 +86,6 @@ USED_INSIDE = {
     "flatscope.params",
     "flatscope.progress",
     "flatscope.registry",
-    "flatscope.reports.charts",
     "flatscope.reports.markup",
     "flatscope.samples",
     "flatscope.stats.estimate",

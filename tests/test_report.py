@@ -29,14 +29,13 @@ from flatscope.reports.figure_data import (
     distribution_measures,
     layers_data,
     layers_measures,
-    linear_ticks,
-    log_ticks,
 )
 from flatscope.reports.figures import save_figures
 from flatscope.reports.items import by_kind
 from flatscope.reports.markup import formula
-from flatscope.reports.measured import comparability, lines, minimum_verdict, standing
-from flatscope.reports.page import page_text, report
+from flatscope.reports.measured import lines, minimum_verdict, standing
+from flatscope.reports.plots import Plot, on_axes, picture
+from flatscope.reports.page import page_text
 from flatscope.table import Table
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -137,8 +136,10 @@ def test_structure(full_page: str) -> None:
     assert links <= set(ids)
     sections = [section["id"] for section in page.all("section")]
     assert sections == [
-        "summary", "measures", "comparison", "distributions", "layers", "training", "bounds", "figures", "provenance",
+        "answer", "comparison", "measures", "profiles", "training", "bounds", "figures", "provenance",
     ]  # fmt: skip
+    folded = [details for details in page.all("details") if details.get("class") == "section"]
+    assert [("open" in details) for details in folded] == [False] * 5 + [True, False]  # only what others drew is open
     for _, attributes in page.elements:
         for reference in ("aria-labelledby", "aria-controls", "for"):
             assert attributes.get(reference) in (None, *ids)
@@ -147,24 +148,31 @@ def test_structure(full_page: str) -> None:
     assert all(b - a <= 1 for a, b in pairwise(headings))
 
 
-def test_table_and_summary_say_what_is_known(full_page: str) -> None:
+def test_the_page_says_what_is_known(full_page: str) -> None:
     page = Page(full_page)
     words = page.text()
     assert "12.35 ± 0.25" in words  # value and error end with the same digit
-    assert "Could not be computed parameter_count nothing to count" in words
-    assert "Close to a stationary point: gradient norm 0.0002" in words
-    assert "margin ranks, best first: small batch (2), large batch (0.6667)" in words
+    assert "nothing to count" in words
+    assert "✓ yes gradient norm 0.0002" in words.replace("yesgradient", "yes gradient")
     assert "Yi et al. 2019" in words
     assert "flatscope demo --seed 0" in page.text("pre")
     assert "forward 2" in words
-    assert "vacuous" in words
-    assert len(page.all("math")) == 7  # six measures, one bound
+    assert "Vacuous: parameter_counting." in words
+    assert len(page.all("math")) == 6  # one per measure; the bound is vacuous and only named
     sortable = [th for th in page.all("th") if "aria-sort" in th]
     assert len(sortable) == 6
     pictures = [svg for svg in page.all("svg") if svg.get("role") == "img"]
     assert all(svg["aria-label"] for svg in pictures)
-    assert len(pictures) == 3  # a histogram and two training curves
+    assert len(pictures) == 6  # at the top and below: the ratios; a histogram, a layer profile, two training curves
     assert [image["alt"] for image in page.all("img")] == ["our figure: loss over epoch"]
+
+
+def test_the_page_says_each_thing_with_one_word(full_page: str) -> None:
+    words = Page(full_page).text()
+    assert "`" not in words
+    assert "• 1." not in words
+    for other in ("unchanged by", "stands still", "unmoved", "leaves alone", "0 of these 0"):
+        assert other not in words.lower()
 
 
 def test_nothing_is_loaded_from_elsewhere(full_page: str) -> None:
@@ -183,7 +191,7 @@ def test_nothing_is_loaded_from_elsewhere(full_page: str) -> None:
 
 def test_size_does_not_grow_with_samples() -> None:
     many = Table([row("functional_margin", float(v), sample=n) for n, v in enumerate(np.sin(np.arange(20_000)))])
-    assert len(page_text(many)) < 60_000
+    assert len(page_text(many)) < 80_000
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
@@ -219,7 +227,7 @@ def test_odd_contents_make_a_page(items: object) -> None:
 
 def test_one_network_without_gradient_says_so() -> None:
     words = Page(page_text(Table([row("margin", 1.0)]))).text()
-    assert "nothing here says that this is a minimum" in words
+    assert "gradient norm not measured" in words
     assert "How flat is this minimum?" in words
 
 
@@ -314,13 +322,6 @@ def test_standing_follows_the_declarations() -> None:
     assert standing(known["l2_norm"]) == "some"
     assert standing(known["hessian_trace"]) == "none"
     assert standing(None) == "unknown"
-    groups = comparability({"a": table(), "b": table(2.0)})
-    assert groups.all == ["margin", "parameter_count", "functional_margin"]
-    assert groups.none == ["gradient_norm", "hessian_trace"]
-    assert [label for label, _ in groups.findings] == ["margin"]
-    same = Table([row("margin", 2.0, stderr=0.5, exact=False)])
-    other = Table([row("margin", 2.1, stderr=0.5, exact=False)])
-    assert "does not tell" in comparability({"a": same, "b": other}).findings[0][1]
 
 
 @pytest.mark.parametrize(("value", "level"), [(1e-4, "yes"), (5e-3, "nearly"), (0.3, "no"), (math.nan, "unknown")])
@@ -333,7 +334,7 @@ def test_minimum_verdict_sees_downward_curvature() -> None:
         spectrum = [row("hessian_max_eigenvalue", 7.0), row("hessian_min_eigenvalue", smallest)]
         return minimum_verdict(Table([row("gradient_norm", 1e-4), *spectrum])).text
 
-    assert "curves down (smallest Hessian eigenvalue −0.05)" in words(-0.05)
+    assert "curves down somewhere (eigenvalue −0.05)" in words(-0.05)
     assert "curves down" not in words(-1e-6)  # rounding
     assert "curves down" not in words(0.1)
 
@@ -347,13 +348,21 @@ def test_options_are_lines_of_their_own() -> None:
 
 
 def test_comparison_data() -> None:
-    data = comparison_data({"a": table(), "b": table(2.0)})
+    rows = [row("rho_sum", 4.0, stderr=0.4, exact=False), row("psi_trace", 2.0), row("l1_path_norm", 1.0),
+            row("l2_path_norm", 3.0), row("path_norm", 3.0), row("parameter_count", 7.0), row("l2_norm", 1.0),
+            row("margin", 1.0), row("margin", 5.0, options='{"epsilon": 0.1}')]  # fmt: skip
+    second = [entry | {"value": entry["value"] * factor}
+              for entry, factor in zip(rows, (2.0, 0.5, 3.0, 5.0, 5.0, 1.0, 2.0, 9.0, 11.0), strict=True)]  # fmt: skip
+    data = comparison_data({"a": Table(rows), "b": Table(second)})
     assert (data.reference, data.networks) == ("a", ["b"])
     assert dict(zip(data.measures, data.ratios, strict=True)) == {
-        "gradient_norm": [2.0], "hessian_trace": [2.0], "margin": [0.5], "l2_norm": [2.0],
+        "rho_sum": [2.0], "psi_trace": [0.5], "l1_path_norm": [3.0], "l2_path_norm": [5.0], "margin": [9.0],
     }  # fmt: skip
-    assert data.errors[0] == [0.0]
-    assert data.errors[1] == [pytest.approx(2 * math.hypot(0.25 / 12.345, 0.25 / 24.69))]
+    assert data.errors[0] == [pytest.approx(2 * math.hypot(0.4 / 4, 0.4 / 8))]
+    assert sorted(name for names in data.left_out.values() for name in names) == [
+        "l2_norm", "margin[epsilon=0.1]", "parameter_count", "path_norm",
+    ]  # fmt: skip
+    assert data.left_out["constant"] == ["parameter_count"]
     assert comparison_data({"a": table()}).measures == []
 
 
@@ -398,11 +407,20 @@ def test_curves_data() -> None:
         curves_data(histories, "accuracy")
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert linear_ticks(-1.3, 4.9) == [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0]
-    assert linear_ticks(2, 2) == [2]
-    assert log_ticks(0.4, 6) == [0.5, 1.0, 2.0, 5.0]
-    assert log_ticks(1e-9, 1e9)[0] >= 1e-9
+def test_names_in_pictures_are_text_and_colours_follow_the_page() -> None:
+    def draw(ax: Any) -> None:
+        ax.plot([1, 2], color="#0072B2", label=f"$x_1$ {HOSTILE}")
+        ax.legend()
+
+    drawn = str(picture(Plot("name", "title", "caption", on_axes(draw))))
+    assert "$x_1$ &lt;script&gt;" in drawn  # not read as a formula, and not as markup
+    assert "var(--c0)" in drawn
+    assert "style=" not in drawn
+    assert "<style" not in drawn
+    other = str(picture(Plot("other", "title", "caption", on_axes(draw))))
+    names = [set(re.findall(r'id="([^"]+)"', text)) for text in (drawn, other)]
+    assert names[0]
+    assert not names[0] & names[1]
 
 
 def test_save_figures(tmp_path: Path) -> None:
@@ -433,6 +451,6 @@ def test_an_audit_has_its_matrix(tmp_path: Path) -> None:
     problem = mlp().problem()
     found = audit(problem, ["hessian_trace", "rho_sum", "l2_norm"], by=("layer", "unit"), trials=1)
     text = page_text([{"net": fs.measure(problem, "rho_sum")}, {"net": found}])
-    assert text.count("stands still") >= 3  # rho_sum twice, l2_norm under layer scaling
-    assert text.count(">moves<") >= 3
+    assert text.count(">invariant<") >= 3  # rho_sum twice, l2_norm under layer scaling
+    assert text.count(">moved<") >= 3
     assert "against its declaration" not in text

@@ -17,6 +17,7 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
 )  # fmt: skip
 NAMES = "[...document.querySelectorAll('#measure-table tbody tr:not([hidden]) .name')].map(e => e.textContent)"
+FILTER, STATUS = "#measure-table-tools input[type=search]", "#measure-table-tools [role=status]"
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
@@ -42,21 +43,26 @@ def made(items: object, folder: Path) -> str:
     return report(items, folder / "report.html", command="flatscope demo " + "--option value " * 20).as_uri()
 
 
-@pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
-    """The page at desktop width; anything on the console and any request but for the page itself is an error."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_default_timeout(5000)
-    opened = context.new_page()
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    """The page, all of it unfolded; anything on the console and any request but for the page itself is an error."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"} | options)
+    context.set_default_timeout(10_000)
+    page = context.new_page()
     heard: list[str] = []
-    opened.on("console", lambda message: heard.append(message.text))
-    opened.on("pageerror", lambda error: heard.append(str(error)))
-    opened.on("dialog", lambda dialog: (heard.append(dialog.message), dialog.dismiss()))
-    opened.on("request", lambda request: heard.append(request.url))
-    opened.goto(address)
-    yield opened
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("dialog", lambda dialog: (heard.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: heard.append(request.url))
+    page.goto(address)
+    page.eval_on_selector_all("details.section", "all => all.forEach(e => { e.open = true; })")
+    yield page
     context.close()
     assert [text for text in heard if text != address and not text.startswith("data:")] == []
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    yield from opened(browser, address)
 
 
 def sort_states(page: Any) -> list[str]:
@@ -66,13 +72,25 @@ def sort_states(page: Any) -> list[str]:
 def test_loads_in_silence_and_shows_itself(page: Any) -> None:
     assert page.title() == "How flat are these minima?"
     assert page.locator("#theme").is_visible()
-    assert page.locator("#measure-filter").is_visible()
-    assert page.locator("#measure-status").text_content() == "6 measures"
+    assert page.locator(FILTER).is_visible()
+    assert page.locator(STATUS).text_content() == "6 measures"
     assert page.locator("math").first.bounding_box()["width"] > 5
-    assert page.locator("figure svg.plot path").count() == 9  # three histograms, three curves for each of two runs
-    widths = page.eval_on_selector_all("#layers rect.bar", "all => all.map(e => e.getBoundingClientRect().width)")
-    assert max(widths) > 100
+    for chart in page.locator("svg.chart").all():
+        assert chart.bounding_box()["width"] > 200
     assert page.evaluate(SIDEWAYS) == 0
+
+
+def test_details_are_folded_and_links_open_them(browser: Any, address: str) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(address)
+    assert not page.locator("#measure-table").is_visible()
+    page.locator("nav a[href='#measures']").press("Enter")
+    page.wait_for_selector("#measure-table", state="visible")
+    assert page.locator("#comparison details.section").get_attribute("open") is None
+    page.goto(f"{address}#provenance")
+    page.reload()
+    page.wait_for_selector("#provenance pre", state="visible")
+    page.close()
 
 
 def test_sorts_by_mouse_and_keyboard(page: Any) -> None:
@@ -88,18 +106,18 @@ def test_sorts_by_mouse_and_keyboard(page: Any) -> None:
     assert page.evaluate(NAMES)[0] == "l2_norm"
     assert page.evaluate(NAMES)[-1] == "parameter_count"
     assert sort_states(page)[:2] == ["none", "descending"]
-    assert "sorted by small batch, descending" in page.locator("#measure-status").text_content()
+    assert "sorted by small batch, descending" in page.locator(STATUS).text_content()
 
 
 def test_filters(page: Any) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
-    page.locator("#measure-filter").fill("YI trace")
+    page.locator(FILTER).fill("YI trace")
     assert page.evaluate(NAMES) == ["hessian_trace"]
-    assert page.locator("#measure-status").text_content() == "1 of 6 measures"
-    page.locator("#measure-filter").press("Escape")
+    assert page.locator(STATUS).text_content() == "1 of 6 measures"
+    page.locator(FILTER).press("Escape")
     assert len(page.evaluate(NAMES)) == 6
-    page.locator("#measure-comparable").press("Space")
+    page.locator("#measure-table-tools input[type=checkbox]").press("Space")
     assert page.evaluate(NAMES) == ["margin", "parameter_count", "functional_margin"]
 
 
@@ -130,6 +148,7 @@ def test_fits_a_phone(page: Any) -> None:
     page.eval_on_selector_all("details", "all => all.forEach(e => { e.open = true; })")
     assert page.evaluate(SIDEWAYS) == 0
     assert page.evaluate("(b => b.scrollWidth > b.clientWidth)(document.querySelector('#measures .scroll'))")
+    page.wait_for_selector("#measures .scroll.wide")  # and says so
 
 
 def test_prints(page: Any) -> None:
@@ -137,7 +156,7 @@ def test_prints(page: Any) -> None:
     page.set_viewport_size({"width": 720, "height": 1000})  # A4 less its margins
     assert page.evaluate(SIDEWAYS) == 0
     assert not page.locator(".page-head").is_visible()
-    assert not page.locator(".tools").is_visible()
+    assert not page.locator("#measure-table-tools").is_visible()
     assert page.locator("#measures table").is_visible()
     assert page.pdf(format="A4").startswith(b"%PDF")
 

@@ -9,9 +9,8 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from test_report_browser import SIDEWAYS, browser  # noqa: F401  the browser is a fixture
+from test_report_browser import SIDEWAYS, browser, opened  # noqa: F401  the browser is a fixture
 from test_report_browser import pytestmark as in_browser
-from test_report_interaction import opened
 
 from flatscope.registry import PAPERS
 from flatscope.reports.page import report

@@ -26,6 +26,11 @@ def show_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), message))
 
 
+def say(message: str) -> None:
+    """What a command is doing, on stderr."""
+    Console(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
+
+
 def show_note(message: str) -> None:
     """A remark on stderr."""
     Console(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))

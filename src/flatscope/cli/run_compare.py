@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
-from flatscope.cli.output import check_place, command_line, show_grid, show_note
+from flatscope import comparing
+from flatscope.cli.output import check_place, command_line, console, show_grid, show_note
 from flatscope.cli.sources import (
     check_measures,
     load_loss,
@@ -26,6 +27,9 @@ from flatscope.reports.page import report as write_report
 
 if TYPE_CHECKING:
     from flatscope.cli.options import CompareCommand
+
+
+FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 
 
 def run_compare(given: CompareCommand) -> None:
@@ -66,12 +70,25 @@ def run_compare(given: CompareCommand) -> None:
         show_note(f"report written to {given.report}")
 
 
+def show_answer(found: Comparison) -> None:
+    """Which network is flatter; loss, error and the measures that say so; what to keep in mind."""
+    screen = console()
+    screen.print(Text(f"{found.conclusion}\n", style="bold"))
+    measures = [voice.measure for voice in found.conclusion.voices]
+    rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
+    show_grid(["", *found.names], rows)
+    for warning in found.warnings():
+        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
+
+
 def show_comparison(found: Comparison) -> None:
-    """The table, and below it what it says."""
-    show_grid(found.header, found.lines(), title="best first: > better, ≳ better within the error, = equal")
-    console = Console(soft_wrap=True)
+    """The answer, every measure with its verdict, and what the ranking rests on."""
+    show_answer(found)
+    show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
+    said = {str(found.conclusion), *map(str, found.warnings())}
     for line in found.summary().splitlines():
-        console.print(line, markup=False, highlight=False)
+        if line not in said:
+            console().print(Text(line))
 
 
 def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:

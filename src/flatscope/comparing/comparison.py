@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import pandas as pd
 
+from flatscope.comparing.conclusion import Conclusion, conclude
 from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.rankings import (
     agreement,
@@ -117,6 +118,12 @@ class Comparison(Result):
     def verdict(self, measure: str) -> Verdict:
         """Whether a measure ranks these networks, and why not."""
         return self._verdicts[self._quantity(measure).label]
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Which network is flatter, by which measures and by how much."""
+        comparable = [self._quantities[label] for label in self.comparable]
+        return conclude(self.names, self.distinct, comparable, self.not_comparable())
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
@@ -231,7 +238,8 @@ class Comparison(Result):
 
     def summary(self) -> str:
         """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""
-        lines = [f"{len(self.names)} networks, {self.meta.get('n_train', '?')} training samples.", *self.warnings()]
+        samples = f"{len(self.names)} networks, {self.meta.get('n_train', '?')} training samples."
+        lines = [str(self.conclusion), samples, *self.warnings()]
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:

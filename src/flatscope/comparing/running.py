@@ -78,12 +78,13 @@ def compare(
         context = Context(problem, seed=seed)
         tables[name] = measure(problem, chosen, options=options, context=context)
         tables[name].meta["name"] = name
-        standings[name] = _standing(context)
+        standings[name] = standing_of(context)
     copies = find_copies(problems, tolerance)
     meta = {
         "version": __version__,
         "loss": next(iter(problems.values())).loss.name,
         "n_train": next(iter(problems.values())).n_train,
+        "n_test": _n_test(next(iter(problems.values()))),
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -153,7 +154,12 @@ def _prepared(problem: Problem) -> Problem:
     return double.with_model(fold_batchnorm(double.model, double.example()))
 
 
-def _standing(context: Context) -> Standing:
+def _n_test(problem: Problem) -> int:
+    return 0 if problem.test is None else problem.test.n
+
+
+def standing_of(context: Context) -> Standing:
+    """Loss, error and architecture of the network of a context."""
     problem = context.problem
     with own_settings(problem.generators):
         train = context.scores()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 24
+MOST = 1e200  # Matplotlib closes the outermost bands at 1e250
 WORDS = {"weights": "weight space", "psi": "path space"}
 
 
@@ -166,10 +167,10 @@ def draw(
     """A line with the network marked, or filled contours; returns Matplotlib's artist."""
     values = values_of(surface, quantity)
     low, high = heights or common_heights([surface], quantity)
-    ax.set_xlabel("$t_1$" if len(surface.axes) == 2 else "$t$")
+    ax.set_xlabel("t₁" if len(surface.axes) == 2 else "t")
     if len(surface.axes) == 1:
         return _line(surface, values, ax, (low, high), quantity, log)
-    ax.set_ylabel("$t_2$")
+    ax.set_ylabel("t₂")
     first, second = (axis.numpy() for axis in surface.axes)
     blank = ~np.isfinite(values.T)
     shown = np.ma.masked_array(values.T, mask=blank)  # contour wants [row of t2, column of t1]
@@ -183,7 +184,8 @@ def draw(
         ax.set_ylim(second[0], second[-1])
         return None
     levels = _levels(low, high, log)
-    filled = ax.contourf(first, second, shown, levels=levels, cmap="viridis", extend="both", norm=_norm(levels, log))
+    extend = "both" if max(abs(low), abs(high)) < MOST else "neither"
+    filled = ax.contourf(first, second, shown, levels=levels, cmap="viridis", extend=extend, norm=_norm(levels, log))
     ax.contour(first, second, shown, levels=levels[::3], colors="white", linewidths=0.4, alpha=0.7)
     if _holds_origin(surface):
         ax.plot([0], [0], marker="+", color="white", markersize=8, markeredgewidth=1.4)

@@ -1,4 +1,4 @@
-"""What the figures show, as small tuples: drawn by Matplotlib for papers and as SVG on the page."""
+"""What the figures show, as small tuples."""
 
 from __future__ import annotations
 
@@ -21,84 +21,53 @@ MOST_BINS = 40
 
 
 class ComparisonData(NamedTuple):
-    """Network-wide values over those of the first network, for measures that are positive in all of them."""
+    """Network-wide values over those of the first network, for measures whose ratios say something.
+
+    That is: invariant under rescaling, positive and different in the networks, and neither in proportion to a measure
+    that is there already nor another option of one. `left_out` names the others, by the reason.
+    """
 
     reference: str
     networks: list[str]
     measures: list[str]
     ratios: list[list[float]]  # by measure, then network
     errors: list[list[float]]  # standard errors of the ratios
-    standing: list[str]  # "all", "some", "none", "unknown": the rescalings under which the measure is invariant
+    left_out: dict[str, list[str]]
 
 
 def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
     """Ratios of all networks but the first to the first; without measures if there is only one network."""
     first, *others = tables
-    data = ComparisonData(first, others, [], [], [], [])
+    data = ComparisonData(first, others, [], [], [], {})
+    seen: set[tuple[str, ...]] = set()
+    data_names: set[str] = set()
     for line in lines(tables) if others else []:
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue
         reference, *compared = cells
         ratios = [cell.value / reference.value for cell in compared]
-        errors = [
-            ratio * math.hypot(cell.relative, reference.relative) for ratio, cell in zip(ratios, compared, strict=True)
-        ]
+        shown = tuple(f"{ratio:.7g}" for ratio in ratios)
+        why = (
+            "constant" if set(shown) == {"1"}
+            else "not invariant under rescaling" if line.standing != "all"
+            else "in proportion to one that is shown, or its other options" if shown in seen or line.name in data_names
+            else ""
+        )  # fmt: skip
+        if why:
+            data.left_out.setdefault(why, []).append(line.label)
+            continue
+        seen.add(shown)
+        data_names.add(line.name)
         data.measures.append(line.label)
         data.ratios.append(ratios)
-        data.errors.append(errors)
-        data.standing.append(line.standing)
+        data.errors.append(
+            [
+                ratio * math.hypot(cell.relative, reference.relative)
+                for ratio, cell in zip(ratios, compared, strict=True)
+            ]
+        )
     return data
-
-
-def ratio_range(data: ComparisonData) -> tuple[float, float]:
-    """Ends of a logarithmic axis that holds all ratios and 1, with room for a number at the end of a bar."""
-    ratios = [ratio for row in data.ratios for ratio in row]
-    low, high = min([0.5, *ratios]), max([2.0, *ratios])
-    air = (high / low) ** 0.15
-    return low / air, high * air
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers on a logarithmic axis: 1, 2, 5 over a few decades, powers of ten over many."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    fine = [float(f"{step}e{power}") for power in decades for step in (1, 2, 5)]
-    fine = [tick for tick in fine if low <= tick <= high]
-    every = max(1, len(decades) // 6)
-    coarse = [float(f"1e{power}") for power in decades if power % every == 0]
-    return fine if len(fine) <= 7 else [tick for tick in coarse if low <= tick <= high]
-
-
-def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers on a linear axis: steps of 1, 2 or 5 times a power of ten."""
-    if not high > low:
-        return [low]
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first < most:
-            break
-    return [n * step for n in range(first, last + 1)]
-
-
-class Scale(NamedTuple):
-    """An axis from `low` to `high`; calling it gives the place of a value, 0 to 1."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        """The place of a value; an axis of no length has all of them at its start."""
-        if not self.high > self.low:
-            return 0.0
-        if self.log:
-            return math.log(max(value, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
-    def ticks(self, most: int = 6) -> list[float]:
-        """Round numbers on the axis."""
-        return log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high, most)
 
 
 def wants_log(values: Iterable[float]) -> bool:
@@ -271,7 +240,7 @@ def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 MOST_POINTS = 160  # of a line; wider layers are shown by that many of their ranks
-MOST_LAYERS = 24  # figures of one measure
+MOST_LAYERS = 12  # figures of one measure
 
 
 class UnitsData(NamedTuple):

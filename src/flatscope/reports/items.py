@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +15,26 @@ from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, pa
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.papers import from_papers
-from flatscope.reports.charts import Colours
-from flatscope.reports.markup import Part
+from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
+from flatscope.reports.markup import Colours, Part
+from flatscope.reports.plots import Plot
 from flatscope.reports.population_frame import PopulationFrame, is_population, target_column
-from flatscope.reports.population_page import populations_part
+from flatscope.reports.population_page import population_plots, populations_part
 from flatscope.reports.sections import (
     audits_part,
     bounds_part,
     comparisons_part,
     figures_part,
+    given_plots,
     histories_part,
     measures_part,
+    simplex_plots,
+    simplexes_part,
+    spectra_part,
+    spectrum_plots,
     studies_part,
 )
-from flatscope.reports.simplexes import simplexes_part
-from flatscope.reports.spectrum_charts import spectra_part
-from flatscope.reports.surfaces import SPACE_WORDS, surfaces_part
+from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
@@ -38,14 +42,19 @@ from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
 
+def _no_plots(items: Mapping[str, Any], colours: Colours) -> Iterable[Plot]:
+    return ()
+
+
 class Kind(NamedTuple):
-    """How a kind of thing is recognised, called in messages, named where the caller gives no name, and shown."""
+    """How a kind of thing is recognised, called in messages, named where the caller gives no name, shown and drawn."""
 
     words: str
     accepts: Callable[[object], bool]
     default_name: Callable[[Any], str]
     render: Callable[[Mapping[str, Any], Colours], Part]
     aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
+    plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = _no_plots  # its figures as files
 
 
 def _is_bounds(item: object) -> bool:
@@ -83,10 +92,6 @@ def _matrix(item: SpectralDensity | Eigenpairs) -> str:
     return item.layer and f"layer {item.layer}"
 
 
-def _space(surface: Surface) -> str:
-    return SPACE_WORDS.get(surface.space, surface.space)
-
-
 def _is_study(item: object) -> bool:
     """By its parts: the class stands on Matplotlib, for which a page of tables should not wait."""
     return all(hasattr(item, part) for part in ("findings", "rows", "svg", "scale", "provenance"))
@@ -96,7 +101,12 @@ def _scale(study: Any) -> str:
     return f"{study.scale} scale"
 
 
-# In the order of the page. A new kind of thing is one line here, beside the function that renders it.
+def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
+    yield from comparison_plot(tables, colours)
+    yield from measured_plots(tables, colours)
+
+
+# In the order of the page. A new kind of thing is one entry here, beside the function that renders it.
 KINDS: dict[str, Kind] = {
     "comparisons": Kind(
         "a Comparison of networks",
@@ -104,41 +114,54 @@ KINDS: dict[str, Kind] = {
         lambda item: "comparison",
         comparisons_part,
     ),
+    "populations": Kind(
+        "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
+        _is_population,
+        lambda item: "population",
+        populations_part,
+        plots=population_plots,
+    ),
+    "surfaces": Kind(
+        "a Surface of a landscape",
+        lambda item: isinstance(item, Surface),
+        _network_name,
+        surfaces_part,
+        surface_words,
+        surface_plots,
+    ),
     "measures": Kind(
         "a Table of measures",
         lambda item: isinstance(item, Table) and not _is_bounds(item),
         _network_name,
         measures_part,
+        plots=_table_plots,
     ),
     "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name, audits_part),
-    "surfaces": Kind(
-        "a Surface of a landscape", lambda item: isinstance(item, Surface), _network_name, surfaces_part, _space
-    ),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
         lambda item: isinstance(item, (SpectralDensity, Eigenpairs)),
         _network_name,
         spectra_part,
         _matrix,
+        spectrum_plots,
     ),
     "simplexes": Kind(
         "a Simplex of interpolated networks",
         lambda item: isinstance(item, Simplex),
         lambda item: "interpolation",
         simplexes_part,
-    ),
-    "populations": Kind(
-        "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
-        _is_population,
-        lambda item: "population",
-        populations_part,
+        plots=simplex_plots,
     ),
     "histories": Kind(
-        "a pandas frame of training history with a column `epoch`", is_history, _network_name, histories_part
+        "a pandas frame of training history with a column `epoch`",
+        is_history,
+        _network_name,
+        histories_part,
+        plots=history_plots,
     ),
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name, bounds_part),
     "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), studies_part, _scale),
-    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part),
+    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part, plots=given_plots),
 }
 
 

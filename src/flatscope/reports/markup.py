@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from latex2mathml.converter import convert_to_element
 from markupsafe import Markup, escape
 
+Colours = Mapping[str, int]  # network: number of its colour
 # Attributes of formulas that are kept: none of them leads anywhere or changes the style of the page.
 _ATTRIBUTES = ("mathvariant", "stretchy", "fence", "form", "width", "accent", "lspace", "rspace")
 _ALPHABETS = {"script": "SCRIPT", "bold": "BOLD", "double-struck": "DOUBLE-STRUCK", "fraktur": "FRAKTUR"}
@@ -121,19 +122,87 @@ def _templates(package: str) -> Environment:
     return environment
 
 
+class Cell(NamedTuple):
+    """A cell of a table: what it shows, by what its column sorts, and its class."""
+
+    content: object
+    key: str | None = None
+    class_: str | None = None
+
+
+def table(
+    label: str,
+    header: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    class_: str = "",
+    id_: str | None = None,
+    sorts: Sequence[str] = (),
+    standings: Sequence[str] = (),
+    tall: bool = False,
+) -> Markup:
+    """The one kind of table: it scrolls within its frame, and sorts and filters where it is told how.
+
+    Args:
+        label: what it shows, for those who do not see it.
+        header: titles of the columns.
+        rows: a heading and cells; text, markup or `Cell`.
+        class_: of the table.
+        id_: by which its script finds it.
+        sorts: "text" or "number" per column, for a table whose columns sort.
+        standings: per row, what rescaling does to the measure in it; by that a checkbox filters.
+        tall: whether it scrolls within itself, under a heading that stays.
+    """
+    shown = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    return fragment(
+        "table.html",
+        label=label,
+        header=header,
+        rows=shown,
+        class_=class_,
+        id=id_,
+        sorts=sorts,
+        standings=standings,
+        tall=tall,
+    )
+
+
+def badge(text: str, kind: str = "", title: str | None = None) -> Markup:
+    """A word with a coloured ground; `kind` is good, fair, poor or nothing."""
+    return element("span", text, class_=f"badge {kind}".strip(), title=title)
+
+
+def listed(sentences: Iterable[object]) -> Markup:
+    """Sentences as a list; nothing for none."""
+    items = [element("li", sentence) for sentence in sentences]
+    return element("ul", *items, class_="findings") if items else Markup("")
+
+
 class Section(NamedTuple):
-    """A part of the page with its own heading and place in the contents."""
+    """A part of the page that opens under its heading; `gist` says beside the heading what is inside."""
 
     anchor: str
     title: str
     body: Markup
+    gist: str = ""
+    open: bool = False
 
 
 class Part(NamedTuple):
-    """Words for the summary, sections of their own, and where the things shown come from."""
+    """What a kind of thing adds to the page.
 
-    summary: Markup
+    Attributes:
+        answer: what it says to the page's question, for the top of the page.
+        sections: its details, folded.
+        provenance: where it comes from, by name.
+        picture: one that may stand at the top; the first of them does.
+        style: rules that only this part needs.
+        script: likewise.
+    """
+
+    answer: Markup
     sections: list[Section]
     provenance: Mapping[str, Mapping[str, Any]]
-    style: str = ""  # rules and a script that only this part needs
+    picture: Markup = Markup("")
+    style: str = ""
     script: str = ""

@@ -1,4 +1,4 @@
-"""Measured networks side by side: one line per measure, one cell per network, and the same in plain words."""
+"""Measured networks side by side: one line per measure, one cell per network."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import pandas as pd
 from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.formatting import options_words, with_error, written
 from flatscope.network.units import SCALES_STOP
-from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
 from flatscope.table import Table
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
+STANDING_WORDS = {
+    "all": ("invariant", "good"),
+    "some": ("partly invariant", "fair"),
+    "none": ("not invariant", "poor"),
+    "unknown": ("not declared", ""),
+}
 
 
-class Cell(NamedTuple):
+class MeasuredCell(NamedTuple):
     """What one network has for one measure.
 
     Attributes:
@@ -57,7 +62,7 @@ class Line(NamedTuple):
     name: str
     options: str
     entry: Declaration | None
-    cells: list[Cell | None]
+    cells: list[MeasuredCell | None]
 
     @property
     def label(self) -> str:
@@ -106,7 +111,7 @@ def lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
     ]
 
 
-def _cell(rows: pd.DataFrame | None) -> Cell | None:
+def _cell(rows: pd.DataFrame | None) -> MeasuredCell | None:
     if rows is None:
         return None
     per_network = rows[(rows["layer"] == "") & rows["unit"].isna() & rows["sample"].isna()]
@@ -115,25 +120,25 @@ def _cell(rows: pd.DataFrame | None) -> Cell | None:
     return _several(rows)
 
 
-def _single(row: pd.Series[Any]) -> Cell:
+def _single(row: pd.Series[Any]) -> MeasuredCell:
     value, stderr = float(row["value"]), float(row["stderr"])
     low, high = float(row["low"]), float(row["high"])
     reason, folded = str(row["reason"]), bool(row["folded"])
     if math.isnan(value):
-        return Cell(value, "n/a", reason=reason or "no value", folded=folded)
+        return MeasuredCell(value, "n/a", reason=reason or "no value", folded=folded)
     text, error = with_error(value, stderr)
     interval = "" if math.isnan(low) and math.isnan(high) else f"[{written(low)}, {written(high)}]"
     relative = stderr / abs(value) if value else math.nan
-    return Cell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)
+    return MeasuredCell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)
 
 
-def _several(rows: pd.DataFrame) -> Cell:
+def _several(rows: pd.DataFrame) -> MeasuredCell:
     values, n = rows["value"].dropna(), len(rows)
     what = "samples" if rows["sample"].notna().any() else "units" if rows["unit"].notna().any() else "layers"
     reason = next((str(text) for text in rows["reason"] if text), "")
     folded = bool(rows["folded"].any())
     if values.empty:
-        return Cell(math.nan, "n/a", reason=reason or "no value", folded=folded)
+        return MeasuredCell(math.nan, "n/a", reason=reason or "no value", folded=folded)
     text = (
         written(float(values.min())) if n == 1 else f"{written(float(values.min()))} … {written(float(values.max()))}"
     )
@@ -141,7 +146,7 @@ def _several(rows: pd.DataFrame) -> Cell:
     error = f"≤ {written(worst, 2)}" if worst > 0 else ""
     extent = f"{written(n)} {what if n > 1 else what[:-1]}"
     exact = bool(rows["exact"].all())
-    return Cell(float(values.max()), text, error, math.nan, exact, extent, reason=reason, folded=folded)
+    return MeasuredCell(float(values.max()), text, error, math.nan, exact, extent, reason=reason, folded=folded)
 
 
 MANY = 20  # lines of a table beyond which these come first
@@ -165,84 +170,23 @@ NEGLIGIBLE = 1e-3  # of the largest eigenvalue
 
 
 class MinimumVerdict(NamedTuple):
-    """Whether this is a minimum at all: "yes", "nearly", "no" or "unknown", and the sentence that says so."""
+    """Whether this is a minimum at all: "yes", "nearly", "no" or "unknown", and the words that say so."""
 
     level: str
     text: str
 
 
-class NetworkSummary(NamedTuple):
-    """What can be said about one network; measures by label."""
-
-    network: str
-    measured: str
-    minimum: MinimumVerdict
-    exact: list[str]
-    estimates: list[tuple[str, str]]
-    missing: list[tuple[str, str]]
-    remarks: list[tuple[str, str]]
-    warnings: list[str]  # about the model or the data, and so about every measure
-
-
-class Comparability(NamedTuple):
-    """Which measures may be compared between networks, and what those that may be say."""
-
-    all: list[str]
-    some: list[str]
-    none: list[str]
-    unknown: list[str]
-    findings: list[tuple[str, str]]  # measure, what it says
-
-
-def network_summaries(tables: Mapping[str, Table]) -> list[NetworkSummary]:
-    """One summary per network."""
-    rows = lines(tables)
-    return [_network(name, table, rows, n) for n, (name, table) in enumerate(tables.items())]
-
-
-def _network(name: str, table: Table, rows: list[Line], column: int) -> NetworkSummary:
-    cells = [(line.label, cell) for line in rows if (cell := line.cells[column]) is not None]
-    valued = [(label, cell) for label, cell in cells if cell.exact is not None]
-    meta = table.meta
-    parts = [f"{len(cells)} measure{'s' if len(cells) != 1 else ''}"]
-    if "n_train" in meta:
-        parts.append(f"on {written(float(meta['n_train']))} training samples")
-    if "loss" in meta:
-        parts.append(f"with {str(meta['loss']).replace('_', '-')} loss")
-    return NetworkSummary(
-        network=name,
-        measured=" ".join(parts),
-        minimum=minimum_verdict(table),
-        exact=[label for label, cell in valued if cell.exact],
-        estimates=[(label, _error_words(cell)) for label, cell in valued if not cell.exact],
-        missing=[(label, cell.reason) for label, cell in cells if cell.exact is None],
-        remarks=[(label, cell.reason) for label, cell in valued if cell.reason],
-        warnings=[f"{words[0].upper()}{words[1:]}" for words in meta.get("remarks", ())],
-    )
-
-
-def _error_words(cell: Cell) -> str:
-    value = f"{cell.text} ± {cell.stderr}" if cell.stderr else f"{cell.text}, error not known"
-    return f"{value} ({100 * cell.relative:.2g}\u202f%)" if math.isfinite(cell.relative) and cell.stderr else value
-
-
 def minimum_verdict(table: Table) -> MinimumVerdict:
     """Judge the gradient norm, and the smallest Hessian eigenvalue where it is known: flatness is about minima."""
-    if "gradient_norm" not in table:
-        return MinimumVerdict("unknown", "gradient_norm was not measured, so nothing here says that this is a minimum")
     value = _first_value(table, "gradient_norm")
+    if "gradient_norm" not in table:
+        return MinimumVerdict("unknown", "gradient norm not measured")
     if math.isnan(value):
-        return MinimumVerdict(
-            "unknown", f"gradient_norm has no value: {table.reason('gradient_norm') or 'no reason given'}"
-        )
+        return MinimumVerdict("unknown", f"no gradient norm: {table.reason('gradient_norm') or 'no reason given'}")
     shown = f"gradient norm {written(value, 3)}{_downward(table)}"
     if value <= SETTLED:
-        return MinimumVerdict("yes", f"Close to a stationary point: {shown}")
-    if value <= NEARLY:
-        return MinimumVerdict("nearly", f"Nearly settled: {shown}")
-    return MinimumVerdict(
-        "no", f"Still on a slope: {shown}. Curvature here describes where training stopped, not a minimum"
-    )
+        return MinimumVerdict("yes", shown)
+    return MinimumVerdict("nearly", shown) if value <= NEARLY else MinimumVerdict("no", f"on a slope: {shown}")
 
 
 def _downward(table: Table) -> str:
@@ -250,7 +194,7 @@ def _downward(table: Table) -> str:
     smallest, largest = (_first_value(table, f"hessian_{end}_eigenvalue") for end in ("min", "max"))
     if not (smallest < 0 and -smallest > NEGLIGIBLE * largest):
         return ""
-    return f", and along some direction the loss curves down (smallest Hessian eigenvalue {written(smallest, 3)})"
+    return f"; the loss curves down somewhere (eigenvalue {written(smallest, 3)})"
 
 
 def _first_value(table: Table, name: str) -> float:
@@ -258,34 +202,3 @@ def _first_value(table: Table, name: str) -> float:
     rows = table.to_frame()
     found = rows.loc[(rows["measure"] == name) & (rows["layer"] == ""), "value"]
     return float(found.iloc[0]) if len(found) else math.nan
-
-
-def comparability(tables: Mapping[str, Table]) -> Comparability:
-    """Sort the measures by what rescaling does to them, and say what the comparable ones show."""
-    rows = lines(tables)
-    groups: dict[str, list[str]] = {"all": [], "some": [], "none": [], "unknown": []}
-    for line in rows:
-        groups[line.standing].append(line.label)
-    findings = [(line.label, text) for line in rows if len(tables) > 1 and (text := _finding(line, list(tables)))]
-    return Comparability(**groups, findings=findings)
-
-
-def _finding(line: Line, networks: list[str]) -> str:
-    """A sentence about a comparable measure with a direction, if there is one in all networks."""
-    if line.standing != "all" or line.entry is None or line.entry.direction == "none":
-        return ""
-    cells = [cell for cell in line.cells if cell is not None and not cell.extent and math.isfinite(cell.value)]
-    if len(cells) < len(networks):
-        return ""
-    sign = 1 if line.entry.direction == "higher" else -1
-    order = sorted(range(len(cells)), key=lambda n: -sign * cells[n].value)
-    best, worst = cells[order[0]], cells[order[-1]]
-    first, last = (
-        Readings.one(cell.value, cell.relative * abs(cell.value) if math.isfinite(cell.relative) else 0.0)
-        for cell in (best, worst)
-    )
-    if excess(first, last, scale=max(abs(best.value), abs(worst.value)), rounding=0.0)[0] <= 1:
-        return "does not tell the networks apart: they differ by no more than their standard errors explain."
-    ranked = ", ".join(f"{networks[n]} ({cells[n].text})" for n in order)
-    scale = "" if "output_scaling" in line.entry.invariant_under else "; not corrected for the scale of the outputs"
-    return f"ranks, best first: {ranked}. {line.entry.direction.capitalize()} is expected to be better{scale}."

@@ -1,5 +1,6 @@
-// The page reads without this script; the script adds the theme switch, sorting and filtering.
+// The page reads without this script; the script adds the theme switch, and opens what a link leads to.
 (() => {
+  "use strict";
   const root = document.documentElement;
 
   const button = document.getElementById("theme");
@@ -13,6 +14,34 @@
   label();
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; remembered(root.dataset.theme); label(); });
   system.addEventListener("change", label);
+
+  // What is linked to is opened.
+  const reveal = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    const inside = target.querySelector(":scope > details.section");
+    if (inside) inside.open = true;
+    for (let box = target.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
+    target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", reveal);
+  for (const link of document.querySelectorAll("nav a, #answer a")) link.addEventListener("click", () => setTimeout(reveal));
+  if (location.hash) reveal();
+
+  // A table that is wider than its frame says that it scrolls.
+  const frames = [...document.querySelectorAll(".scroll")];
+  const hint = new ResizeObserver((entries) => { for (const { target } of entries) target.classList.toggle("wide", target.scrollWidth > target.clientWidth + 8); });
+  frames.forEach((frame) => hint.observe(frame));
+
+  // Of several pictures the chosen one.
+  for (const box of document.querySelectorAll(".chooser")) {
+    const choice = box.querySelector("select");
+    const pictures = [...box.querySelectorAll("figure")];
+    const show = () => pictures.forEach((picture, n) => { picture.hidden = n !== choice.selectedIndex; });
+    choice.parentElement.hidden = false;
+    choice.addEventListener("change", show);
+    show();
+  }
 
   // On paper nothing can be opened, so everything is.
   let opened = [];

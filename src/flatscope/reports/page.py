@@ -5,26 +5,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from flatscope.errors import InputError
 from flatscope.formatting import written
 from flatscope.guards import whole_file
+from flatscope.reports.answer import STANDING, answer, with_comparison
+from flatscope.reports.figures import save_plots
 from flatscope.reports.items import KINDS, by_kind
-from flatscope.reports.markup import fragment, source
+from flatscope.reports.markup import fragment, source, table
+from flatscope.reports.plots import COLOURS
 from flatscope.version import __version__
 
-if TYPE_CHECKING:
-    pass
-
-N_COLOURS = 7
-SCRIPTS = ("numbers.js", "page.js", "tables.js", "surface.js", "population.js")
-STYLES = ("page.css", "figures.css")
+SCRIPTS = ("page.js", "tables.js", "surface.js")
+STYLES = ("page.css",)
+# Which picture stands at the top, where there are several.
+PICTURES_FROM = ("populations", "surfaces", "comparisons", "spectra", "simplexes", "histories", "measures")
+DETAILS = ("spectra", "simplexes")  # said at the top only where nothing was measured
 META_WORDS = {
     "version": "flatscope",
     "torch": "PyTorch",
@@ -75,21 +77,42 @@ def report(
     return Path(path)
 
 
+def save_figures(items: object, folder: str | os.PathLike[str], formats: str | Iterable[str] = ("png",)) -> list[Path]:
+    """Write every figure that the items allow, for papers and slides.
+
+    Args:
+        items: as for `report`: tables, landscapes, populations, histories, Matplotlib figures; named or not.
+        folder: made if it is not there.
+        formats: of "png", "svg" and "pdf".
+
+    Returns:
+        The files, in the order of the report.
+    """
+    kinds = by_kind(items)
+    colours = _colours(kinds)
+    plots = (plot for name, kind in KINDS.items() for plot in kind.plots(kinds[name], colours))
+    return save_plots(plots, folder, formats)
+
+
 def page_text(items: object, *, title: str | None = None, command: str | None = None) -> str:
     """The page that `report` writes."""
-    kinds = by_kind(items)
-    networks = list(dict.fromkeys(name for kind in ("measures", "bounds", "histories") for name in kinds[kind]))
-    colours = {name: n % N_COLOURS for n, name in enumerate(networks)}
-    parts = [kind.render(kinds[name], colours) for name, kind in KINDS.items() if kinds[name]]
-    script = "".join([*map(source, SCRIPTS), *(part.script for part in parts)])
-    style = "".join([*map(source, STYLES), *(part.style for part in parts)])
+    kinds = with_comparison(by_kind(items))
+    colours = _colours(kinds)
+    parts = {name: kind.render(kinds[name], colours) for name, kind in KINDS.items() if kinds[name]}
+    script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
+    style = "".join([*map(source, STYLES), *(part.style for part in parts.values())])
+    sections = [section for part in parts.values() for section in part.sections]
+    pictures = [parts[name].picture for name in PICTURES_FROM if name in parts and parts[name].picture]
+    measured = answer(kinds)
+    others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
     page = fragment(
         "template.html",
-        title=title or _question(len(networks), {kind for kind, found in kinds.items() if found}),
+        title=title or _question(len(colours), {kind for kind, found in kinds.items() if found}),
         networks=colours,
-        summaries=[part.summary for part in parts if part.summary],
-        sections=[section for part in parts for section in part.sections],
-        provenance=_provenance([part.provenance for part in parts]),
+        answers=[measured, *others],
+        picture=next(iter(pictures), ""),
+        sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
+        provenance=_provenance([part.provenance for part in parts.values()]),
         command=command,
         version=__version__,
         written=datetime.now(UTC),
@@ -99,6 +122,12 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
         script_hash=_hash(script),
     )
     return str(page)
+
+
+def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """A colour for every network that something on the page is about."""
+    networks = dict.fromkeys(name for kind in ("measures", "bounds", "histories") for name in kinds[kind])
+    return {name: n % len(COLOURS) for n, name in enumerate(networks)}
 
 
 def _question(n_networks: int, kinds: Set[str]) -> str:
@@ -115,12 +144,12 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _provenance(metas: list[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Columns and rows of the provenance table; a row per thing that any of the tables says about itself."""
+def _provenance(metas: list[Mapping[str, Mapping[str, Any]]]) -> Markup:
+    """A row per thing that any of the results says about itself."""
     columns = {name: meta for part in metas for name, meta in part.items() if meta}
-    keys = dict.fromkeys(key for meta in columns.values() for key in meta if key != "name")
-    rows = [(META_WORDS.get(key, key), [_plain(meta.get(key, "")) for meta in columns.values()]) for key in keys]
-    return {"columns": list(columns), "rows": rows}
+    keys = dict.fromkeys(key for meta in columns.values() for key in meta if key not in ("name", STANDING))
+    rows = [[META_WORDS.get(key, key), *(_plain(meta.get(key, "")) for meta in columns.values())] for key in keys]
+    return table("Where the numbers come from", ["", *columns], rows, class_="plain") if rows else Markup("")
 
 
 def _plain(value: Any) -> str:

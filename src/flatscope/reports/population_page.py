@@ -1,21 +1,20 @@
-"""The scatter of a population, drawn here once and again by the script whenever a control changes."""
+"""A population on the page: what goes along with the gap, scatters of the closest measures, all correlations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.formatting import written
-from flatscope.registry import PAPERS, SYMMETRIES
-from flatscope.reports.charts import Colours
-from flatscope.reports.figure_data import Scale
-from flatscope.reports.markup import Part, Section, element, fragment
-from flatscope.reports.measured import standing
+from flatscope.formatting import numbered, written
+from flatscope.registry import PAPERS
+from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table
+from flatscope.reports.measured import MANY, STANDING_WORDS, standing
+from flatscope.reports.plots import COLOURS, Plot, card, legend_above, on_axes, picture, scale_axis, shortened
 from flatscope.reports.population_frame import (
     CONFIDENCE,
     ColourChoice,
@@ -25,61 +24,107 @@ from flatscope.reports.population_frame import (
     log_scales,
     network_names,
 )
-from flatscope.reports.surfaces import RAMP, ramp_colour
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from flatscope.stats import Estimate
 
-HEIGHT, TOP, BOTTOM = 340, 14, 30  # pixels; the script has them from the drawing
-SIDE = 3.0  # percent of the width left free at either side
-# One shape per level beside its colour, so that no level is told by colour alone; 10 pixels wide around the origin.
-SHAPES = (
-    "M4.5 0A4.5 4.5 0 1 1 -4.5 0A4.5 4.5 0 1 1 4.5 0Z",
-    "M-4 -4H4V4H-4Z",
-    "M0 -5L5 4H-5Z",
-    "M0 -5.5L5.5 0L0 5.5L-5.5 0Z",
-    "M0 5L5 -4H-5Z",
-    "M-1.7 -5H1.7V-1.7H5V1.7H1.7V5H-1.7V1.7H-5V-1.7H-1.7Z",
-    "M-5 -2L0 -5.5L5 -2L3 4.5H-3Z",
-)
-KINDS = ("pearson", "spearman", "kendall", "partial")
+MARKERS = "os^DvPp"  # one per level beside its colour, so that no level is told by colour alone
+SCATTERS = 8  # measures with a scatter of their own
+ROW = 0.17  # inches of a measure in the figure of all correlations
+MOST_NAMED = 5
 
 
-def populations_part(populations: Mapping[str, PopulationFrame], _: Colours) -> Part:
-    """For every population a scatter with its controls and the table of correlations."""
-    sections, summaries = [], []
+def populations_part(populations: Mapping[str, PopulationFrame], colours: Colours) -> Part:
+    """For every population its scatters and the table of correlations."""
+    sections, answers, top = [], [], Markup("")
     for n, (name, population) in enumerate(populations.items()):
-        statistics = population.statistics
-        first = statistics[0]
-        choices = colour_choices(population)
-        logs = log_scales(population, first.measure)
-        body = fragment(
-            "population.html",
-            number=n,
-            name=name,
-            population=population,
-            statistics=statistics,
-            kinds=[kind for kind in KINDS if kind != "partial" or population.parameters],
-            choices=choices,
-            logs=logs,
-            plot=scatter(population, first.measure, choices[0] if choices else None, logs),
-            legend=_legend(choices[0] if choices else None),
-            words=correlation_words(first, logs),
-            data=_script_data(population, statistics, choices),
-            rows=_rows(population, first.measure),
-            estimate=estimate_words,
-            sort_key=_sort_key,
-            standing=standing,
-            papers=PAPERS,
-            symmetries=SYMMETRIES,
-            confidence=f"{100 * CONFIDENCE:g}",
-        )
+        plots = list(population_plots({name: population}, colours))
+        scatters = plots[1:]
+        answers += [element("h3", name)] if len(populations) > 1 else []
+        answers.append(listed(summary_sentences(population, population.statistics)))
+        if scatters and not top:
+            caption = element("figcaption", scatters[0].caption, class_="quiet")
+            top = element("figure", picture(scatters[0]._replace(stem="closest")), caption, class_="hero")
         title = "Population" if len(populations) == 1 else f"Population: {name}"
-        sections.append(Section(f"population-{n}" if n else "population", title, body))
-        summaries.append(fragment("population_summary.html", name=name, several=len(populations) > 1,
-                                  sentences=summary_sentences(population, statistics)))  # fmt: skip
+        gist = f"{numbered(len(population), 'network')}, {numbered(len(population.measures), 'measure')}"
+        body = (
+            _chooser(n, scatters) + element("div", card(plots[0]), class_="charts") + _correlations(n, name, population)
+        )
+        sections.append(Section(f"population-{n}" if n else "population", title, body, gist))
     provenance = {f"{name}, population": dict(p.meta or {}) | {"networks": len(p)} for name, p in populations.items()}
-    return Part(Markup("").join(summaries), sections, provenance)
+    return Part(Markup("").join(answers), sections, provenance, picture=top)
+
+
+def _chooser(n: int, scatters: Sequence[Plot]) -> Markup:
+    """The scatters, of which the script shows one at a time."""
+    if not scatters:
+        return Markup("")
+    options = [element("option", plot.title) for plot in scatters]
+    label = element("label", "Measure ", element("select", *options, id=f"scatter-{n}"), class_="tools", hidden="")
+    return element("div", label, element("div", *map(card, scatters), class_="charts"), class_="chooser")
+
+
+def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
+    """Every measure with all its correlations."""
+    kinds: dict[str, Callable[[MeasureStatistics], Estimate | None]]
+    kinds = {"Pearson": lambda s: s.pearson[""], "Spearman": lambda s: s.spearman, "Kendall": lambda s: s.kendall}
+    if population.parameters:
+        kinds["Settings fixed"] = lambda s: s.partial
+    rows = []
+    for entry in population.statistics:
+        stands = standing(entry.entry)
+        word, kind = STANDING_WORDS[stands]
+        source = PAPERS[entry.entry.paper] if entry.entry else ""
+        rows.append(
+            [
+                Cell(element("span", breakable(entry.measure), class_="name"), entry.measure),
+                *(_correlation(found(entry)) for found in kinds.values()),
+                Cell(_p_words(entry.adjusted), "" if math.isnan(entry.adjusted) else repr(entry.adjusted)),
+                Cell(badge(word, kind), str(list(STANDING_WORDS).index(stands))),
+                Cell(source, source, "source"),
+            ]
+        )
+    fixed = (
+        f"Settings fixed: Spearman’s correlation of what is left of both when {', '.join(population.parameters)} are "
+        "accounted for. "
+        if population.parameters
+        else ""
+    )
+    note = (
+        f"Intervals of {100 * CONFIDENCE:g}\u202f% over resampled networks. {fixed}p, adjusted: of Kendall’s tau, by "
+        f"Holm’s method for {len(rows)} measures tried. A correlation says that two things go together in this "
+        "population, not that one causes the other."
+    )
+    return Markup("").join(
+        (
+            element("h3", f"All measures against {population.target}", class_="table-name"),
+            table(
+                f"Correlations of the measures of {name} with {population.target}. Column headers sort.",
+                ["Measure", *kinds, "p, adjusted", "Rescaling", "Source"],
+                rows,
+                class_="measures correlations",
+                id_=f"population-table-{n}",
+                sorts=["text", *["number"] * (len(kinds) + 2), "text"],
+                standings=[standing(entry.entry) for entry in population.statistics],
+                tall=len(rows) > MANY,
+            ),
+            element("p", note, class_="quiet note"),
+        )
+    )
+
+
+def _correlation(estimate: Estimate | None) -> Cell:
+    value, _, interval = estimate_words(estimate).partition(" ")
+    known = estimate is not None and not math.isnan(estimate.value)
+    notes = [text for text in (interval, estimate.note if estimate is not None else "") if text]
+    shown = element("span", value, class_="value") + Markup("").join(element("small", text) for text in notes)
+    return Cell(shown, f"{estimate.value:.6f}" if known and estimate is not None else "", "correlate")
+
+
+def _p_words(p: float) -> str:
+    return "n/a" if math.isnan(p) else "< 0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
 def estimate_words(estimate: Estimate | None) -> str:
@@ -92,53 +137,60 @@ def estimate_words(estimate: Estimate | None) -> str:
     return text.replace("-", "−")
 
 
-def _sort_key(estimate: Estimate | None) -> str:
-    return "" if estimate is None or math.isnan(estimate.value) else f"{estimate.value:.6f}"
-
-
-def correlation_words(entry: MeasureStatistics, logs: tuple[bool, bool]) -> str:
-    """What stands beside the scatter; the script writes the same."""
-    key = ("x" if logs[0] else "") + ("y" if logs[1] else "")
-    pearson = entry.pearson.get(key, entry.pearson.get(""))
-    return (
-        f"Pearson {estimate_words(pearson)} on these axes, Spearman {estimate_words(entry.spearman)}, "
-        f"Kendall {estimate_words(entry.kendall)}; {written(entry.kendall.n)} networks."
-    )
-
-
 def summary_sentences(population: PopulationFrame, statistics: list[MeasureStatistics]) -> list[str]:
     """What the population shows and how far that can be trusted."""
     valued = [entry for entry in statistics if math.isfinite(entry.kendall.value)]
     target = population.frame[population.target]
-    sentences = [
-        f"{len(population)} networks; {population.target} from {written(float(target.min()), 3)} to "
+    size = (
+        f"{numbered(len(population), 'network')}; {population.target} from {written(float(target.min()), 3)} to "
         f"{written(float(target.max()), 3)}."
-    ]
+    )
     if not valued:
-        return [*sentences, "No measure varies over them, so nothing can be said about any."]
+        return [size, "No measure varies over them, so nothing can be said about any."]
     clear = [entry for entry in valued if entry.adjusted < 1 - CONFIDENCE]
     best = valued[0]
-    sentences.append(
-        f"{best.measure} goes along with it most closely: Kendall’s tau {estimate_words(best.kendall)}. "
-        f"Of {len(valued)} measures, {len(clear)} have an association that chance would hardly give even once when so "
-        f"many are tried (Holm-adjusted p < {1 - CONFIDENCE:.2g})."
+    invariant = next((entry for entry in valued if standing(entry.entry) == "all"), None)
+    closest = (
+        f"{best.measure} goes along with {population.target} most closely: Kendall’s tau {estimate_words(best.kendall)}"
     )
-    fixed = [e for e in clear if e.partial and not math.isnan(e.partial.low) and e.partial.low * e.partial.high > 0]
-    if population.parameters:
-        names = ", ".join(population.parameters)
+    if invariant is not None and invariant is not best:
+        closest += f"; of the invariant measures {invariant.measure}: {estimate_words(invariant.kendall)}"
+    sentences = [f"{closest}. {size}"]
+    if not clear:
         sentences.append(
-            f"{len(fixed)} of these {len(clear)} keep a rank correlation that differs from zero when {names} are held "
-            "fixed; the others may only show which settings generalize."
+            f"None of {len(valued)} measures has an association that chance would hardly give when so many are tried "
+            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g})."
+        )
+    else:
+        sentences.append(
+            f"{len(clear)} of {numbered(len(valued), 'measure')} {'has' if len(clear) == 1 else 'have'} an association "
+            "that chance would hardly give even once when so many are tried "
+            f"(Holm-adjusted p < {1 - CONFIDENCE:.2g}){_fixed_words(population, clear)}."
         )
     against = [e.measure for e in clear if e.entry and _against(e)]
     if against:
-        more = f" and {len(against) - 5} more" if len(against) > 5 else ""
-        sentences.append(f"Against the direction that their source expects: {', '.join(against[:5])}{more}.")
+        sentences.append(f"Against the direction that their source expects: {_some(against)}.")
     missing = [entry.measure for entry in statistics if entry not in valued]
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        sentences.append(f"Without a correlation, for lack of values that vary: {', '.join(missing[:5])}{more}.")
+        sentences.append(f"Without a correlation, for lack of values that vary: {_some(missing)}.")
     return sentences
+
+
+def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) -> str:
+    """How many associations are left when the settings are held fixed."""
+    if not population.parameters:
+        return ""
+    kept = [e for e in clear if e.partial and not math.isnan(e.partial.low) and e.partial.low * e.partial.high > 0]
+    fixed = f"when {', '.join(population.parameters)} are held fixed"
+    if len(clear) == 1:
+        return f"; it {'remains' if kept else 'does not remain'} {fixed}"
+    how_many = "all" if len(kept) == len(clear) else "none" if not kept else str(len(kept))
+    return f"; {how_many} of these remain {fixed}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _against(entry: MeasureStatistics) -> bool:
@@ -148,125 +200,80 @@ def _against(entry: MeasureStatistics) -> bool:
     return sign * entry.kendall.value < 0
 
 
-def scatter(population: PopulationFrame, measure: str, choice: ColourChoice | None, logs: tuple[bool, bool]) -> Markup:
-    """The plot as it stands before any control is touched, and for those who read without a script."""
-    x = population.frame[measure].to_numpy(dtype="float64")
+def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> Iterator[Plot]:
+    """The correlations of all measures, then the scatter of the closest ones."""
+    for name, population in populations.items():
+        statistics = population.statistics
+        shown = [entry for entry in statistics if np.isfinite(entry.kendall.value)]
+
+        def correlations(ax: Axes, shown: list[MeasureStatistics] = shown) -> None:
+            taus = np.array([[e.kendall.value, e.kendall.low, e.kendall.high] for e in shown]).reshape(-1, 3)
+            ends = np.nan_to_num(np.abs(taus[:, 1:] - taus[:, :1]).T)
+            ax.errorbar(
+                taus[:, 0], range(len(shown)), xerr=ends, fmt="o", color=COLOURS[0], markersize=3.5, elinewidth=1
+            )
+            ax.axvline(0, color="#333333", linewidth=1)
+            ax.set_yticks(range(len(shown)), [shortened(entry.measure, 30) for entry in shown], fontsize=8)
+            ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
+            ax.set_xlim(-1, 1)
+            scale_axis(ax.xaxis, [])
+            ax.set_xlabel("Kendall’s tau")
+
+        yield Plot(
+            f"{name}-correlations",
+            f"Kendall’s tau with {population.target}",
+            f"Every measure with its {100 * CONFIDENCE:g}\u202f% interval, the closest association on top.",
+            on_axes(correlations, height=1.0 + ROW * len(shown)),
+        )
+        choices = colour_choices(population)
+        for entry in shown[:SCATTERS]:
+            yield _scatter(name, population, entry, choices[0] if choices else None)
+
+
+def _scatter(name: str, population: PopulationFrame, entry: MeasureStatistics, choice: ColourChoice | None) -> Plot:
+    """One mark per network, coloured and shaped by a setting; pointing at a mark names the network."""
+    x = population.frame[entry.measure].to_numpy(dtype="float64")
     y = population.frame[population.target].to_numpy(dtype="float64")
-    across, down = _axis(x, logs[0]), _axis(y, logs[1])
-    axes = []
-    for tick in across.ticks():
-        place = f"{_percent(across(tick)):.2f}%"
-        axes.append(element("line", x1=place, x2=place, y1=TOP, y2=TOP + HEIGHT, class_="grid"))
-        axes.append(element("text", written(tick), x=place, y=TOP + HEIGHT + 19, text_anchor="middle"))
-    for tick in down.ticks(5):
-        place = f"{TOP + HEIGHT * (1 - down(tick)):.1f}"
-        axes.append(element("line", x1="0", x2="100%", y1=place, y2=place, class_="grid"))
-        axes.append(element("text", written(tick), x="0", y=place, dy="-4"))
-    marks = []
-    for n, (a, b) in enumerate(zip(x, y, strict=True)):
-        shown = math.isfinite(a) and math.isfinite(b)
-        left, top = (_percent(across(a)), TOP + HEIGHT * (1 - down(b))) if shown else (0.0, 0.0)
-        shape, look = _look(choice, n)
-        mark = element("path", d=shape, **look)
-        hidden = None if shown else "none"
-        marks.append(element("svg", mark, x=f"{left:.2f}%", y=f"{top:.1f}", overflow="visible", display=hidden))
-    size = {"width": "100%", "height": TOP + HEIGHT + BOTTOM, "data-top": TOP, "data-height": HEIGHT, "data-side": SIDE}
-    label = f"{population.target} over {measure}, one mark per network"
-    return element(
-        "svg", element("g", *axes, class_="axes"), element("g", *marks, class_="marks"),
-        element("circle", r=9, class_="here", display="none"),
-        class_="plot scatter", role="application", aria_roledescription="scatter plot", tabindex=0, aria_label=label,
-        **size,
-    )  # fmt: skip
+    names = np.array(network_names(population), dtype=object)
+    style: dict[str, Any] = {"s": 20, "alpha": 0.75, "linewidths": 0}
+    known = np.isfinite(x) & np.isfinite(y)
 
+    def marks(ax: Axes, rows: Any, **look: Any) -> Any:
+        drawn = ax.scatter(x[rows], y[rows], **style, **look)
+        drawn.set_urls(list(names[rows]))
+        return drawn
 
-def _axis(values: np.ndarray[Any, Any], log: bool) -> Scale:
-    finite = values[np.isfinite(values)]
-    return Scale(float(finite.min()), float(finite.max()), log) if len(finite) else Scale(0.0, 1.0)
+    def draw(ax: Axes) -> None:
+        if choice is None:
+            marks(ax, known, color=COLOURS[0])
+        elif choice.levels:
+            codes = np.array(choice.codes)
+            for n, level in enumerate(choice.levels):
+                marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(level))
+            marks(ax, known & (codes < 0), color=COLOURS[-1])
+            legend_above(ax, columns=4, title=shortened(choice.name, 30), title_fontsize=9, handletextpad=0.1)
+        else:
+            drawn = marks(ax, known, c=np.array(choice.numbers)[known], cmap="viridis")
+            bar = ax.figure.colorbar(drawn, ax=ax, label=shortened(choice.name, 30))
+            scale_axis(bar.ax.yaxis, [])
+        for axis, values, log in zip((ax.xaxis, ax.yaxis), (x, y), log_scales(population, entry.measure), strict=True):
+            scale_axis(axis, values.tolist(), log=log)
+        ax.set_xlabel(shortened(entry.measure, 40))
+        ax.set_ylabel(population.target)
 
-
-def _percent(place: float) -> float:
-    return SIDE + (100 - 2 * SIDE) * place
-
-
-def _look(choice: ColourChoice | None, n: int) -> tuple[str, dict[str, object]]:
-    """Shape and colour of a row's mark."""
-    if choice is None:
-        return SHAPES[0], {"class_": "mark c0"}
-    if choice.levels:
-        level = choice.codes[n]
-        return (SHAPES[level], {"class_": f"mark c{level}"}) if level >= 0 else (SHAPES[0], {"class_": "mark none"})
-    finite = [value for value in choice.numbers if math.isfinite(value)]
-    scale = Scale(min(finite), max(finite))
-    if not math.isfinite(choice.numbers[n]):
-        return SHAPES[0], {"class_": "mark none"}
-    return SHAPES[0], {"class_": "mark", "fill": ramp_colour(scale(choice.numbers[n]))}
-
-
-def _legend(choice: ColourChoice | None) -> list[tuple[str, str, Mapping[str, object]]]:
-    """(shape, label, attributes) of every entry."""
-    if choice is None:
-        return []
-    if choice.levels:
-        return [(SHAPES[n], level, {"class": f"mark c{n}"}) for n, level in enumerate(choice.levels)]
-    finite = sorted(value for value in choice.numbers if math.isfinite(value))
-    ends = [finite[0], finite[len(finite) // 2], finite[-1]]
-    scale = Scale(finite[0], finite[-1])
-    return [(SHAPES[0], written(value), {"class": "mark", "fill": ramp_colour(scale(value))}) for value in ends]
-
-
-def _rows(population: PopulationFrame, measure: str) -> list[list[str]]:
-    """The points as a table: name, hyper-parameters, target, measure."""
-    columns = [*(population.parameters or ()), population.target, measure]
-    return [
-        [name, *(_text(population.frame[column].iloc[n]) for column in columns)]
-        for n, name in enumerate(network_names(population))
-    ]
+    columns = [*(population.parameters or ()), population.target, entry.measure]
+    return Plot(
+        f"{name}-{entry.measure}",
+        entry.measure,
+        f"{population.target} over {entry.measure}, one mark per network. Spearman {estimate_words(entry.spearman)}, "
+        f"Kendall {estimate_words(entry.kendall)}; {numbered(entry.kendall.n, 'network')}.",
+        on_axes(draw, height=3.3),
+        ["network", *columns],
+        [[str(names[n]), *(_text(population.frame[column].iloc[n]) for column in columns)] for n in range(len(names))],
+    )
 
 
 def _text(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return written(float(value))
     return "n/a" if pd.isna(value) else str(value)
-
-
-def _script_data(
-    population: PopulationFrame, statistics: list[MeasureStatistics], choices: list[ColourChoice]
-) -> dict[str, Any]:
-    """All that the script draws from: values to six digits, statistics as the page writes them."""
-    frame = population.frame
-    return {
-        "names": network_names(population),
-        "targetName": population.target,
-        "target": _numbers(frame[population.target]),
-        "measures": {entry.measure: _numbers(frame[entry.measure]) for entry in statistics},
-        "statistics": {
-            entry.measure: {
-                "pearson": {key: estimate_words(found) for key, found in entry.pearson.items()},
-                "spearman": estimate_words(entry.spearman),
-                "kendall": estimate_words(entry.kendall),
-                "n": entry.kendall.n,
-                "log": log_scales(population, entry.measure)[0],
-            }
-            for entry in statistics
-        },
-        "colours": {
-            choice.name: {
-                "levels": choice.levels,
-                "index": choice.codes,
-                "numbers": [_short(v) for v in choice.numbers],
-            }
-            for choice in choices
-        },
-        "shapes": SHAPES,
-        "ramp": RAMP,
-    }
-
-
-def _numbers(column: pd.Series[Any]) -> list[float | None]:
-    return [_short(float(value)) for value in column.astype("float64")]
-
-
-def _short(value: float) -> float | None:
-    """Six digits are more than a screen shows; None where there is nothing to draw."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None

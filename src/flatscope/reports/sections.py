@@ -4,78 +4,278 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.comparing.comparison import ERRORS, Comparison
-from flatscope.comparing.rankings import places
-from flatscope.comparing.verdicts import NEARLY, SETTLED
+from flatscope.comparing import Comparison
+from flatscope.comparing.comparison import ERRORS
 from flatscope.files import figure_bytes
-from flatscope.formatting import written
+from flatscope.formatting import numbered, percent, written
+from flatscope.interpolation import Simplex
 from flatscope.papers import from_papers
-from flatscope.registry import PAPERS, SYMMETRIES
-from flatscope.reports.charts import (
+from flatscope.registry import PAPERS, SYMMETRIES, Declaration
+from flatscope.reports.figure_data import comparison_data
+from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
+from flatscope.reports.markup import (
+    Cell,
     Colours,
-    bicriteria_chart,
-    charts_section,
-    comparison_chart,
-    curves_chart,
-    distribution_chart,
-    layers_chart,
-    units_chart,
+    Part,
+    Section,
+    badge,
+    breakable,
+    element,
+    formula,
+    fragment,
+    listed,
+    table,
 )
-from flatscope.reports.figure_data import (
-    bicriteria_data,
-    comparison_data,
-    curves_data,
-    curves_quantities,
-    distribution_data,
-    distribution_measures,
-    layers_data,
-    layers_measures,
-    units_data,
-    units_profiles,
-)
-from flatscope.reports.markup import Part, Section, formula, fragment
-from flatscope.reports.measured import MANY, RESCALINGS, comparability, headlines, lines, network_summaries
+from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
+from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
+from flatscope.spectra import Eigenpairs, SpectralDensity
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
+SYMMETRY_WORDS = {
+    "layer_scaling": ("layer", "one layer times c, the next divided by c"),
+    "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
+    "permutation": ("permutation", "units of a layer in another order"),
+    "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
+    "output_scaling": ("output", "all outputs times c, margins scaling along"),
+}
+BADGES = {"comparable": "good", "not comparable": "poor"}
+REWRITTEN = (
+    "The same function was written with other weights and measured again. A measure that moves says as much about how "
+    "the network is written as about what it computes."
+)
+MATRIX_WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}
+MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
 
-class AuditCell(NamedTuple):
-    """One measure under one symmetry."""
 
-    verdict: str
-    change: str
-    wrong: bool
+def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) -> Part:
+    """Ratios of the measures that may be compared, and the order and verdict of every one."""
+    sections, top = [], Markup("")
+    for n, (name, found) in enumerate(comparisons.items()):
+        plots = list(comparison_plot(found.tables, colours))
+        top = top or _hero(plots)
+        remarks = [] if len(found.distinct) < 2 or not found.comparable else found.ranking_remarks()
+        rows = [
+            [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
+            for line in found.lines()
+        ]
+        refused = [f"{reason}: {', '.join(labels)}" for reason, labels in found.not_comparable().items()]
+        body = Markup("").join(
+            (
+                cards(plots),
+                _left_out(found.tables),
+                listed(remarks),
+                element("h3", "Every measure, best network first"),
+                element("p", f"> better, ≳ better within the error, = equal. {ERRORS}", class_="quiet"),
+                table(f"Order and verdict of every measure, {name}", found.header, rows, tall=len(rows) > MANY),
+                element("p", "Why some are not comparable:", class_="quiet note") if refused else "",
+                listed(refused),
+            )
+        )
+        count = f"{len(found.comparable)} of {len(found.tables[found.names[0]].names)} measures may be compared"
+        title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
+        sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
+    return Part(Markup(""), sections, {name: found.meta for name, found in comparisons.items()}, picture=top)
 
 
-class AuditRow(NamedTuple):
-    """One measure under all symmetries."""
+def _hero(plots: Sequence[Plot]) -> Markup:
+    """The first of the plots, for the top of the page; nothing for none."""
+    if not plots:
+        return Markup("")
+    first = plots[0]._replace(stem=f"top-{plots[0].stem}")
+    caption = element("figcaption", f"{first.title}. {first.caption}", class_="quiet")
+    return element("figure", picture(first), caption, class_="hero")
 
-    name: str
-    cells: list[AuditCell]
+
+def _left_out(tables: Mapping[str, Table]) -> Markup:
+    """What the picture does not show, in a line per reason."""
+    found = comparison_data(tables).left_out
+    words = [f"{len(labels)} {reason}: {', '.join(labels)}" for reason, labels in found.items()]
+    if not words:
+        return Markup("")
+    total = sum(map(len, found.values()))
+    return element("details", element("summary", f"{numbered(total, 'measure')} not drawn"), listed(words))
 
 
-def audit_rows(audit: Audit) -> list[AuditRow]:
-    """The matrix of measures and symmetries, in the audit's order."""
+def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
+    """The table of measures, and what there is by layer, unit and sample."""
+    rows = lines(tables)
+    cells = [
+        [
+            Cell(_described(line), line.label),
+            *(_value(cell) for cell in line.cells),
+            Cell(_direction(line.entry), "" if line.entry is None else line.entry.direction, "direction"),
+            Cell(_kept(line), str(len(line.kept)) if line.entry else "-1", "symmetries"),
+            Cell(*_source(line.entry), "source"),
+        ]
+        for line in rows
+    ]
+    body = table(
+        f"Measures of {', '.join(tables)}. Column headers sort.",
+        ["Measure", *tables, "Better", "Invariant under", "Source"],
+        cells,
+        class_="measures",
+        id_="measure-table",
+        sorts=["text", *["number"] * len(tables), "text", "number", "text"],
+        standings=[line.standing for line in rows],
+        tall=len(rows) > MANY,
+    )
+    body += fragment("reading.html", symmetries=SYMMETRIES, words=SYMMETRY_WORDS)
+    missing = {line.label: [c.reason for c in line.cells if c is not None and c.exact is None] for line in rows}
+    n_missing = sum(bool(reasons) for reasons in missing.values())
+    gist = f"{numbered(len(rows), 'measure')}" + (f", {n_missing} could not be computed" if n_missing else "")
+    sections = [Section("measures", "Measures", body, gist)]
+    plots = list(measured_plots(tables, colours))
+    sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
+    return Part(Markup(""), sections, {name: found.meta for name, found in tables.items()}, picture=_hero(plots))
+
+
+def _name(label: str) -> Markup:
+    return element("span", breakable(label), class_="name")
+
+
+def _described(line: Line) -> Markup:
+    """Name, options, formula and what the measure is."""
+    parts = [element("span", breakable(line.name), class_="name")]
+    if line.options:
+        parts.append(element("small", line.options, class_="options"))
+    if line.entry is not None:
+        parts.append(element("span", formula(line.entry.symbol), class_="formula"))
+        parts.append(element("small", _plain(line.entry.summary)))
+    return Markup("").join(parts)
+
+
+def _plain(text: str) -> str:
+    """A line of a docstring without its marks of code."""
+    return text.replace("`", "")
+
+
+def _value(cell: MeasuredCell | None) -> Cell:
+    if cell is None:
+        return Cell(element("span", "not asked for", class_="quiet"), "", "number")
+    if cell.exact is None:
+        return Cell(element("span", "n/a", class_="none") + element("small", cell.reason), "", "number")
+    error = element("span", f" ± {cell.stderr}", class_="error") if cell.stderr else ""
+    shown = element("span", cell.text, error, class_="value")
+    marks = [badge("exact") if cell.exact else badge("estimate", "estimate"), badge("folded") if cell.folded else ""]
+    notes = [element("small", text) for text in (cell.extent, cell.interval, cell.reason) if text]
+    return Cell(Markup("").join((shown, *marks, *notes)), cell.sort_key, "number")
+
+
+def _direction(entry: Declaration | None) -> Markup:
+    arrows = {"lower": "↓ lower", "higher": "↑ higher"}
+    if entry is None or entry.direction not in arrows:
+        return element("span", "neither", class_="quiet")
+    return element("span", arrows[entry.direction])
+
+
+def _kept(line: Line) -> Markup:
+    if line.entry is None:
+        return element("span", "not declared here", class_="quiet")
+    marks = [badge(SYMMETRY_WORDS[s][0], "good", SYMMETRY_WORDS[s][1]) for s in SYMMETRIES if s in line.kept]
+    return Markup(" ").join(marks) if marks else element("span", "nothing", class_="quiet")
+
+
+def _source(entry: Declaration | None) -> tuple[Markup, str]:
+    if entry is None:
+        return Markup(""), ""
+    return element("span", PAPERS[entry.paper], element("small", entry.equation)), PAPERS[entry.paper]
+
+
+def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
+    """Bounds that say something, each with what it assumes; those that say nothing in a line."""
+    frames = {name: found.to_frame().drop_duplicates(["measure", "options"]) for name, found in tables.items()}
+    empty = [dict(zip(f["measure"], f["vacuous"], strict=True)) for f in frames.values()]
+    assumed = {m: a for f in frames.values() for m, a in zip(f["measure"], f["assumptions"], strict=True)}
+    levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
+    groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
+    for line in lines(tables, "bound"):
+        states = [_bound_state(cell, found.get(line.name)) for cell, found in zip(line.cells, empty, strict=True)]
+        groups[min(states)].append(line)
+    told, vacuous, refused = groups.values()
+    chance = ", ".join(f"{level:g}" for level in levels)
+    meaning = f"Each holds with probability at least {chance} if its assumptions do. Vacuous: 1 or more on an error."
+    parts = [element("p", meaning, class_="quiet")]
+    if told:
+        rows = [
+            [_described(line), *(_value(cell) for cell in line.cells), element("small", assumed.get(line.name, "")),
+             _source(line.entry)[0]]
+            for line in told
+        ]  # fmt: skip
+        parts.append(table("Informative bounds", ["Bound", *tables, "Assumes", "Source"], rows))
+    if vacuous:
+        parts.append(element("p", element("b", "Vacuous: "), f"{', '.join(line.label for line in vacuous)}."))
+    if refused:
+        reasons: dict[str, list[str]] = {}
+        for line in refused:
+            why = next((cell.reason for cell in line.cells if cell is not None and cell.reason), "no value")
+            reasons.setdefault(why, []).append(line.label)
+        words = [f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+        parts.append(element("details", element("summary", f"{len(refused)} do not apply here"), listed(words)))
+    gist = f"{len(told)} informative, {len(vacuous)} vacuous"
+    provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
+    return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
+
+
+def _bound_state(cell: MeasuredCell | None, vacuous: object) -> str:
+    if cell is None or cell.exact is None:
+        return "without value"
+    return "vacuous" if vacuous else "informative"
+
+
+def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
+    """What happened to each measure when the same function was written with other weights."""
+    trials = ", ".join(map(str, sorted({int(audit.meta.get("trials", 0)) for audit in audits.values()})))
+    parts = [element("p", f"{REWRITTEN} Draws of each kind: {trials}; the largest change is shown.", class_="quiet")]
+    answers = []
+    for name, audit in audits.items():
+        header = ["Measure", *(SYMMETRY_WORDS.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
+        rows = [[_name(measure), *cells] for measure, cells in audit_cells(audit).items()]
+        parts += [element("h3", name)] if len(audits) > 1 else []
+        parts += [table(f"Audit of {name}", header, rows), listed(audit_notes(audit))]
+        answers.append(audit_words(name, audit))
+    provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
+    gist = "which measures move when the weights are rewritten"
+    return Part(listed(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+
+
+def audit_words(name: str, audit: Audit) -> str:
+    """How many measures were invariant under all that was tried."""
+    frame = audit.to_frame()
+    tested = frame[frame["verdict"] != "not tested"]
+    moved = list(dict.fromkeys(tested.loc[tested["verdict"] == "moved", "measure"]))
+    kept = [measure for measure in dict.fromkeys(tested["measure"]) if measure not in moved]
+    words = ", ".join(kept[:6]) + (f" and {len(kept) - 6} more" if len(kept) > 6 else "")
+    whole = f"{len(kept)} of {len(kept) + len(moved)} audited measures of {name} are invariant"
+    return f"{whole}: {words}." if kept else f"{whole}."
+
+
+def audit_cells(audit: Audit) -> dict[str, list[Markup]]:
+    """Verdict and change of every measure under every symmetry."""
     wrong = set(zip(audit.disagrees["measure"], audit.disagrees["symmetry"], strict=True))
-    found = {}
+    found: dict[tuple[str, str], Markup] = {}
     for row in audit.to_frame().to_dict("records"):
         place = (str(row["measure"]), str(row["symmetry"]))
         change, stderr = float(row["relative_change"]), float(row["stderr"])
-        text = "" if math.isnan(change) else written(change, 2)
-        if text and stderr > 0:
-            text += f" ± {written(stderr, 2)}"
-        found[place] = AuditCell(str(row["verdict"]), text, place in wrong)
-    empty = AuditCell("not tested", "", False)
-    return [AuditRow(name, [found.get((name, s), empty) for s in audit.symmetries]) for name in audit.measures]
+        kind = {"invariant": "good", "moved": "poor"}.get(str(row["verdict"]))
+        word = badge(str(row["verdict"]), kind) if kind else element("span", str(row["verdict"]), class_="quiet")
+        error = f" ± {written(stderr, 2)}" if stderr > 0 else ""
+        small = "" if math.isnan(change) else element("small", f"relative change {written(change, 2)}{error}")
+        against = element("small", "against its declaration", class_="none") if place in wrong else ""
+        found[place] = Markup("").join((word, small, against))
+    empty = element("span", "not tested", class_="quiet")
+    return {name: [found.get((name, symmetry), empty) for symmetry in audit.symmetries] for name in audit.measures}
 
 
 def audit_notes(audit: Audit, most_names: int = 4) -> list[str]:
@@ -87,107 +287,83 @@ def audit_notes(audit: Audit, most_names: int = 4) -> list[str]:
     return notes
 
 
-def drawn_words(audits: Mapping[str, Audit]) -> str:
-    """How the other weights were drawn."""
-    trials = sorted({int(audit.meta.get("trials", 0)) for audit in audits.values()})
-    return f"Draws of each kind: {', '.join(map(str, trials))}; the largest change is shown."
-
-
-LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
-SYMMETRY_WORDS = {
-    "layer_scaling": ("layer", "one layer times c, the next divided by c"),
-    "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
-    "permutation": ("permutation", "units of a layer in another order"),
-    "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
-    "output_scaling": ("output", "all outputs times c, margins scaling along"),
-}
-BADGES = {"comparable": "good", "not comparable": "poor"}
-
-
-def comparisons_part(comparisons: Mapping[str, Comparison], _: Colours) -> Part:
-    """Warnings and ranking in the summary; the table of orders and verdicts as a section."""
-    ranked = {n: found.ranking() for n, found in comparisons.items() if len(found.distinct) > 1 and found.comparable}
-    rankings = {name: frame.assign(place=places(frame)).to_dict("records") for name, frame in ranked.items()}
-    summary = fragment("comparison_summary.html", comparisons=comparisons, rankings=rankings)
-    body = fragment("comparisons.html", comparisons=comparisons, badges=BADGES, errors=ERRORS)
-    provenance = {name: found.meta for name, found in comparisons.items()}
-    return Part(summary, [Section("ranking", "Ranking", body)], provenance)
-
-
-def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
-    """Summary, table of measures, comparison, distributions, the two criteria, profiles of layers and units."""
-    summary = fragment(
-        "summary.html",
-        networks=network_summaries(tables),
-        colours=colours,
-        comparability=comparability(tables),
-        settled=f"{SETTLED:g}",
-        nearly=f"{NEARLY:g}",
-    )
-    rows = lines(tables)
-    body = fragment(
-        "measures.html",
-        lines=rows,
-        headlines=headlines(rows) if len(rows) > MANY else [],
-        rescalings=RESCALINGS,
-        networks=list(tables),
-        colours=colours,
-        formula=formula,
-        papers=PAPERS,
-        symmetries=SYMMETRIES,
-        words=SYMMETRY_WORDS,
-    )
-    sections = [Section("measures", "Measures", body)]
-    if len(tables) > 1 and (data := comparison_data(tables)).measures:
-        sections.append(charts_section("comparison", "Comparison", [comparison_chart(data, colours)], wide=True))
-    found = [distribution_chart(distribution_data(tables, m), colours) for m in distribution_measures(tables)]
-    sections.append(charts_section("distributions", "Distributions", found))
-    if (criteria := bicriteria_data(tables)).curves:
-        chart = bicriteria_chart(criteria, colours)
-        sections.append(charts_section("bicriteria", "Two criteria", [chart], wide=True))
-    found = [layers_chart(layers_data(tables, m), colours) for m in layers_measures(tables)]
-    sections.append(charts_section("layers", "Layers", found))
-    found = [units_chart(units_data(tables, *profile), colours) for profile in units_profiles(tables)]
-    sections.append(charts_section("units", "Units", found))
-    return Part(summary, [s for s in sections if s.body], {name: table.meta for name, table in tables.items()})
-
-
-def bounds_part(tables: Mapping[str, Table], colours: Colours) -> Part:
-    """The table of bounds, each with what it assumes and whether it says anything."""
-    frames = {name: table.to_frame().drop_duplicates(["measure", "options"]) for name, table in tables.items()}
-    body = fragment(
-        "bounds.html",
-        lines=lines(tables, "bound"),
-        networks=list(tables),
-        colours=colours,
-        vacuous=[dict(zip(f["measure"], f["vacuous"], strict=True)) for f in frames.values()],
-        assumptions={m: a for f in frames.values() for m, a in zip(f["measure"], f["assumptions"], strict=True)},
-        confidence=sorted({float(c) for f in frames.values() for c in f["confidence"]}),
-        formula=formula,
-        papers=PAPERS,
-    )
-    provenance = {f"{name}, bounds": table.meta for name, table in tables.items()}
-    return Part(Markup(""), [Section("bounds", "Bounds", body)], provenance)
-
-
-def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
-    """What happened to each measure when the same function was written with other weights."""
-    body = fragment(
-        "audits.html",
-        audits=audits,
-        rows={name: audit_rows(audit) for name, audit in audits.items()},
-        notes={name: audit_notes(audit) for name, audit in audits.items()},
-        drawn=drawn_words(audits),
-        words=SYMMETRY_WORDS,
-    )
-    return Part(Markup(""), [Section("audit", "Audit", body)], {f"{n}, audit": a.meta for n, a in audits.items()})
-
-
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
-    found = [curves_chart(curves_data(histories, q), colours) for q in curves_quantities(histories)]
-    section = charts_section("training", "Training", found)
-    return Part(Markup(""), [section] if section.body else [], {})
+    plots = list(history_plots(histories, colours))
+    return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=_hero(plots))
+
+
+def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
+    """The density of eigenvalues, or those found one by one, as each draws itself."""
+    for name, found in spectra.items():
+        header, rows = found.cells()
+        make = fitted(found.figure)
+        what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
+        yield Plot(f"spectrum-{name}", f"{name}: {what}", spectrum_words(found), make, header, rows)
+
+
+def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
+    """What the spectrum shows, in a sentence."""
+    matrix = MATRIX_WORDS[found.curvature]
+    if isinstance(found, Eigenpairs):
+        missing = int((~found.converged).sum())
+        left = f"; {missing} of {len(found)} not found to the accuracy asked for" if missing else ""
+        return f"Largest eigenvalue of the {matrix} {written(float(found.values[0]))}{left}."
+    trace, error = found.trace
+    negative, _ = found.share_below(0.0)
+    low, high = found.range
+    return (
+        f"{written(found.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
+        f"{len(found.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
+        f"{percent(negative)} below zero."
+    )
+
+
+def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> Part:
+    """One figure per density or list of eigenvalues."""
+    plots = list(spectrum_plots(spectra, colours))
+    provenance = {f"{name}, spectrum": found.meta for name, found in spectra.items()}
+    answer = listed(f"{plot.title}: {plot.caption}" for plot in plots)
+    sections = plots_section("spectrum", "Spectrum", plots, "eigenvalues")
+    return Part(answer, sections, provenance, picture=_hero(plots))
+
+
+def simplex_plots(simplexes: Mapping[str, Simplex], _: Colours) -> Iterator[Plot]:
+    """Loss along a line, or over a triangle with a network at each corner."""
+    for name, simplex in simplexes.items():
+        values, accuracy = simplex.loss.numpy(), simplex.accuracy
+        shown = sorted({*range(0, len(values), max(1, -(-len(values) // MOST_ROWS))), *simplex.vertices})
+        rows = [
+            [
+                " + ".join(f"{share:.3g}" for share in simplex.weights[n].tolist()),
+                written(float(values[n])),
+                *([f"{100 * float(accuracy[n]):.3g}\u202f%"] if accuracy is not None else []),
+            ]
+            for n in shown
+        ]
+        header = ["mixture", "loss", *(["accuracy"] if accuracy is not None else [])]
+        stem = f"interpolation-{name.removeprefix('interpolation')}"
+        yield Plot(stem, name, simplex_words(simplex), simplex.figure, header, rows)
+
+
+def simplex_words(simplex: Simplex) -> str:
+    """Losses at the networks, and the barrier between them."""
+    corners = [float(simplex.loss[n]) for n in simplex.vertices]
+    words = f"Loss {', '.join(written(loss, 3) for loss in corners)} at the networks; "
+    if not np.isfinite(simplex.loss.numpy()).all():
+        return words + "some mixtures have no finite loss."
+    if simplex.barrier <= 1e-3 * max(map(abs, corners)):
+        return words + "no barrier between them: no mixture has more loss than the networks mixed in it."
+    return words + f"between them a barrier of {written(simplex.barrier, 3)}."
+
+
+def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
+    """One figure per interpolation, and whether a barrier lies between the networks."""
+    plots = list(simplex_plots(simplexes, colours))
+    answer = listed(f"{name}: {simplex_words(simplex)}" for name, simplex in simplexes.items())
+    provenance = {f"{name}, interpolation": simplex.meta for name, simplex in simplexes.items()}
+    sections = plots_section("interpolation", "Interpolation", plots, "loss of mixtures of the networks")
+    return Part(answer, sections, provenance, picture=_hero(plots))
 
 
 def studies_part(studies: Mapping[str, Any], colours: Colours) -> Part:
@@ -196,21 +372,24 @@ def studies_part(studies: Mapping[str, Any], colours: Colours) -> Part:
     return part
 
 
-def figures_part(figures: Mapping[str, Figure], _: Colours) -> Part:
-    """Figures that somebody else drew, as pictures."""
-    images = [(title, *_image(figure), _described(title, figure)) for title, figure in figures.items()]
-    return Part(Markup(""), [Section("figures", "Figures", fragment("figures.html", images=images))], {})
+def given_plots(figures: Mapping[str, Figure], _: Colours) -> Iterator[Plot]:
+    """Figures that somebody else drew."""
+    for title, figure in figures.items():
+        axes = [f"{a.get_ylabel()} over {a.get_xlabel()}" for a in figure.axes if a.get_xlabel() and a.get_ylabel()]
+        yield Plot(title, title, "; ".join(axes), lambda figure=figure: figure)  # type: ignore[misc]
 
 
-def _image(figure: Figure) -> tuple[str, str]:
-    """Media type and base64 text."""
-    content, media = figure_bytes(figure, "svg"), "image/svg+xml"
-    if len(content) > LARGEST_SVG:
-        content, media = figure_bytes(figure, "png"), "image/png"
-    return media, base64.b64encode(content).decode()
-
-
-def _described(title: str, figure: Figure) -> str:
-    """What a picture shows, from its own labels."""
-    axes = [f"{ax.get_ylabel()} over {ax.get_xlabel()}" for ax in figure.axes if ax.get_xlabel() and ax.get_ylabel()]
-    return f"{title}: {'; '.join(axes)}" if axes else title
+def figures_part(figures: Mapping[str, Figure], colours: Colours) -> Part:
+    """Figures that somebody else drew, as pictures that keep to themselves."""
+    shown = []
+    for plot in given_plots(figures, colours):
+        figure = plot.make()
+        content, media = figure_bytes(figure, "svg"), "image/svg+xml"
+        if len(content) > LARGEST_SVG:
+            content, media = figure_bytes(figure, "png"), "image/png"
+        address = f"data:{media};base64,{base64.b64encode(content).decode()}"
+        image = Markup('<img class="paper" alt="{}" src="{}">').format(
+            f"{plot.title}: {plot.caption}" if plot.caption else plot.title, address
+        )
+        shown.append(element("figure", element("figcaption", element("h3", plot.title)), image, class_="card"))
+    return Part(Markup(""), [Section("figures", "Figures", element("div", *shown, class_="charts"), open=True)], {})

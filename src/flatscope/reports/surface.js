@@ -1,5 +1,19 @@
 // Surfaces that turn: a grid of heights drawn on a 2-D canvas from back to front, so that no graphics card is needed.
 (() => {
+  "use strict";
+  // Numbers as the page writes them.
+  const written = (value, digits = 4) => {
+    if (!Number.isFinite(value)) return Number.isNaN(value) ? "n/a" : value > 0 ? "∞" : "−∞";
+    if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en").replaceAll(",", Math.abs(value) < 1e4 ? "" : "\u202f").replace("-", "−");
+    const size = Math.floor(Math.log10(Math.abs(value)));
+    const text = size < -4 || size >= digits ? value.toExponential(digits - 1) : value.toPrecision(digits);
+    const [mantissa, power] = text.split("e");
+    const short = (mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa).replace("-", "−");
+    if (power === undefined) return short;
+    const raised = [...String(Math.abs(power))].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
+    return `${short}×10${power < 0 ? "⁻" : ""}${raised}`;
+  };
+
   const HOLE = 65535;
   const START = { azimuth: -38, elevation: 32, zoom: 1 };
   const DISTANCE = 5;  // of the eye, in half-widths of the plane

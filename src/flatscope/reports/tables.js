@@ -1,7 +1,7 @@
 // Tables that sort by their column headers and filter by words; every one has its own tools and status line.
 (() => {
   "use strict";
-  for (const table of document.querySelectorAll("table[data-unit]")) {
+  for (const table of document.querySelectorAll(".tools[id$=-tools] + .scroll > table[id]")) {
     const tools = document.getElementById(`${table.id}-tools`);
     const body = table.tBodies[0];
     const rows = [...body.rows];
@@ -13,18 +13,18 @@
 
     const say = (extra = "") => {
       const shown = rows.filter((row) => !row.hidden).length;
-      status.textContent = `${shown === rows.length ? shown : `${shown} of ${rows.length}`} ${table.dataset.unit}${extra}`;
+      status.textContent = `${shown === rows.length ? shown : `${shown} of ${rows.length}`} measures${extra}`;
     };
     const apply = () => {
       const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       rows.forEach((row, n) => {
-        row.hidden = !words.every((word) => texts[n].includes(word)) || (comparable.checked && row.dataset.standing !== "all");
+        row.hidden = !words.every((word) => texts[n].includes(word)) || (comparable?.checked && row.dataset.standing !== "all");
       });
       say();
     };
     filter.addEventListener("input", apply);
     filter.addEventListener("keydown", (event) => { if (event.key === "Escape") { filter.value = ""; apply(); } });
-    comparable.addEventListener("change", apply);
+    comparable?.addEventListener("change", apply);
 
     const headers = [...table.tHead.rows[0].cells].filter((header) => header.hasAttribute("aria-sort"));
     const sortBy = (header) => {

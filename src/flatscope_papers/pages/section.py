@@ -10,8 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flatscope.registry import PAPERS
-from flatscope.reports.charts import Colours
-from flatscope.reports.markup import Part, Section, fragment, source
+from flatscope.reports.markup import Colours, Part, Section, fragment, source
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, SIGNS, UNTESTABLE
 from flatscope_papers.pages.markdown import capital
 from flatscope_papers.study_result import StudyResult
@@ -49,7 +48,7 @@ def report_section(studies: Mapping[str, StudyResult], _: Colours) -> Part:
     summary = fragment("study_summary.html", package=__package__, counts=counts, **values)
     return Part(
         summary,
-        [Section("studies", "Studies", body)],
+        [Section("studies", "Studies", body, open=True)],
         {"studies": _provenance(studies)},
         style=source("studies.css", package=__package__),
         script=source("studies.js", package=__package__),
