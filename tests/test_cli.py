@@ -355,16 +355,23 @@ def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demonstration, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
     runs = {f"batch {size}": TrainConfig(batch_size=size, epochs=1) for size in (16, 60)}
     monkeypatch.setattr(demonstration, "RUNS", runs)
+    for name, value in {
+        "GRID": 5,
+        "DRAWS": 1,
+        "AUDITED": ("rho_sum", "margin"),
+        "MEASURED": ("rho_sum", "margin"),
+    }.items():
+        monkeypatch.setattr(demonstration, name, value)
     outcome = run("demo", "--out", tmp_path)
     assert outcome.code == 0
-    shown = [entry.name for entry in select(None) if entry.per == "network" and not entry.name.endswith("_capacity")]
-    assert [name for name in shown if name not in outcome.out] == []
-    assert "Report: " in outcome.err
+    found = [Table.load(tmp_path / f"batch-{size}.parquet") for size in (16, 60)]
+    assert all(f"{table['rho_sum']:.4g}" in outcome.out for table in found)
+    assert "flatscope compare" in outcome.out.splitlines()[-2]  # the next command comes last
+    assert str(tmp_path / "report.html") in outcome.out
     files = sorted(path.name for path in tmp_path.iterdir())
     expected = [f"batch-{size}.{ending}" for size in (16, 60) for ending in ("parquet", "safetensors")]
     assert files == [*expected, "figures", "report.html"]
     assert list((tmp_path / "figures").glob("*.png"))
-    assert Table.load(tmp_path / "batch-16.parquet")["parameter_count"] == 64 * 64 + 64 + 64 * 32 + 32 + 320 + 10
 
 
 SLOW_MODEL = """

@@ -58,8 +58,8 @@ def test_one_page_of_everything(
     for anchor in ("measures", "bounds", "audit", "landscape", "population", "training"):
         assert f'<section id="{anchor}"' in text
     assert "<h1>All</h1>" in text
-    assert text.count('<article class="card edge') == 2  # small and large: names join what belongs together
-    assert 'data-unit="measures"' in text
+    assert text.count('<span class="network">') == 2  # small and large: names join what belongs together
+    assert 'id="measure-table"' in text
     assert "flatscope report" in text  # the command, with the provenance
     assert "report written to" in capsys.readouterr().err
 
@@ -68,7 +68,7 @@ def test_figures_of_the_same_data(saved: Path, monkeypatch: pytest.MonkeyPatch) 
     wanted = ["--figures", saved / "figures", "--format", "pdf, svg"]
     assert run(monkeypatch, "report", saved / "small-psi.parquet", "--out", saved / "r.html", *wanted) == 0
     assert sorted(path.name for path in (saved / "figures").iterdir()) == [
-        "landscape-small.pdf", "landscape-small.svg", "relief-small.pdf", "relief-small.svg",
+        "landscape-small-psi.pdf", "landscape-small-psi.svg", "relief-small-psi.pdf", "relief-small-psi.svg",
     ]  # fmt: skip
 
 

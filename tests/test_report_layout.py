@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,47 +18,20 @@ from flatscope.reports import PopulationFrame
 from flatscope.table import Table
 
 VIEWS = [(width, scheme) for width in (1400, 768, 390) for scheme in ("light", "dark")]
+NOTHING: dict[str, list[str]] = {check: [] for check in ("collisions", "cut", "outside", "faint", "unnamed")}
 FIRST_PICTURE = 1500  # pixels from the top at which it must have ended
-# Text that a reader sees, with its box: elements that hold text of their own, and are neither hidden nor scrolled away.
-TEXTS = """() => [...document.querySelectorAll("main *, header *")].filter(e => !e.closest(".hidden, math, title, nav, canvas")
-  && !e.closest("tbody, thead") && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())
-  && e.checkVisibility({ visibilityProperty: true })).map(e => {
-    const box = e.getBoundingClientRect();
-    return [e.textContent.trim().slice(0, 40), box.left, box.right, e.closest("svg, .card") ? 1 : 0];
-  })"""
-# Pairs of labels of one picture that lie on each other, by more than a rounding.
-COLLISIONS = """() => [...document.querySelectorAll("svg.chart")].filter(e => e.checkVisibility()).flatMap(svg => {
-  const texts = [...svg.querySelectorAll("text")].map(e => [e.textContent, e.getBoundingClientRect()]);
-  return texts.flatMap(([a, p], n) => texts.slice(n + 1).filter(([, q]) =>
-    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 1.5
-  ).map(([b]) => `${svg.getAttribute("aria-label").slice(0, 40)}: ${a} on ${b}`));
-})"""
-# Labels that stick out of the card, or of the column, in which their picture is.
-CUT = """() => [...document.querySelectorAll("svg.chart text")].filter(e => e.checkVisibility()).filter(e => {
-  const [box, frame] = [e.getBoundingClientRect(), e.closest(".card, .hero").getBoundingClientRect()];
-  return box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
-}).map(e => e.textContent)"""
-# Contrast of text with what it stands on, by the formula of the Web Content Accessibility Guidelines.
-CONTRAST = """() => {
-  const channels = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
-  const ground = (e) => { for (; e; e = e.parentElement) { const c = channels(getComputedStyle(e).backgroundColor); if (c.length === 3) return c; } return [255, 255, 255]; };
-  return [...document.querySelectorAll("main p, main th, main td, main h1, main h2, main h3, main small, .badge, .chart text, summary, .gist")]
-    .filter(e => e.checkVisibility() && e.textContent.trim()).map(e => {
-      const style = getComputedStyle(e);
-      const [a, b] = [light(channels(e.closest("svg") ? style.fill : style.color)), light(ground(e.closest("svg")?.parentElement ?? e))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), `${e.tagName} ${e.className.baseVal ?? e.className} ${e.textContent.trim().slice(0, 30)}`];
-    }).filter(([ratio]) => ratio < 4.5);
-}"""
-UNNAMED = """() => [...document.querySelectorAll("button, select, input, a, canvas, svg[role=img], img, [role=region]")].filter(e =>
-  e.checkVisibility() && !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim() || e.alt)).map(e => e.outerHTML.slice(0, 80))"""
+CHECKS = Path(__file__).with_name("report_layout.js").read_text()
+
+
+def found(page: Any, check: str) -> list[str]:
+    return list(page.evaluate(f"{CHECKS.strip()}.{check}()"))
 
 
 def measured(scale: float) -> Table:
     rows = [
-        row("rho_sum", 2.0 * scale, stderr=0.1, exact=False), row("psi_trace", 30.0 * scale), row("gradient_norm", 2e-4),
-        row("margin", 2.0 / scale), row("l1_path_norm_over_margin", 1e5 * scale**5), row("parameter_count", 100.0),
+        row("rho_sum", 2.0 * scale, stderr=0.1, exact=False), row("psi_trace", 30.0 * scale),
+        row("gradient_norm", 2e-4), row("margin", 2.0 / scale),
+        row("l1_path_norm_over_margin", 1e5 * scale**5), row("parameter_count", 100.0),
         *units_table(scale).to_frame().to_dict("records"), *criteria_table(scale).to_frame().to_dict("records"),
         *(row("kappa", value * scale, layer=f"features.block{value}.conv") for value in (1, 2, 3)),
     ]  # fmt: skip
@@ -97,12 +71,27 @@ def test_nothing_overlaps_and_nothing_is_cut(
         top = page.locator("svg.chart").first.bounding_box()
         assert top["y"] + top["height"] <= FIRST_PICTURE
         assert page.evaluate(SIDEWAYS) == 0
-        assert page.evaluate(COLLISIONS) == []
-        assert page.evaluate(CUT) == []
-        outside = [text for text, left, right, inside in page.evaluate(TEXTS) if left < -1 or right > width + 1]
-        assert outside == []
-        assert page.evaluate(CONTRAST) == []
-        assert page.evaluate(UNNAMED) == []
+        assert {check: found(page, check) for check in NOTHING} == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("check", "damage"),
+    [
+        ("collisions", "document.querySelectorAll('.chart text').forEach(e => e.setAttribute('font-size', 40))"),
+        ("cut", "document.querySelector('.chart text').setAttribute('transform', 'translate(-300 0)')"),
+        ("outside", "document.querySelector('h1').style.marginLeft = '5000px'"),
+        ("faint", "document.querySelector('.conclusion').style.color = '#ddd'"),
+        ("unnamed", "document.querySelector('.chart').removeAttribute('aria-label')"),
+    ],
+)
+def test_the_checks_bite(browser: Any, pages: dict[str, str], check: str, damage: str) -> None:  # noqa: F811
+    context = browser.new_context(bypass_csp=True)
+    page = context.new_page()
+    page.goto(pages["networks"])
+    assert found(page, check) == []
+    page.evaluate(damage)
+    assert found(page, check) != []
+    context.close()
 
 
 def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> None:  # noqa: F811

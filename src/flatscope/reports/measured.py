@@ -152,15 +152,6 @@ def _several(rows: pd.DataFrame) -> MeasuredCell:
 MANY = 20  # lines of a table beyond which these come first
 
 
-def headlines(lines: list[Line]) -> list[tuple[Line, str]]:
-    """Those of the lines whose declarations have a headline, in their order, with their words; of options the first."""
-    found: dict[str, Line] = {}
-    for line in lines:
-        if line.kept or line.entry is None or not line.entry.invariant_under:
-            found.setdefault(line.name, line)
-    return [(found[name], words) for name, words in headline_words().items() if name in found]
-
-
 def headline_words() -> dict[str, str]:
     """{measure: its headline} of those that have one."""
     return {name: entry.headline for name, entry in declarations().items() if entry.headline}
