@@ -30,11 +30,10 @@ from flatscope.reports.figure_data import (
     layers_data,
     layers_measures,
 )
-from flatscope.reports.figures import save_figures
 from flatscope.reports.items import by_kind
 from flatscope.reports.markup import formula
 from flatscope.reports.measured import lines, minimum_verdict, standing
-from flatscope.reports.page import page_text
+from flatscope.reports.page import page_text, report, save_figures
 from flatscope.reports.plots import Plot, on_axes, picture
 from flatscope.table import Table
 

@@ -13,11 +13,10 @@ from networks import mlp
 from test_report import Page, row, table
 
 import flatscope as fs
-from flatscope.landscapes import Surface
-from flatscope.reports import save_figures
+from flatscope.landscapes.surface import Surface
 from flatscope.reports.figure_data import bicriteria_data, units_data, units_profiles
 from flatscope.reports.items import read_item
-from flatscope.reports.page import page_text
+from flatscope.reports.page import page_text, save_figures
 from flatscope.reports.surfaces import HOLE, Scale, height_scale, placed, planes
 from flatscope.table import Table
 

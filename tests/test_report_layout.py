@@ -14,7 +14,7 @@ from test_report_population import population
 
 import flatscope as fs
 from flatscope.auditing import audit
-from flatscope.reports import PopulationFrame
+from flatscope.reports.population_frame import PopulationFrame
 from flatscope.table import Table
 
 VIEWS = [(width, scheme) for width in (1400, 768, 390) for scheme in ("light", "dark")]

@@ -13,9 +13,8 @@ from test_report import HOSTILE, Page
 
 from flatscope.errors import InputError
 from flatscope.registry import declarations
-from flatscope.reports.figures import save_figures
 from flatscope.reports.items import by_kind
-from flatscope.reports.page import page_text, report
+from flatscope.reports.page import page_text, report, save_figures
 from flatscope.reports.population_frame import (
     PopulationFrame,
     base_name,

@@ -19,6 +19,7 @@ from flatscope.curvature import operators, spectrum
 from flatscope.curvature.operators import Hessian
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.reports.items import read_item
+from flatscope.reports.page import save_figures
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_pictures_and_the_page(tmp_path: Path) -> None:
     page = fs.report({"net": [density, pairs, fs.measure(problem, "hessian_trace")]}, tmp_path / "r.html").read_text()
     assert "Density of eigenvalues" in page
     assert "95 % band over draws" in page
-    saved = fs.reports.save_figures({"net": [density, pairs]}, tmp_path / "figures")
+    saved = save_figures({"net": [density, pairs]}, tmp_path / "figures")
     assert len(saved) == 2
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from flatscope import comparing
 from flatscope.cli.output import check_place, command_line, console, show_grid, show_note
 from flatscope.cli.sources import (
     check_measures,

@@ -12,14 +12,14 @@ import typer
 from flatscope.auditing import audit
 from flatscope.cli.output import check_place, command_line, say, show_note
 from flatscope.cli.run_compare import show_answer
-from flatscope.comparing import compare
+from flatscope.comparing.running import compare
 from flatscope.errors import NumericalWarning
-from flatscope.landscapes import landscape
+from flatscope.landscapes.making import landscape
 from flatscope.measuring import bounds
 from flatscope.problem import Problem
 from flatscope.registry import select
-from flatscope.reports import report, save_figures
-from flatscope.spectra import spectral_density
+from flatscope.reports.page import report, save_figures
+from flatscope.spectra.finding import spectral_density
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, load
 from flatscope.training.loop import train

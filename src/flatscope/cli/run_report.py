@@ -9,9 +9,9 @@ from flatscope.cli.output import check_folder, check_place, command_line, show_n
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.formatting import numbered
-from flatscope.reports import report as write_report
-from flatscope.reports import save_figures
 from flatscope.reports.items import HISTORY_FILE, VERDICTS_FILE, read_item
+from flatscope.reports.page import report as write_report
+from flatscope.reports.page import save_figures
 
 if TYPE_CHECKING:
     from flatscope.cli.options import ReportCommand

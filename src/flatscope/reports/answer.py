@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.comparing import Comparison
+from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import Standing
 from flatscope.formatting import written
 from flatscope.reports.markup import Cell, element, listed, table

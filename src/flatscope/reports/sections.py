@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.comparing import Comparison
-from flatscope.comparing.comparison import ERRORS
+from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, percent, written
 from flatscope.interpolation import Simplex
@@ -35,7 +34,8 @@ from flatscope.reports.markup import (
 )
 from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
-from flatscope.spectra import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.pairs import Eigenpairs
 from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 

@@ -11,8 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flatscope.formatting import written
-from flatscope.landscapes import Surface
-from flatscope.landscapes.surface import common_heights, draw
+from flatscope.landscapes.surface import Surface, common_heights, draw
 from flatscope.reports.figure_data import wants_log
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table
