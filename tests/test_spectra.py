@@ -218,7 +218,7 @@ def test_pictures_and_the_page(tmp_path: Path) -> None:
     density.save(tmp_path / "d.png")
     pairs.save(tmp_path / "p.svg")
     page = fs.report({"net": [density, pairs, fs.measure(problem, "hessian_trace")]}, tmp_path / "r.html").read_text()
-    assert "Density of eigenvalues" in page
+    assert "density of eigenvalues" in page
     assert "95 % band over draws" in page
     saved = save_figures({"net": [density, pairs]}, tmp_path / "figures")
     assert len(saved) == 2
@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     text = run(*words, "--out", str(page), "--pairs-out", str(pairs))
     assert "eigenvalue" in text
     assert "trace" in text
-    assert "Density of eigenvalues" in page.read_text()
+    assert "density of eigenvalues" in page.read_text()
     found = json.loads(run(*words, "--json"))
     values = [row["value"] for row in found["eigenpairs"]["rows"]]
     assert values == pytest.approx(fs.Eigenpairs.load(pairs).values.tolist(), rel=1e-6)
