@@ -64,7 +64,6 @@ PAPERS_LEVELS = (
 # the papers uses moves to them.
 PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.stats"}
 USED_INSIDE = {
-    "flatscope.bounds.classical",
     "flatscope.bounds.psi",
     "flatscope.bounds.robustness",
     "flatscope.bounds.sharpness_theorem",
