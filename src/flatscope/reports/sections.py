@@ -315,7 +315,7 @@ def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
     return (
         f"{written(found.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
         f"{len(found.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
-        f"{percent(negative)} below zero."
+        f"{percent(negative)} below zero." + (" Shaded: 95 % band over draws." if found.draws > 1 else "")
     )
 
 
