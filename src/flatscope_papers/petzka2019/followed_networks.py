@@ -29,6 +29,7 @@ from flatscope.training.population import PopulationView
 Report = Callable[[float, str], None]
 Pair = tuple[Tensor, Tensor]
 SEEN_FILE = "followed.json"  # beside the checkpoint: what was seen until then
+ERRORS = ("train_loss", "train_error", "test_loss", "test_error")
 EVALUATED_AT_ONCE = 100_000  # images of all networks together
 REWRITTEN_IMAGES = 1_000  # that a rewritten network has the same κ shows on any samples
 
@@ -37,8 +38,8 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
     """Train the configurations of a unit together; write what was seen of each network along the way.
 
     A configuration is that of `train_and_measure`, with `follow`: the `epochs` after which to look, and the `measures`
-    and `layers` to look at; `factor`, by which the last of two layers is multiplied, and the one before it divided, at
-    the last look to see what stays.
+    and `layers` to look at; `factor`, by which the last of two layers is multiplied, and the one before it divided, to
+    see what stays.
     """
     first = configs[0]
     data = load(**first["data"])
@@ -109,19 +110,27 @@ class _Followed:
 
     def _seen(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
         follow = self._configs[trials[0]]["follow"]
-        rows: dict[int, dict[str, Any]] = {trial: {"epoch": epoch} for trial in trials}
-        for part, samples in self._samples.items():
-            for trial, (loss, error) in zip(trials, evaluated(view, trials, samples), strict=True):
-                rows[trial] |= {f"{part}_loss": loss, f"{part}_error": error}
+        rows = {trial: {"epoch": epoch, **errors} for trial, errors in self._errors(trials, epoch, view).items()}
         for trial, row in rows.items():
             row["gradient"] = self._mean_gradient(trial, epoch, view)
         for entry in view.measure(follow["measures"], follow["layers"], trials=trials).to_dict("records"):
             rows[entry["trial"]] |= {f"{name}/{entry['layer']}": float(entry[name]) for name in follow["measures"]}
-        if "factor" in follow and epoch == follow["epochs"][-1]:
+        if "factor" in follow:
             factors = [self._configs[trial]["follow"]["factor"] for trial in trials]
             for trial, moved in moved_by_rewriting(view, trials, follow["measures"], follow["layers"], factors).items():
                 rows[trial]["moved"] = moved
         return rows
+
+    def _errors(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, float]]:
+        """Losses and errors: of the history, where the networks have just been evaluated for it."""
+        known = {trial: view.row(trial) for trial in trials}
+        if all(row.get("epoch") == epoch for row in known.values()):
+            return {trial: {name: row[name] for name in ERRORS} for trial, row in known.items()}
+        parts = [evaluated(view, trials, self._samples[part]) for part in ("train", "test")]
+        return {
+            trial: dict(zip(ERRORS, (*train, *test), strict=True))
+            for trial, train, test in zip(trials, *parts, strict=True)
+        }
 
     def _mean_gradient(self, trial: int, epoch: int, view: PopulationView) -> float:
         """Largest entry of the last layer's gradient, averaged over the epoch's steps: plain SGD went along it."""

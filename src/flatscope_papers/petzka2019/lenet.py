@@ -52,6 +52,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     "constant_ratio": {"rates": {4: 0.001, 32: 0.008, 64: 0.016, 512: 0.128}},
 }
+EVALUATE_EVERY = 10  # epochs; a look then need not evaluate again
 CHANCE = 0.99 * float(np.log(10))  # the loss of a network that tells no class from another, but for one per cent
 SIZES = grid(__name__)
 
@@ -86,7 +87,7 @@ def _config(size: Mapping[str, Any], variant: str, number: int, init: str, batch
         "batch_size": batch,
         "epochs": epochs,
         "seed": number,  # no two networks share random numbers
-        "evaluate_every": epochs,
+        "evaluate_every": min(EVALUATE_EVERY, epochs),
     }
     train |= {name: own[name] for name in ("momentum", "shuffle") if name in own}
     return {

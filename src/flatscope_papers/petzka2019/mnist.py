@@ -1,7 +1,8 @@
 """Figures 3 to 6 of Petzka et al. (2019), appendix C: MNIST networks with four hidden layers, every relative flatness.
 
 The paper drops networks with a training loss above 0.07, so it did not stop at a level of the loss: here, too, all
-networks train for the same number of epochs, and those above 0.07 are dropped.
+networks train for the same number of epochs, and those above 0.07 are dropped. Below the scatter of these stand the
+correlations after other epochs, and of the networks that are at a lower loss.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from matplotlib.figure import Figure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
+from flatscope_papers.petzka2019 import stop_rules
+from flatscope_papers.petzka2019.followed_networks import train_and_follow
+from flatscope_papers.petzka2019.stop_rules import Rule
 from flatscope_papers.tables import grid
 
 LARGEST_LOSS = 0.07
-LAYERS = ("fc1", "fc2", "fc3", "fc4")
+LAYERS, OUTPUT = ("fc1", "fc2", "fc3", "fc4"), "fc5"
+LIMITS = tuple(Rule("train_loss", limit) for limit in (0.07, 0.03, 0.01, 0.003, 0.001))
 PER_LAYER = ("kappa_trace", "rho_layer_sum", "rho")
 PER_NETWORK = {"kappa_trace_max": "κ_τ^max", "kappa_trace_sum": "κ_τ^Σ", "rho_max": "ρ^max", "rho_sum": "ρ^Σ"}
 SYMBOLS = {"kappa_trace": "κ_τ", "rho_layer_sum": "ρ_σ", "rho": "ρ"}
@@ -40,17 +45,19 @@ SIZES = grid(__name__)
 
 
 def stages(scale: str) -> list[Stage]:
-    """One unit per batch size; all measures of the four figures at once."""
+    """All measures of the four figures at once, along training where the scale says after which epochs."""
     size = SIZES[scale]
-    return [
-        Stage(
-            [[_config(size, batch, rate, seed) for seed in range(size["seeds"])] for batch, rate in size["rates"]],
-            gpus=0.25,
-        )
-    ]
+    units = [[_config(size, batch, rate, seed) for seed in range(size["seeds"])] for batch, rate in size["rates"]]
+    if "looks" in size:
+        return [Stage([[config for unit in units for config in unit]], train_and_follow)]
+    return [Stage(units, gpus=0.25)]
 
 
 def _config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -> dict[str, Any]:
+    follow = (
+        {"epochs": size["looks"], "measures": list(PER_LAYER), "layers": [*LAYERS, OUTPUT]} if "looks" in size else {}
+    )
+    own = {"follow": follow} if follow else {"measures": [*PER_LAYER, *PER_NETWORK]}
     return {
         "data": size["data"],
         "model": {"name": "mlp", "options": {"widths": [784, *WIDTHS, 10]}, "seed": seed},
@@ -62,18 +69,49 @@ def _config(size: Mapping[str, Any], batch: int, rate: float, seed: int) -> dict
             "seed": seed,
             "evaluate_every": 20,
         },
-        "measures": [*PER_LAYER, *PER_NETWORK],
+        **own,
     }
+
+
+def looks(runs: Runs) -> pd.DataFrame:
+    """One row per network and look, at its end alone where it was not followed: settings, gaps, measures."""
+    parts = []
+    for number, stored in enumerate(runs.stored()):
+        train = stored.config["train"]
+        if "follow" in stored.config:
+            part = stored.frame("followed")
+            for name, of in MADE_OF.items():
+                layers = part[[f"{of}/{layer}" for layer in (*LAYERS, OUTPUT)]]
+                part[name] = layers.max(axis=1) if name.endswith("max") else layers.sum(axis=1)
+        else:
+            part = pd.DataFrame([dict(stored.metrics)]).rename(columns={"epochs": "epoch"})
+            part = part[~part["diverged"].astype(bool)]
+        settings = {
+            "network": number,
+            "init": "xavier_normal",
+            "batch": train["batch_size"],
+            "train.seed": train["seed"],
+        }
+        parts.append(part.assign(**settings, **{"train.batch_size": train["batch_size"]}))
+    seen = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    for target, of in (("gap", "loss"), ("error_gap", "error")):
+        seen[target] = seen[f"test_{of}"] - seen[f"train_{of}"]
+    return seen
 
 
 def networks(runs: Runs) -> pd.DataFrame:
     """One row per network that the paper would have kept: settings, gap, measures."""
-    frame = runs.frame()
+    seen = looks(runs)
     limit = math.inf if runs.scale == "smoke" else LARGEST_LOSS
-    kept = frame[(frame["train_loss"] <= limit) & ~frame["diverged"].astype(bool)].copy()
-    kept["gap"] = kept["test_loss"] - kept["train_loss"]
+    kept: pd.DataFrame = seen[(seen["epoch"] == seen["epoch"].max()) & (seen["train_loss"] <= limit)]
     plain = ["train.batch_size", "train.seed", "train_loss", "test_loss", "gap"]
     return kept[[*plain, *EVERY_LAYER, *PER_NETWORK]].reset_index(drop=True)
+
+
+def along_training(runs: Runs, columns: Mapping[str, str]) -> pd.DataFrame:
+    """The correlations after every epoch that was looked at, and of networks at or below lower losses."""
+    seen = looks(runs)
+    return stop_rules.correlations(seen, list(columns), stop_rules.rules(seen, LIMITS))
 
 
 def _layer_analysis(runs: Runs, measure: str) -> Analysis:
@@ -86,7 +124,13 @@ def _layer_analysis(runs: Runs, measure: str) -> Analysis:
     spread = intervals.spread_of_correlations(points, list(columns), "gap")
     left_open = f"the limit is {SPREAD}{TOO_FEW}" if _open(spread, SPREAD) else ""
     found["spread"] = dataclasses.replace(spread, note=_joined(spread.note, left_open))
-    return Analysis(points, found, lambda figure: _scatter(figure, points, columns), within_batches(points, columns))
+    along = along_training(runs, columns)
+    return Analysis(
+        pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
+        found,
+        lambda figure: _draw(figure, points, columns, along),
+        within_batches(points, columns),
+    )
 
 
 def within_batches(points: pd.DataFrame, columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -104,8 +148,15 @@ def _dropped(runs: Runs, points: pd.DataFrame) -> str:
     return f"{lost} networks above a training loss of {LARGEST_LOSS} dropped" if lost else ""
 
 
-def _scatter(figure: Figure, points: pd.DataFrame, columns: Mapping[str, str]) -> None:
-    figure.set_size_inches(9.0, 2.9)
+def _draw(figure: Figure, points: pd.DataFrame, columns: Mapping[str, str], along: pd.DataFrame) -> None:
+    figure.set_size_inches(9.0, 5.4)
+    halves: Any = figure.subfigures(2, 1)
+    _scatter(halves[0], points, columns)
+    if len(along):
+        stop_rules.draw_along(halves[1].subplots(), along, columns)
+
+
+def _scatter(figure: Any, points: pd.DataFrame, columns: Mapping[str, str]) -> None:
     shades = {batch: place for place, batch in enumerate(sorted(points["train.batch_size"].unique()))}
     panels: Any = figure.subplots(1, len(columns), sharey=True)
     for axes, (column, label) in zip(np.ravel(panels), columns.items(), strict=True):
@@ -138,11 +189,11 @@ def figure_5(runs: Runs) -> Analysis:
 @study("petzka2019-fig6", stages=stages)
 def figure_6(runs: Runs) -> Analysis:
     """κ_τ^max, κ_τ^Σ, ρ^max and ρ^Σ against the gap, and whether each beats all of Figures 3 to 5."""
-    points = networks(runs)
+    points, along = networks(runs), along_training(runs, PER_NETWORK)
     return Analysis(
-        points,
+        pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
         lead_found(points),
-        lambda figure: _scatter(figure, points, PER_NETWORK),
+        lambda figure: _draw(figure, points, PER_NETWORK, along),
         within_batches(points, PER_NETWORK),
     )
 

@@ -2,7 +2,7 @@
 
 As in the authors' released script, the matrix 84→10 of each network is multiplied by a whole number from 5 to 25, and
 the layer before it divided, bias included. κ, κ_τ and ρ stay, trace and largest eigenvalue of 84→10 are divided by the
-square of the number: measured at the end of training (`moved`), and applied as a law to all earlier looks.
+square of the number: measured on some images at every look (`moved`), and a law for the values on all of them.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def rewritten(seen: pd.DataFrame) -> pd.DataFrame:
 
 
 def moved(seen: pd.DataFrame) -> Answer:
-    """How far κ, κ_τ and ρ moved, and Tr and λ_max from their law, measured at the end of training."""
-    return intervals.largest(seen["moved"].dropna())
+    """How far κ, κ_τ and ρ moved, and Tr and λ_max from their law: the largest of each network."""
+    return intervals.largest(seen.groupby("network")["moved"].max().dropna())
 
 
 def rewritten_found(points: pd.DataFrame, missing: str = "") -> dict[str, Answer]:
