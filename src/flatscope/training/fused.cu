@@ -154,16 +154,25 @@ template <class A> DEVICE void put_slope(const Thread& t, int s, int c, int y, i
 
 template <class A> DEVICE void load_images(const Thread& t, const float* images, const int* order, int n) {
   constexpr int EACH = A::WIDTH % 4 == 0 ? 4 : 1, SIZE = A::CHANNELS * A::HEIGHT * A::WIDTH, COUNT = SIZE / EACH;
-  UNROLL for (int s = 0; s < GROUP; s++) if (s < n) {
-    const float* image = images + (long long)order[s] * SIZE;
-    for (int i = t.id; i < COUNT; i += THREADS) {
-      int e = i * EACH;
+  constexpr int AT_ONCE = 8;  // reads under way before the first is needed
+  for (int start = t.id; start < n * COUNT; start += THREADS * AT_ONCE) {
+    float part[AT_ONCE][EACH];
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      const int item = start + i * THREADS, s = item / COUNT;
+      if (item < n * COUNT) load<EACH>(part[i], images + (long long)order[s] * SIZE + item % COUNT * EACH);
+    }
+    UNROLL for (int i = 0; i < AT_ONCE; i++) {
+      const int item = start + i * THREADS, s = item / COUNT, e = item % COUNT * EACH;
+      if (item >= n * COUNT) break;
       float* to = t.shared + value_at<A>(s, e / (A::HEIGHT * A::WIDTH), e / A::WIDTH % A::HEIGHT, e % A::WIDTH);
-      float part[EACH];
-      load<EACH>(part, image + e);
-      UNROLL for (int j = 0; j < EACH; j++) to[j] = part[j];
+      UNROLL for (int j = 0; j < EACH; j++) to[j] = part[i][j];
     }
   }
+}
+
+// Floats from the first input of a pooling window to that of its entry k: the mark that a maximum leaves.
+template <class L, class In> DEVICE constexpr int way_to(int k) {
+  return k / L::TILE_X * L::STRIDE_Y * In::PITCH + k % L::TILE_X * L::STRIDE_X;
 }
 
 // Convolution, ReLU and pooling. A thread computes CB channels of one tile of outputs; a tile is what one pooled value
@@ -224,7 +233,7 @@ template <class L, class In, class Out> DEVICE void conv_forward(const Thread& t
           if constexpr (L::POOL == 1) {  // the first of the largest
             bool larger = value > pooled || value != value;
             pooled = larger ? value : pooled;
-            mark = larger ? k : mark;
+            mark = larger ? way_to<L, In>(k) : mark;
           } else {
             if (L::RECTIFIED_FIRST) value = rectified(value);
             mark |= !L::RECTIFIED_FIRST || value > 0.f ? 1 << k : 0;
@@ -241,9 +250,9 @@ template <class L, class In, class Out> DEVICE void conv_forward(const Thread& t
 DEVICE constexpr int floor_div(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 // What an output entry (k within its pooling window) received of the derivative by the pooled value.
-template <class L> DEVICE float received(float slope, int mark, int k) {
+template <class L, class In> DEVICE float received(float slope, int mark, int k) {
   if (L::POOL == 0) return slope;
-  if (L::POOL == 1) return mark == k ? slope : 0.f;
+  if (L::POOL == 1) return mark == way_to<L, In>(k) ? slope : 0.f;
   return mark >> k & 1 ? slope * (1.f / (L::TILE_Y * L::TILE_X)) : 0.f;
 }
 
@@ -278,7 +287,7 @@ template <class L, class In, class Out> DEVICE void conv_backward(const Thread& 
         UNROLL for (int ky = 0; ky < PY; ky++) UNROLL for (int kx = 0; kx < PX; kx++) {
           const int row = dy * PY + ky - Y0, column = dx * PX + kx - X0;
           if (row >= 0 && row <= Y1 - Y0 && column >= 0 && column <= X1 - X0)
-            window[row][column] = received<L>(slope, mark, ky * PX + kx);
+            window[row][column] = received<L, In>(slope, mark, ky * PX + kx);
         }
       }
       const float* taps = weights + c * (L::KY * L::KX * L::CIN_PAD);
@@ -309,11 +318,11 @@ template <class L, class In, class Out> DEVICE void conv_backward(const Thread& 
 
 // Derivatives by a convolution's weights, into the scratch memory: one part for each share of the samples. The lanes of
 // a warp are taps, so that a derivative is read once for all of them: BY_ROW: (channel, column) with a register for
-// every row, else (row, column) with a register for every channel. One more lane sums up for the bias.
+// every row, else (row, column) with a register for every channel.
 template <class L, class In, class Out> DEVICE void conv_weights(const Thread& t, int n) {
   constexpr int ACROSS = (L::BY_ROW ? L::CIN : L::KY) * L::KX, ROUNDS = L::BY_ROW ? L::KY : L::CIN;
   constexpr int ROUND = L::BY_ROW ? In::PITCH : In::PLANE, R = L::ROUNDS_AT_ONCE, CB = L::WEIGHTS_CB;
-  constexpr int LANE_BLOCKS = (ACROSS + L::BIAS + LANES - 1) / LANES, ROUND_BLOCKS = (ROUNDS + R - 1) / R;
+  constexpr int LANE_BLOCKS = (ACROSS + LANES - 1) / LANES, ROUND_BLOCKS = (ROUNDS + R - 1) / R;
   constexpr int BLOCKS = (L::COUT + CB - 1) / CB, CELLS = Out::HEIGHT * Out::WIDTH, FOURS = Out::SLOPE_CHANNEL / 4;
   constexpr int PY = L::POOL ? L::TILE_Y : 1, PX = L::POOL ? L::TILE_X : 1, KINDS = L::POOL == 2 ? PY * PX : 1;
   ONCE for (int task = t.warp; task < LANE_BLOCKS * ROUND_BLOCKS * BLOCKS * L::SHARES; task += WARPS) {
@@ -321,10 +330,8 @@ template <class L, class In, class Out> DEVICE void conv_weights(const Thread& t
     const int rounds = task / (L::SHARES * BLOCKS) % ROUND_BLOCKS * R;
     const int tap = task / (L::SHARES * BLOCKS * ROUND_BLOCKS) * LANES + t.lane;
     const int kx = tap % L::KX, other = tap / L::KX;
-    const bool bias = tap == ACROSS, used = tap < ACROSS + L::BIAS;
-    const int offset = !used || bias ? 0 : other * (L::BY_ROW ? In::PLANE : In::PITCH) + kx;
+    const int offset = tap < ACROSS ? other * (L::BY_ROW ? In::PLANE : In::PITCH) + kx : 0;
     const float* in = t.shared + In::START + offset + rounds * ROUND;
-    const float* one = t.shared;  // the first number there is 1
     float sums[R][CB];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < CB; b++) sums[r][b] = 0.f;
     const int total = n * FOURS;
@@ -343,25 +350,36 @@ template <class L, class In, class Out> DEVICE void conv_weights(const Thread& t
             L::POOL ? *reinterpret_cast<const unsigned*>(marks_of<Out>(t, s, channel) + first) : 0u;
         UNROLL for (int j = 0; j < 4; j++) UNROLL for (int kind = 0; kind < KINDS; kind++) {
           const int mark = marks >> (8 * j) & 255;
-          const int k = L::POOL == 1 ? mark : kind;
-          const float value = L::POOL == 2 ? received<L>(slope[j], mark, kind) : slope[j];
-          const float* from = in + base[j] + k / PX * L::STRIDE_Y * In::PITCH + k % PX * L::STRIDE_X;
-          if (L::BIAS) from = bias ? one : from;
+          const float value = L::POOL == 2 ? received<L, In>(slope[j], mark, kind) : slope[j];
+          const float* from = in + base[j] + (L::POOL == 1 ? mark : L::POOL == 2 ? way_to<L, In>(kind) : 0);
           UNROLL for (int r = 0; r < R; r++)
             if (ROUNDS % R == 0 || rounds + r < ROUNDS) sums[r][b] = add_product(value, from[r * ROUND], sums[r][b]);
         }
       }
     }
-    if (!used) continue;
+    if (tap >= ACROSS) continue;
     float* to = t.shared + SCRATCH + share * L::SIZE;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < CB; b++) {
       const int round = rounds + r, channel = block * CB + b;
-      if (round >= ROUNDS || channel >= L::COUT || (bias && round > 0)) continue;
-      const int row = bias         ? L::TAPS
-                      : L::BY_ROW ? (other * L::KY + round) * L::KX + kx
-                                  : (round * L::KY + other) * L::KX + kx;
+      if (round >= ROUNDS || channel >= L::COUT) continue;
+      const int row = L::BY_ROW ? (other * L::KY + round) * L::KX + kx : (round * L::KY + other) * L::KX + kx;
       to[row * L::COUT_PAD + channel] = sums[r][b];
     }
+  }
+  if (!L::BIAS) return;
+  ONCE for (int channel = WARPS - 1 - t.warp; channel < L::COUT; channel += WARPS) {
+    float sum = 0.f;
+    for (int s = 0; s < n; s++)
+      for (int cell = t.lane; cell < CELLS; cell += LANES) {
+        const float slope = t.shared[slope_at<Out>(s, channel, cell)];
+        float share = L::POOL == 2 ? 0.f : slope;
+        if (L::POOL == 2)
+          UNROLL for (int k = 0; k < KINDS; k++) share += received<L, In>(slope, marks_of<Out>(t, s, channel)[cell], k);
+        sum += share;
+      }
+    sum = warp_sum(sum);
+    for (int share = t.lane; share < L::SHARES; share += LANES)
+      t.shared[SCRATCH + share * L::SIZE + L::TAPS * L::COUT_PAD + channel] = share ? 0.f : sum;
   }
 }
 
@@ -549,7 +567,7 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
   const int* order = job.order + (long long)network * job.order_step;
   const int* labels = job.labels + (long long)network * job.label_step;
   // No trace of another network: what is not a number there would stay so times zero.
-  for (int i = t.id; i < SHARED_FLOATS; i += THREADS) t.shared[i] = i == 0 ? 1.f : 0.f;
+  for (int i = t.id; i < SHARED_FLOATS; i += THREADS) t.shared[i] = 0.f;
   barrier();
   Net::set_ones(t);
   Net::fetch(t, weights);

@@ -21,6 +21,7 @@ LARGEST_GROUP = 8
 REGISTERS = 32  # sums that a thread of a convolution keeps
 SCRATCH_WANTED = 10_240  # floats; more shares of a sum than fit there do not pay
 ROOM = 1.25  # how much larger a buffer may become so that lanes read from different banks
+LARGEST_MARK = 255  # of a maximum: a byte says where it was
 POOLS = {"": 0, "max": 1, "average": 2}
 MARK = "// GENERATED: struct Net, the passes over one group of samples"
 
@@ -114,11 +115,16 @@ class _Layout:
         c_out_pad, c_in_pad = -(-c_out // block) * block, -(-c_in // back_block) * back_block
         size = _fours((taps + (layer.bias is not None)) * c_out_pad)
         pitch, plane, by_row = self._spacing(layer)
+        reach = sum(
+            (size - 1) * step for size, step in zip(pool, (layer.stride[0] * pitch, layer.stride[1]), strict=True)
+        )
+        if layer.pool == "max" and reach > LARGEST_MARK:
+            raise NotFused("its images are too wide for its pooling")
         rounds = ky if by_row else c_in
         at_once = -(-rounds // -(-rounds // 6))
         most = max(1, min(8, 24 // at_once))
         channels = min(range(1, most + 1), key=lambda b: (-(-c_out // b) * b, -b))
-        lanes_used = (c_in if by_row else ky) * kx + (layer.bias is not None)
+        lanes_used = (c_in if by_row else ky) * kx
         tasks = -(-lanes_used // self.lanes) * -(-rounds // at_once) * -(-c_out // channels)
         warps = self.threads // self.lanes
         shares = max(1, min(warps // tasks, SCRATCH_WANTED // size))
