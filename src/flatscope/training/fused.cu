@@ -12,6 +12,7 @@
 #define ONCE _Pragma("unroll 1")
 #ifdef __CUDACC_RTC__
 #define DEVICE static __device__ __forceinline__
+#define PASS static __device__ __noinline__  // a function of its own, so that registers are its own
 typedef unsigned char u8;
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -19,6 +20,8 @@ DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu,
 #include <atomic>
 #include <barrier>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -27,6 +30,7 @@ DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu,
 #define UNROLL
 #define ONCE
 #define DEVICE static inline
+#define PASS static inline
 typedef unsigned char u8;
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
@@ -54,7 +58,8 @@ struct Job {
   const int* labels;         // (networks, samples): their classes
   float* weights;            // (networks, WEIGHTS), packed as the generator says
   float* velocity;           // the same, or null without momentum
-  float* gradients;          // (blocks, WEIGHTS): sums over the groups of a batch
+  float* gradients;          // (blocks, WEIGHTS): sums over a batch
+  float* history;            // (blocks, KEPT_SAMPLES, KEPT_FLOATS): what dense layers keep of samples of a batch
   const float* rate;
   const float* momentum;
   const float* decay;
@@ -119,15 +124,24 @@ template <int M> struct Sums {
   }
 };
 
-template <int N> DEVICE void load(float (&to)[N], const float* from) {
-  if constexpr (N % 4 == 0) {
+// Several floats at once. A GPU stops at an address that is not a multiple of their size; so does this on a CPU.
+template <class T> DEVICE T& at(float* place) {
+#ifndef __CUDACC_RTC__
+  if (reinterpret_cast<std::uintptr_t>(place) % sizeof(T)) std::abort();
+#endif
+  return *reinterpret_cast<T*>(place);
+}
+template <class T> DEVICE T at(const float* place) { return at<T>(const_cast<float*>(place)); }
+
+template <int N, int AT_ONCE = N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1> DEVICE void load(float (&to)[N], const float* from) {
+  if constexpr (AT_ONCE == 4) {
     UNROLL for (int i = 0; i < N; i += 4) {
-      float4 part = *reinterpret_cast<const float4*>(from + i);
+      const float4 part = at<float4>(from + i);
       to[i] = part.x, to[i + 1] = part.y, to[i + 2] = part.z, to[i + 3] = part.w;
     }
-  } else if constexpr (N % 2 == 0) {
+  } else if constexpr (AT_ONCE == 2) {
     UNROLL for (int i = 0; i < N; i += 2) {
-      float2 part = *reinterpret_cast<const float2*>(from + i);
+      const float2 part = at<float2>(from + i);
       to[i] = part.x, to[i + 1] = part.y;
     }
   } else {
@@ -152,9 +166,9 @@ template <class A> DEVICE void put_slope(const Thread& t, int s, int c, int y, i
   t.shared[slope_at<A>(s, c, y * A::WIDTH + x)] = dead ? 0.f : slope;
 }
 
-template <class A> DEVICE void load_images(const Thread& t, const float* images, const int* order, int n) {
+template <class A> PASS void load_images(const Thread t, const float* images, const int* order, int n) {
   constexpr int EACH = A::WIDTH % 4 == 0 ? 4 : 1, SIZE = A::CHANNELS * A::HEIGHT * A::WIDTH, COUNT = SIZE / EACH;
-  constexpr int AT_ONCE = 8;  // reads under way before the first is needed
+  constexpr int AT_ONCE = 4;  // reads under way before the first is needed
   for (int start = t.id; start < n * COUNT; start += THREADS * AT_ONCE) {
     float part[AT_ONCE][EACH];
     UNROLL for (int i = 0; i < AT_ONCE; i++) {
@@ -177,7 +191,7 @@ template <class L, class In> DEVICE constexpr int way_to(int k) {
 
 // Convolution, ReLU and pooling. A thread computes CB channels of one tile of outputs; a tile is what one pooled value
 // is taken from, or 2×2 without pooling. SPLIT neighbouring lanes share the input channels of one such piece of work.
-template <class L, class In, class Out> DEVICE void conv_forward(const Thread& t, int n) {
+template <class L, class In, class Out> PASS void conv_forward(const Thread t, int n) {
   constexpr int TY = L::TILE_Y, TX = L::TILE_X, CB = L::CB, SPLIT = L::SPLIT;
   constexpr int ROWS = (TY - 1) * L::STRIDE_Y + L::KY, COLUMNS = (TX - 1) * L::STRIDE_X + L::KX;
   constexpr int DOWN = L::POOL ? Out::HEIGHT : (Out::HEIGHT + TY - 1) / TY;
@@ -201,8 +215,7 @@ template <class L, class In, class Out> DEVICE void conv_forward(const Thread& t
       float window[ROWS][COLUMNS];
       UNROLL for (int r = 0; r < ROWS; r++) {
         const float* row = in + c * In::PLANE + r * In::PITCH;
-        if constexpr (PAIRS) load<COLUMNS>(window[r], row);
-        else UNROLL for (int k = 0; k < COLUMNS; k++) window[r][k] = row[k];
+        load<COLUMNS, PAIRS ? 2 : 1>(window[r], row);
       }
       const float* taps = weights + c * (L::KY * L::KX * L::COUT_PAD);
       UNROLL for (int ky = 0; ky < L::KY; ky++) UNROLL for (int kx = 0; kx < L::KX; kx++) {
@@ -258,7 +271,7 @@ template <class L, class In> DEVICE float received(float slope, int mark, int k)
 
 // Derivatives by a convolution's inputs. A thread computes BACK_CB channels of a tile of BACK_Y×BACK_X inputs; SPLIT
 // neighbouring lanes share the output channels.
-template <class L, class In, class Out> DEVICE void conv_backward(const Thread& t, int n) {
+template <class L, class In, class Out> PASS void conv_backward(const Thread t, int n) {
   constexpr int TY = L::BACK_Y, TX = L::BACK_X, CB = L::BACK_CB, SPLIT = L::BACK_SPLIT;
   constexpr int PY = L::POOL ? L::TILE_Y : 1, PX = L::POOL ? L::TILE_X : 1;
   constexpr int Y0 = -floor_div(L::KY - 1 - In::PAD_Y, L::STRIDE_Y), Y1 = floor_div(TY - 1 + In::PAD_Y, L::STRIDE_Y);
@@ -319,7 +332,7 @@ template <class L, class In, class Out> DEVICE void conv_backward(const Thread& 
 // Derivatives by a convolution's weights, into the scratch memory: one part for each share of the samples. The lanes of
 // a warp are taps, so that a derivative is read once for all of them: BY_ROW: (channel, column) with a register for
 // every row, else (row, column) with a register for every channel.
-template <class L, class In, class Out> DEVICE void conv_weights(const Thread& t, int n) {
+template <class L, class In, class Out> PASS void conv_weights(const Thread t, int n) {
   constexpr int ACROSS = (L::BY_ROW ? L::CIN : L::KY) * L::KX, ROUNDS = L::BY_ROW ? L::KY : L::CIN;
   constexpr int ROUND = L::BY_ROW ? In::PITCH : In::PLANE, R = L::ROUNDS_AT_ONCE, CB = L::WEIGHTS_CB;
   constexpr int LANE_BLOCKS = (ACROSS + LANES - 1) / LANES, ROUND_BLOCKS = (ROUNDS + R - 1) / R;
@@ -394,6 +407,13 @@ DEVICE float stepped(const Settings& by, float weight, float gradient, float& ve
   return add_product(-by.rate, step, weight);
 }
 
+DEVICE void step_four(const Settings& by, float* to, float* velocity, float (&weight)[4], float (&gradient)[4],
+                      float (&speed)[4]) {
+  UNROLL for (int j = 0; j < 4; j++) weight[j] = stepped(by, weight[j], gradient[j], speed[j]);
+  at<float4>(to) = float4{weight[0], weight[1], weight[2], weight[3]};
+  if (by.momentum != 0.f) at<float4>(velocity) = float4{speed[0], speed[1], speed[2], speed[3]};
+}
+
 // Sum of the shares; at the end of a batch the step.
 template <class L>
 DEVICE void conv_step(const Thread& t, const Settings& by, float* velocity, bool first, bool last) {
@@ -434,7 +454,7 @@ template <class L> DEVICE void conv_return(const Thread& t, float* weights) {
 
 // Dense layer: a warp computes CB outputs of all samples, its lanes sharing the inputs. The bias is one more input,
 // which is 1; rows are filled up to ROW, a multiple of 4.
-template <class L, class In, class Out, int N> DEVICE void dense_forward(const Thread& t, const float* weights) {
+template <class L, class In, class Out, int N> PASS void dense_forward(const Thread t, const float* weights) {
   constexpr int CB = L::CB, NP = N <= 1 ? 1 : N <= 2 ? 2 : N <= 4 ? 4 : 8;
   ONCE for (int first = t.warp * CB; first < L::OUT; first += WARPS * CB) {
     float sums[CB * NP];
@@ -461,10 +481,11 @@ template <class L, class In, class Out, int N> DEVICE void dense_forward(const T
 }
 
 // Derivatives of a dense layer: a thread has four inputs and every SHARES-th output. It sums up the derivatives by its
-// inputs (into the scratch memory) and, since it has read them, at the end of a batch changes the weights.
+// inputs (into the scratch memory). Where the group is the whole batch it changes the weights, since it has read them;
+// else what it needs for that is kept for `dense_step`: samples from number `kept` on.
 template <class L, class In, class Out, int N>
-DEVICE void dense_backward(const Thread& t, const Settings& by, float* weights, float* velocity, float* gradients,
-                           bool first, bool last) {
+PASS void dense_backward(const Thread t, const Settings by, float* weights, float* velocity, float* history, int n,
+                           int kept, bool whole) {
   constexpr int COLUMNS = L::ROW / 4, AT_ONCE = 4;
   ONCE for (int item = t.id; item < COLUMNS * L::SHARES; item += THREADS) {
     const int k = item % COLUMNS * 4, share = item / COLUMNS;
@@ -472,41 +493,38 @@ DEVICE void dense_backward(const Thread& t, const Settings& by, float* weights, 
     UNROLL for (int s = 0; s < N; s++) {
       load<4>(value[s], t.shared + In::START + s * In::SAMPLE + k);
       UNROLL for (int j = 0; j < 4; j++) slope[s][j] = 0.f;
+      if (!whole && share == 0 && s < n)
+        at<float4>(history + (kept + s) * KEPT_FLOATS + L::KEPT + k) = float4{value[s][0], value[s][1], value[s][2], value[s][3]};
     }
+    if (L::IS_FIRST && !whole) continue;
     ONCE for (int begin = share; begin < L::OUT; begin += L::SHARES * AT_ONCE) {
-      float4 weight[AT_ONCE], sum[AT_ONCE], speed[AT_ONCE];
+      float weight[AT_ONCE][4], speed[AT_ONCE][4];
       UNROLL for (int i = 0; i < AT_ONCE; i++) {
         const int o = begin + i * L::SHARES, place = L::PACKED + (o < L::OUT ? o : begin) * L::ROW + k;
-        weight[i] = *reinterpret_cast<const float4*>(weights + place);
-        sum[i] = speed[i] = float4{0.f, 0.f, 0.f, 0.f};
-        if (!first) sum[i] = *reinterpret_cast<const float4*>(gradients + place);
-        if (last && by.momentum != 0.f) speed[i] = *reinterpret_cast<const float4*>(velocity + place);
+        load<4>(weight[i], weights + place);
+        if (whole && by.momentum != 0.f) load<4>(speed[i], velocity + place);
       }
       UNROLL for (int i = 0; i < AT_ONCE; i++) {
         const int o = begin + i * L::SHARES, place = L::PACKED + o * L::ROW + k;
         if (o >= L::OUT) break;
-        float given[(N + 3) / 4 * 4];
+        float given[(N + 3) / 4 * 4], sum[4] = {0.f, 0.f, 0.f, 0.f};
         load<(N + 3) / 4 * 4>(given, t.shared + slope_at<Out>(0, o, 0));
-        float* w = &weight[i].x;
-        float* g = &sum[i].x;
-        float* v = &speed[i].x;
-        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++) {
-          slope[s][j] = add_product(given[s], w[j], slope[s][j]);
-          g[j] = add_product(given[s], value[s][j], g[j]);
-        }
-        if (last) {
-          UNROLL for (int j = 0; j < 4; j++) w[j] = stepped(by, w[j], g[j], v[j]);
-          *reinterpret_cast<float4*>(weights + place) = weight[i];
-          if (by.momentum != 0.f) *reinterpret_cast<float4*>(velocity + place) = speed[i];
-        } else {
-          *reinterpret_cast<float4*>(gradients + place) = sum[i];
-        }
+        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++)
+          slope[s][j] = add_product(given[s], weight[i][j], slope[s][j]);
+        if (!whole) continue;
+        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++)
+          sum[j] = add_product(given[s], value[s][j], sum[j]);
+        step_four(by, weights + place, velocity + place, weight[i], sum, speed[i]);
       }
     }
     if (!L::IS_FIRST)
-      UNROLL for (int s = 0; s < N; s++) *reinterpret_cast<float4*>(t.shared + SCRATCH + (share * N + s) * L::ROW + k) =
+      UNROLL for (int s = 0; s < N; s++) at<float4>(t.shared + SCRATCH + (share * N + s) * L::ROW + k) =
           float4{slope[s][0], slope[s][1], slope[s][2], slope[s][3]};
   }
+  if (!whole)
+    for (int item = t.id; item < n * L::OUT; item += THREADS)
+      history[(kept + item / L::OUT) * KEPT_FLOATS + L::KEPT + L::ROW + item % L::OUT] =
+          t.shared[slope_at<Out>(item / L::OUT, item % L::OUT, 0)];
   if (L::IS_FIRST) return;
   barrier();
   constexpr int PLANE = In::HEIGHT * In::WIDTH;
@@ -515,6 +533,41 @@ DEVICE void dense_backward(const Thread& t, const Settings& by, float* weights, 
     float slope = 0.f;
     UNROLL for (int share = 0; share < L::SHARES; share++) slope += t.shared[SCRATCH + (share * N + s) * L::ROW + e];
     put_slope<In>(t, s, e / PLANE, e % PLANE / In::WIDTH, e % In::WIDTH, slope);
+  }
+}
+
+// The step of a dense layer from what was kept of `count` samples; before the batch is over, its sums so far. A thread
+// has four inputs and OUTPUTS outputs.
+template <class L>
+PASS void dense_step(const Thread t, const Settings by, float* weights, float* velocity, float* gradients,
+                       const float* history, int count, bool first, bool last) {
+  constexpr int COLUMNS = L::ROW / 4, OUTPUTS = KEPT_OUTPUTS;
+  ONCE for (int item = t.id; item < COLUMNS * ((L::OUT + OUTPUTS - 1) / OUTPUTS); item += THREADS) {
+    const int k = item % COLUMNS * 4, begin = item / COLUMNS * OUTPUTS;
+    const float* from = history + L::KEPT;
+    float sums[OUTPUTS][4];
+    UNROLL for (int i = 0; i < OUTPUTS; i++) UNROLL for (int j = 0; j < 4; j++) sums[i][j] = 0.f;
+    _Pragma("unroll 2") for (int s = 0; s < count; s++, from += KEPT_FLOATS) {
+      float value[4], slope[OUTPUTS];
+      load<4>(value, from + k);
+      load<OUTPUTS>(slope, from + L::ROW + begin);
+      UNROLL for (int i = 0; i < OUTPUTS; i++) UNROLL for (int j = 0; j < 4; j++)
+        sums[i][j] = add_product(slope[i], value[j], sums[i][j]);
+    }
+    UNROLL for (int i = 0; i < OUTPUTS; i++) {
+      const int place = L::PACKED + (begin + i) * L::ROW + k;
+      if (begin + i >= L::OUT) break;
+      float sum[4] = {0.f, 0.f, 0.f, 0.f}, weight[4], speed[4];
+      if (!first) load<4>(sum, gradients + place);
+      UNROLL for (int j = 0; j < 4; j++) sum[j] += sums[i][j];
+      if (last) {
+        load<4>(weight, weights + place);
+        if (by.momentum != 0.f) load<4>(speed, velocity + place);
+        step_four(by, weights + place, velocity + place, weight, sum, speed);
+      } else {
+        at<float4>(gradients + place) = float4{sum[0], sum[1], sum[2], sum[3]};
+      }
+    }
   }
 }
 
@@ -563,6 +616,7 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
   float* weights = job.weights + (long long)network * WEIGHTS;
   float* velocity = job.velocity ? job.velocity + (long long)network * WEIGHTS : nullptr;
   float* gradients = job.gradients + (long long)block * WEIGHTS;
+  float* history = job.history + (long long)block * (KEPT_SAMPLES * KEPT_FLOATS);
   const Settings by{job.rate[network], job.momentum[network], job.decay[network]};
   const int* order = job.order + (long long)network * job.order_step;
   const int* labels = job.labels + (long long)network * job.label_step;
@@ -578,14 +632,23 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
   const int end = (int)((long long)steps * (slice + 1) / job.slices);
   ONCE for (int step = (int)((long long)steps * slice / job.slices); step < end; step++) {
     const int start = step * batch, size = job.samples - start < batch ? job.samples - start : batch;
+    int kept = 0;
+    bool summed = false;
     ONCE for (int at = 0; at < size; at += GROUP) {
       const int n = size - at < GROUP ? size - at : GROUP;
+      const bool last = at + n == size;
       const int* chosen = labels + start + at;
       Net::forward(t, job.images, order + start + at, weights, n);
       if (job.evaluates) cross_entropy_value<Net::Outputs>(t, chosen, n, total, wrong);
       else cross_entropy_slopes<Net::Outputs>(t, chosen, n, 1.f / size, job.bad + network);
       barrier();
-      if (!job.evaluates) Net::backward(t, by, weights, velocity, gradients, n, at == 0, at + n == size);
+      if (job.evaluates) continue;
+      Net::backward(t, by, weights, velocity, history, n, kept, at == 0, last);
+      kept += n;
+      if (size > GROUP && (last || kept + GROUP > KEPT_SAMPLES)) {
+        Net::step(t, by, weights, velocity, gradients, history, kept, !summed, last);
+        summed = true, kept = 0;
+      }
     }
   }
   barrier();
