@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.training import fused_device, fused_source, fused_stack
+from flatscope.training import fused_device, fused_stack
 from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_source import plan_kernel
 from flatscope.training.population import train_population
@@ -124,14 +124,10 @@ def test_every_trial_takes_the_steps_of_a_stack(device, chain):
 
 
 def test_subsets_of_the_samples_and_single_threads(monkeypatch, folder):
-    """Images of the trials' own choice; and the kernel with one thread, so that nothing depends on how many.
-
-    Dense layers keep few samples here, so that a batch of 30 is summed up in parts.
-    """
+    """Images of the trials' own choice; and the kernel with one thread, so that nothing depends on how many."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     trials = [{**trial, "train_size": 30} for trial in TRIALS]
-    monkeypatch.setattr(fused_source, "KEPT_SAMPLES", 16)
     expected = run("pooled", trials, stacked="stack")
     for threads, lanes in ((4, 2), (1, 1)):
         monkeypatch.setattr(fused_stack, "machine_of", lambda device, t=threads, n=lanes: CppMachine(folder, t, n))

@@ -12,7 +12,7 @@
 #define ONCE _Pragma("unroll 1")
 #ifdef __CUDACC_RTC__
 #define DEVICE static __device__ __forceinline__
-#define PASS static __device__ __noinline__  // a function of its own, so that registers are its own
+#define PASS static __device__ __noinline__  // a function of its own, so that its registers are
 typedef unsigned char u8;
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -58,8 +58,7 @@ struct Job {
   const int* labels;         // (networks, samples): their classes
   float* weights;            // (networks, WEIGHTS), packed as the generator says
   float* velocity;           // the same, or null without momentum
-  float* gradients;          // (blocks, WEIGHTS): sums over a batch
-  float* history;            // (blocks, KEPT_SAMPLES, KEPT_FLOATS): what dense layers keep of samples of a batch
+  float* gradients;          // (blocks, WEIGHTS): sums over the groups of a batch
   const float* rate;
   const float* momentum;
   const float* decay;
@@ -75,9 +74,14 @@ struct Job {
 };
 
 struct Thread {
-  float* shared;
   int id, lane, warp;
 };
+
+#ifdef __CUDACC_RTC__
+extern __shared__ __align__(16) float memory[];
+#else
+alignas(16) static float memory[SHARED_FLOATS];
+#endif
 
 DEVICE float add_product(float a, float b, float c) {
 #ifdef __CUDACC_RTC__
@@ -156,14 +160,14 @@ template <class A> DEVICE int value_at(int s, int c, int y, int x) {
 template <class A> DEVICE int slope_at(int s, int c, int cell) {
   return A::SLOPE + s * A::SLOPE_SAMPLE + c * A::SLOPE_CHANNEL + cell;
 }
-template <class A> DEVICE const u8* marks_of(const Thread& t, int s, int c) {
-  return reinterpret_cast<const u8*>(t.shared + A::MARKS) + s * A::MARKS_SAMPLE + c * A::SLOPE_CHANNEL;
+template <class A> DEVICE const u8* marks_of(int s, int c) {
+  return reinterpret_cast<const u8*>(memory + A::MARKS) + s * A::MARKS_SAMPLE + c * A::SLOPE_CHANNEL;
 }
 
 // Derivative of the loss by an activation, through its ReLU.
-template <class A> DEVICE void put_slope(const Thread& t, int s, int c, int y, int x, float slope) {
-  bool dead = A::RECTIFIED && t.shared[value_at<A>(s, c, y, x)] <= 0.f;
-  t.shared[slope_at<A>(s, c, y * A::WIDTH + x)] = dead ? 0.f : slope;
+template <class A> DEVICE void put_slope(int s, int c, int y, int x, float slope) {
+  bool dead = A::RECTIFIED && memory[value_at<A>(s, c, y, x)] <= 0.f;
+  memory[slope_at<A>(s, c, y * A::WIDTH + x)] = dead ? 0.f : slope;
 }
 
 template <class A> PASS void load_images(const Thread t, const float* images, const int* order, int n) {
@@ -178,7 +182,7 @@ template <class A> PASS void load_images(const Thread t, const float* images, co
     UNROLL for (int i = 0; i < AT_ONCE; i++) {
       const int item = start + i * THREADS, s = item / COUNT, e = item % COUNT * EACH;
       if (item >= n * COUNT) break;
-      float* to = t.shared + value_at<A>(s, e / (A::HEIGHT * A::WIDTH), e / A::WIDTH % A::HEIGHT, e % A::WIDTH);
+      float* to = memory + value_at<A>(s, e / (A::HEIGHT * A::WIDTH), e / A::WIDTH % A::HEIGHT, e % A::WIDTH);
       UNROLL for (int j = 0; j < EACH; j++) to[j] = part[i][j];
     }
   }
@@ -204,8 +208,8 @@ template <class L, class In, class Out> PASS void conv_forward(const Thread t, i
     const int item = valid ? start + t.lane : count - 1, part = item % SPLIT;
     const int block = item / SPLIT / of_block, place = item / SPLIT % of_block;
     const int tx = place % ALONG, ty = place / ALONG % DOWN, s = place / (ALONG * DOWN);
-    const float* in = t.shared + In::START + s * In::SAMPLE + ty * (TY * L::STRIDE_Y) * In::PITCH + tx * (TX * L::STRIDE_X);
-    const float* weights = t.shared + L::SHARED + block * CB;
+    const float* in = memory + In::START + s * In::SAMPLE + ty * (TY * L::STRIDE_Y) * In::PITCH + tx * (TX * L::STRIDE_X);
+    const float* weights = memory + L::SHARED + block * CB;
     float sums[TY * TX][CB];
     UNROLL for (int b = 0; b < CB; b++) {
       float bias = L::BIAS && part == 0 ? weights[L::TAPS * L::COUT_PAD + b] : 0.f;
@@ -236,7 +240,7 @@ template <class L, class In, class Out> PASS void conv_forward(const Thread t, i
       if constexpr (L::POOL == 0) {
         UNROLL for (int y = 0; y < TY; y++) UNROLL for (int x = 0; x < TX; x++)
           if (ty * TY + y < Out::HEIGHT && tx * TX + x < Out::WIDTH)
-            t.shared[value_at<Out>(s, channel, ty * TY + y, tx * TX + x)] =
+            memory[value_at<Out>(s, channel, ty * TY + y, tx * TX + x)] =
                 Out::RECTIFIED ? rectified(sums[y * TX + x][b]) : sums[y * TX + x][b];
       } else {
         float pooled = L::POOL == 1 ? sums[0][b] : 0.f;
@@ -253,8 +257,8 @@ template <class L, class In, class Out> PASS void conv_forward(const Thread t, i
             pooled += value * (1.f / (TY * TX));
           }
         }
-        t.shared[value_at<Out>(s, channel, ty, tx)] = Out::RECTIFIED ? rectified(pooled) : pooled;
-        const_cast<u8*>(marks_of<Out>(t, s, channel))[ty * Out::WIDTH + tx] = mark;
+        memory[value_at<Out>(s, channel, ty, tx)] = Out::RECTIFIED ? rectified(pooled) : pooled;
+        const_cast<u8*>(marks_of<Out>(s, channel))[ty * Out::WIDTH + tx] = mark;
       }
     }
   }
@@ -285,12 +289,12 @@ template <class L, class In, class Out> PASS void conv_backward(const Thread t, 
     const int block = item / SPLIT / of_block, place = item / SPLIT % of_block;
     const int tx = place % ALONG, ty = place / ALONG % DOWN, s = place / (ALONG * DOWN);
     const int cy = ty * (TY / L::STRIDE_Y / PY), cx = tx * (TX / L::STRIDE_X / PX);
-    const float* weights = t.shared + L::TRANSPOSED + block * CB;
+    const float* weights = memory + L::TRANSPOSED + block * CB;
     float sums[TY * TX][CB];
     UNROLL for (int k = 0; k < TY * TX; k++) UNROLL for (int b = 0; b < CB; b++) sums[k][b] = 0.f;
     ONCE for (int c = part; c < L::COUT; c += SPLIT) {
-      const float* slopes = t.shared + slope_at<Out>(s, c, 0);
-      const u8* marks = marks_of<Out>(t, s, c);
+      const float* slopes = memory + slope_at<Out>(s, c, 0);
+      const u8* marks = marks_of<Out>(s, c);
       float window[Y1 - Y0 + 1][X1 - X0 + 1];
       UNROLL for (int dy = CY0; dy <= CY1; dy++) UNROLL for (int dx = CX0; dx <= CX1; dx++) {
         const int y = cy + dy, x = cx + dx, cell = y * Out::WIDTH + x;
@@ -324,7 +328,7 @@ template <class L, class In, class Out> PASS void conv_backward(const Thread t, 
     UNROLL for (int b = 0; b < CB; b++) UNROLL for (int y = 0; y < TY; y++) UNROLL for (int x = 0; x < TX; x++) {
       const int row = ty * TY + y, column = tx * TX + x;
       if (block * CB + b < L::CIN && row < In::HEIGHT && column < In::WIDTH)
-        put_slope<In>(t, s, block * CB + b, row, column, sums[y * TX + x][b]);
+        put_slope<In>(s, block * CB + b, row, column, sums[y * TX + x][b]);
     }
   }
 }
@@ -344,7 +348,7 @@ template <class L, class In, class Out> PASS void conv_weights(const Thread t, i
     const int tap = task / (L::SHARES * BLOCKS * ROUND_BLOCKS) * LANES + t.lane;
     const int kx = tap % L::KX, other = tap / L::KX;
     const int offset = tap < ACROSS ? other * (L::BY_ROW ? In::PLANE : In::PITCH) + kx : 0;
-    const float* in = t.shared + In::START + offset + rounds * ROUND;
+    const float* in = memory + In::START + offset + rounds * ROUND;
     float sums[R][CB];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < CB; b++) sums[r][b] = 0.f;
     const int total = n * FOURS;
@@ -358,9 +362,9 @@ template <class L, class In, class Out> PASS void conv_weights(const Thread t, i
       UNROLL for (int b = 0; b < CB; b++) {
         const int channel = block * CB + b < L::COUT ? block * CB + b : L::COUT - 1;
         float slope[4];
-        load<4>(slope, t.shared + slope_at<Out>(s, channel, first));
+        load<4>(slope, memory + slope_at<Out>(s, channel, first));
         const unsigned marks =
-            L::POOL ? *reinterpret_cast<const unsigned*>(marks_of<Out>(t, s, channel) + first) : 0u;
+            L::POOL ? *reinterpret_cast<const unsigned*>(marks_of<Out>(s, channel) + first) : 0u;
         UNROLL for (int j = 0; j < 4; j++) UNROLL for (int kind = 0; kind < KINDS; kind++) {
           const int mark = marks >> (8 * j) & 255;
           const float value = L::POOL == 2 ? received<L, In>(slope[j], mark, kind) : slope[j];
@@ -371,7 +375,7 @@ template <class L, class In, class Out> PASS void conv_weights(const Thread t, i
       }
     }
     if (tap >= ACROSS) continue;
-    float* to = t.shared + SCRATCH + share * L::SIZE;
+    float* to = memory + SCRATCH + share * L::SIZE;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < CB; b++) {
       const int round = rounds + r, channel = block * CB + b;
       if (round >= ROUNDS || channel >= L::COUT) continue;
@@ -384,15 +388,15 @@ template <class L, class In, class Out> PASS void conv_weights(const Thread t, i
     float sum = 0.f;
     for (int s = 0; s < n; s++)
       for (int cell = t.lane; cell < CELLS; cell += LANES) {
-        const float slope = t.shared[slope_at<Out>(s, channel, cell)];
+        const float slope = memory[slope_at<Out>(s, channel, cell)];
         float share = L::POOL == 2 ? 0.f : slope;
         if (L::POOL == 2)
-          UNROLL for (int k = 0; k < KINDS; k++) share += received<L, In>(slope, marks_of<Out>(t, s, channel)[cell], k);
+          UNROLL for (int k = 0; k < KINDS; k++) share += received<L, In>(slope, marks_of<Out>(s, channel)[cell], k);
         sum += share;
       }
     sum = warp_sum(sum);
     for (int share = t.lane; share < L::SHARES; share += LANES)
-      t.shared[SCRATCH + share * L::SIZE + L::TAPS * L::COUT_PAD + channel] = share ? 0.f : sum;
+      memory[SCRATCH + share * L::SIZE + L::TAPS * L::COUT_PAD + channel] = share ? 0.f : sum;
   }
 }
 
@@ -407,32 +411,25 @@ DEVICE float stepped(const Settings& by, float weight, float gradient, float& ve
   return add_product(-by.rate, step, weight);
 }
 
-DEVICE void step_four(const Settings& by, float* to, float* velocity, float (&weight)[4], float (&gradient)[4],
-                      float (&speed)[4]) {
-  UNROLL for (int j = 0; j < 4; j++) weight[j] = stepped(by, weight[j], gradient[j], speed[j]);
-  at<float4>(to) = float4{weight[0], weight[1], weight[2], weight[3]};
-  if (by.momentum != 0.f) at<float4>(velocity) = float4{speed[0], speed[1], speed[2], speed[3]};
-}
-
 // Sum of the shares; at the end of a batch the step.
 template <class L>
 DEVICE void conv_step(const Thread& t, const Settings& by, float* velocity, bool first, bool last) {
   for (int e = t.id; e < L::SIZE; e += THREADS) {
     const int channel = e % L::COUT_PAD, tap = e / L::COUT_PAD;
     if (channel >= L::COUT) continue;
-    float gradient = first ? 0.f : t.shared[L::SUMS + e];
-    UNROLL for (int share = 0; share < L::SHARES; share++) gradient += t.shared[SCRATCH + share * L::SIZE + e];
+    float gradient = first ? 0.f : memory[L::SUMS + e];
+    UNROLL for (int share = 0; share < L::SHARES; share++) gradient += memory[SCRATCH + share * L::SIZE + e];
     if (!last) {
-      t.shared[L::SUMS + e] = gradient;
+      memory[L::SUMS + e] = gradient;
       continue;
     }
     float speed = by.momentum != 0.f ? velocity[L::PACKED + e] : 0.f;
-    const float weight = stepped(by, t.shared[L::SHARED + e], gradient, speed);
+    const float weight = stepped(by, memory[L::SHARED + e], gradient, speed);
     if (by.momentum != 0.f) velocity[L::PACKED + e] = speed;
-    t.shared[L::SHARED + e] = weight;
+    memory[L::SHARED + e] = weight;
     if (L::TRANSPOSED && tap < L::TAPS) {
       const int c = tap / (L::KY * L::KX), k = tap % (L::KY * L::KX);
-      t.shared[L::TRANSPOSED + (channel * (L::KY * L::KX) + k) * L::CIN_PAD + c] = weight;
+      memory[L::TRANSPOSED + (channel * (L::KY * L::KX) + k) * L::CIN_PAD + c] = weight;
     }
   }
 }
@@ -440,16 +437,16 @@ DEVICE void conv_step(const Thread& t, const Settings& by, float* velocity, bool
 template <class L> DEVICE void conv_fetch(const Thread& t, const float* weights) {
   for (int e = t.id; e < L::SIZE; e += THREADS) {
     const int channel = e % L::COUT_PAD, tap = e / L::COUT_PAD;
-    t.shared[L::SHARED + e] = weights[L::PACKED + e];
+    memory[L::SHARED + e] = weights[L::PACKED + e];
     if (L::TRANSPOSED && tap < L::TAPS && channel < L::COUT) {
       const int c = tap / (L::KY * L::KX), k = tap % (L::KY * L::KX);
-      t.shared[L::TRANSPOSED + (channel * (L::KY * L::KX) + k) * L::CIN_PAD + c] = weights[L::PACKED + e];
+      memory[L::TRANSPOSED + (channel * (L::KY * L::KX) + k) * L::CIN_PAD + c] = weights[L::PACKED + e];
     }
   }
 }
 
 template <class L> DEVICE void conv_return(const Thread& t, float* weights) {
-  for (int e = t.id; e < L::SIZE; e += THREADS) weights[L::PACKED + e] = t.shared[L::SHARED + e];
+  for (int e = t.id; e < L::SIZE; e += THREADS) weights[L::PACKED + e] = memory[L::SHARED + e];
 }
 
 // Dense layer: a warp computes CB outputs of all samples, its lanes sharing the inputs. The bias is one more input,
@@ -467,7 +464,7 @@ template <class L, class In, class Out, int N> PASS void dense_forward(const Thr
       }
       UNROLL for (int s = 0; s < N; s++) {
         float value[4];
-        load<4>(value, t.shared + In::START + s * In::SAMPLE + k);
+        load<4>(value, memory + In::START + s * In::SAMPLE + k);
         UNROLL for (int b = 0; b < CB; b++) UNROLL for (int j = 0; j < 4; j++)
           sums[b * NP + s] = add_product(row[b][j], value[j], sums[b * NP + s]);
       }
@@ -475,106 +472,73 @@ template <class L, class In, class Out, int N> PASS void dense_forward(const Thr
     const int mine = Sums<CB * NP>::reduce(sums, t.lane);
     UNROLL for (int i = 0; i < Sums<CB * NP>::LEFT; i++) {
       const int o = first + (mine + i) / NP, s = (mine + i) % NP;
-      if (o < L::OUT && s < N) t.shared[Out::START + s * Out::SAMPLE + o] = Out::RECTIFIED ? rectified(sums[i]) : sums[i];
+      if (o < L::OUT && s < N) memory[Out::START + s * Out::SAMPLE + o] = Out::RECTIFIED ? rectified(sums[i]) : sums[i];
     }
   }
 }
 
 // Derivatives of a dense layer: a thread has four inputs and every SHARES-th output. It sums up the derivatives by its
-// inputs (into the scratch memory). Where the group is the whole batch it changes the weights, since it has read them;
-// else what it needs for that is kept for `dense_step`: samples from number `kept` on.
+// inputs (into the scratch memory) and, since it has read them, at the end of a batch changes the weights.
 template <class L, class In, class Out, int N>
-PASS void dense_backward(const Thread t, const Settings by, float* weights, float* velocity, float* history, int n,
-                           int kept, bool whole) {
+PASS void dense_backward(const Thread t, const Settings by, float* weights, float* velocity, float* gradients,
+                           bool first, bool last) {
   constexpr int COLUMNS = L::ROW / 4, AT_ONCE = 4;
   ONCE for (int item = t.id; item < COLUMNS * L::SHARES; item += THREADS) {
     const int k = item % COLUMNS * 4, share = item / COLUMNS;
     float value[N][4], slope[N][4];
     UNROLL for (int s = 0; s < N; s++) {
-      load<4>(value[s], t.shared + In::START + s * In::SAMPLE + k);
+      load<4>(value[s], memory + In::START + s * In::SAMPLE + k);
       UNROLL for (int j = 0; j < 4; j++) slope[s][j] = 0.f;
-      if (!whole && share == 0 && s < n)
-        at<float4>(history + (kept + s) * KEPT_FLOATS + L::KEPT + k) = float4{value[s][0], value[s][1], value[s][2], value[s][3]};
     }
-    if (L::IS_FIRST && !whole) continue;
     ONCE for (int begin = share; begin < L::OUT; begin += L::SHARES * AT_ONCE) {
-      float weight[AT_ONCE][4], speed[AT_ONCE][4];
+      float4 weight[AT_ONCE], sum[AT_ONCE], speed[AT_ONCE];
       UNROLL for (int i = 0; i < AT_ONCE; i++) {
         const int o = begin + i * L::SHARES, place = L::PACKED + (o < L::OUT ? o : begin) * L::ROW + k;
-        load<4>(weight[i], weights + place);
-        if (whole && by.momentum != 0.f) load<4>(speed[i], velocity + place);
+        weight[i] = at<float4>(weights + place);
+        sum[i] = speed[i] = float4{0.f, 0.f, 0.f, 0.f};
+        if (!first) sum[i] = at<float4>(gradients + place);
+        if (last && by.momentum != 0.f) speed[i] = at<float4>(velocity + place);
       }
       UNROLL for (int i = 0; i < AT_ONCE; i++) {
         const int o = begin + i * L::SHARES, place = L::PACKED + o * L::ROW + k;
         if (o >= L::OUT) break;
-        float given[(N + 3) / 4 * 4], sum[4] = {0.f, 0.f, 0.f, 0.f};
-        load<(N + 3) / 4 * 4>(given, t.shared + slope_at<Out>(0, o, 0));
-        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++)
-          slope[s][j] = add_product(given[s], weight[i][j], slope[s][j]);
-        if (!whole) continue;
-        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++)
-          sum[j] = add_product(given[s], value[s][j], sum[j]);
-        step_four(by, weights + place, velocity + place, weight[i], sum, speed[i]);
+        float given[(N + 3) / 4 * 4];
+        load<(N + 3) / 4 * 4>(given, memory + slope_at<Out>(0, o, 0));
+        float* w = &weight[i].x;
+        float* g = &sum[i].x;
+        float* v = &speed[i].x;
+        UNROLL for (int s = 0; s < N; s++) UNROLL for (int j = 0; j < 4; j++) {
+          slope[s][j] = add_product(given[s], w[j], slope[s][j]);
+          g[j] = add_product(given[s], value[s][j], g[j]);
+        }
+        if (last) {
+          UNROLL for (int j = 0; j < 4; j++) w[j] = stepped(by, w[j], g[j], v[j]);
+          at<float4>(weights + place) = weight[i];
+          if (by.momentum != 0.f) at<float4>(velocity + place) = speed[i];
+        } else {
+          at<float4>(gradients + place) = sum[i];
+        }
       }
     }
     if (!L::IS_FIRST)
-      UNROLL for (int s = 0; s < N; s++) at<float4>(t.shared + SCRATCH + (share * N + s) * L::ROW + k) =
+      UNROLL for (int s = 0; s < N; s++) at<float4>(memory + SCRATCH + (share * N + s) * L::ROW + k) =
           float4{slope[s][0], slope[s][1], slope[s][2], slope[s][3]};
   }
-  if (!whole)
-    for (int item = t.id; item < n * L::OUT; item += THREADS)
-      history[(kept + item / L::OUT) * KEPT_FLOATS + L::KEPT + L::ROW + item % L::OUT] =
-          t.shared[slope_at<Out>(item / L::OUT, item % L::OUT, 0)];
   if (L::IS_FIRST) return;
   barrier();
   constexpr int PLANE = In::HEIGHT * In::WIDTH;
   for (int item = t.id; item < N * L::IN; item += THREADS) {
     const int s = item / L::IN, e = item % L::IN;
     float slope = 0.f;
-    UNROLL for (int share = 0; share < L::SHARES; share++) slope += t.shared[SCRATCH + (share * N + s) * L::ROW + e];
-    put_slope<In>(t, s, e / PLANE, e % PLANE / In::WIDTH, e % In::WIDTH, slope);
-  }
-}
-
-// The step of a dense layer from what was kept of `count` samples; before the batch is over, its sums so far. A thread
-// has four inputs and OUTPUTS outputs.
-template <class L>
-PASS void dense_step(const Thread t, const Settings by, float* weights, float* velocity, float* gradients,
-                       const float* history, int count, bool first, bool last) {
-  constexpr int COLUMNS = L::ROW / 4, OUTPUTS = KEPT_OUTPUTS;
-  ONCE for (int item = t.id; item < COLUMNS * ((L::OUT + OUTPUTS - 1) / OUTPUTS); item += THREADS) {
-    const int k = item % COLUMNS * 4, begin = item / COLUMNS * OUTPUTS;
-    const float* from = history + L::KEPT;
-    float sums[OUTPUTS][4];
-    UNROLL for (int i = 0; i < OUTPUTS; i++) UNROLL for (int j = 0; j < 4; j++) sums[i][j] = 0.f;
-    _Pragma("unroll 2") for (int s = 0; s < count; s++, from += KEPT_FLOATS) {
-      float value[4], slope[OUTPUTS];
-      load<4>(value, from + k);
-      load<OUTPUTS>(slope, from + L::ROW + begin);
-      UNROLL for (int i = 0; i < OUTPUTS; i++) UNROLL for (int j = 0; j < 4; j++)
-        sums[i][j] = add_product(slope[i], value[j], sums[i][j]);
-    }
-    UNROLL for (int i = 0; i < OUTPUTS; i++) {
-      const int place = L::PACKED + (begin + i) * L::ROW + k;
-      if (begin + i >= L::OUT) break;
-      float sum[4] = {0.f, 0.f, 0.f, 0.f}, weight[4], speed[4];
-      if (!first) load<4>(sum, gradients + place);
-      UNROLL for (int j = 0; j < 4; j++) sum[j] += sums[i][j];
-      if (last) {
-        load<4>(weight, weights + place);
-        if (by.momentum != 0.f) load<4>(speed, velocity + place);
-        step_four(by, weights + place, velocity + place, weight, sum, speed);
-      } else {
-        at<float4>(gradients + place) = float4{sum[0], sum[1], sum[2], sum[3]};
-      }
-    }
+    UNROLL for (int share = 0; share < L::SHARES; share++) slope += memory[SCRATCH + (share * N + s) * L::ROW + e];
+    put_slope<In>(s, e / PLANE, e % PLANE / In::WIDTH, e % In::WIDTH, slope);
   }
 }
 
 // Softmax and cross-entropy: the derivative by the outputs, scaled to the mean of a batch, or loss and error.
 template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int* labels, int n, float scale, int* bad) {
   for (int s = t.warp; s < GROUP; s += WARPS) {
-    const float* outputs = t.shared + Out::START + s * Out::SAMPLE;
+    const float* outputs = memory + Out::START + s * Out::SAMPLE;
     const int label = s < n ? labels[s] : 0;
     float largest = outputs[0], sum = 0.f;
     for (int c = t.lane; c < CLASSES; c += LANES) largest = outputs[c] > largest ? outputs[c] : largest;
@@ -584,7 +548,7 @@ template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int
     for (int c = t.lane; c < CLASSES; c += LANES) {
       const float slope = (expf(outputs[c] - largest) / sum - (c == label ? 1.f : 0.f)) * scale;
       const bool dead = s >= n || (Out::RECTIFIED && outputs[c] <= 0.f);
-      t.shared[slope_at<Out>(s, c, 0)] = dead ? 0.f : slope;
+      memory[slope_at<Out>(s, c, 0)] = dead ? 0.f : slope;
     }
     if (s < n && t.lane == 0) {
       const float loss = logf(sum) + largest - outputs[label];
@@ -595,7 +559,7 @@ template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int
 
 template <class Out> DEVICE void cross_entropy_value(const Thread& t, const int* labels, int n, double& total, int& wrong) {
   for (int s = t.warp; s < n; s += WARPS) {
-    const float* outputs = t.shared + Out::START + s * Out::SAMPLE;
+    const float* outputs = memory + Out::START + s * Out::SAMPLE;
     const int label = labels[s];
     float largest = outputs[0], sum = 0.f, before = 0.f;
     for (int c = t.lane; c < CLASSES; c += LANES) {
@@ -616,12 +580,11 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
   float* weights = job.weights + (long long)network * WEIGHTS;
   float* velocity = job.velocity ? job.velocity + (long long)network * WEIGHTS : nullptr;
   float* gradients = job.gradients + (long long)block * WEIGHTS;
-  float* history = job.history + (long long)block * (KEPT_SAMPLES * KEPT_FLOATS);
   const Settings by{job.rate[network], job.momentum[network], job.decay[network]};
   const int* order = job.order + (long long)network * job.order_step;
   const int* labels = job.labels + (long long)network * job.label_step;
   // No trace of another network: what is not a number there would stay so times zero.
-  for (int i = t.id; i < SHARED_FLOATS; i += THREADS) t.shared[i] = 0.f;
+  for (int i = t.id; i < SHARED_FLOATS; i += THREADS) memory[i] = 0.f;
   barrier();
   Net::set_ones(t);
   Net::fetch(t, weights);
@@ -632,23 +595,14 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
   const int end = (int)((long long)steps * (slice + 1) / job.slices);
   ONCE for (int step = (int)((long long)steps * slice / job.slices); step < end; step++) {
     const int start = step * batch, size = job.samples - start < batch ? job.samples - start : batch;
-    int kept = 0;
-    bool summed = false;
     ONCE for (int at = 0; at < size; at += GROUP) {
       const int n = size - at < GROUP ? size - at : GROUP;
-      const bool last = at + n == size;
       const int* chosen = labels + start + at;
       Net::forward(t, job.images, order + start + at, weights, n);
       if (job.evaluates) cross_entropy_value<Net::Outputs>(t, chosen, n, total, wrong);
       else cross_entropy_slopes<Net::Outputs>(t, chosen, n, 1.f / size, job.bad + network);
       barrier();
-      if (job.evaluates) continue;
-      Net::backward(t, by, weights, velocity, history, n, kept, at == 0, last);
-      kept += n;
-      if (size > GROUP && (last || kept + GROUP > KEPT_SAMPLES)) {
-        Net::step(t, by, weights, velocity, gradients, history, kept, !summed, last);
-        summed = true, kept = 0;
-      }
+      if (!job.evaluates) Net::backward(t, by, weights, velocity, gradients, n, at == 0, at + n == size);
     }
   }
   barrier();
@@ -664,11 +618,9 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
 // Blocks take slices of networks from one queue. A slice waits for the one before it of its network, which a block
 // that is running took earlier: so nobody waits for ever, however few blocks run at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fused(const Job job) {
-  extern __shared__ float4 memory[];
-  float* shared = reinterpret_cast<float*>(memory);
-  volatile int* taken = reinterpret_cast<int*>(shared) + 1;
+  volatile int* taken = reinterpret_cast<int*>(memory);  // the first floats are nobody's
   const int id = threadIdx.x;
-  const Thread t{shared, id, id % LANES, id / LANES};
+  const Thread t{id, id % LANES, id / LANES};
   for (;;) {
     barrier();
     if (id == 0) *taken = atomicAdd(job.queue, 1);
@@ -690,7 +642,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fused(const Job job) {
   }
 }
 #else
-alignas(16) static float memory[SHARED_FLOATS];
 extern "C" void fused(const Job* job) {
   std::vector<std::thread> threads;
   all_threads = std::make_unique<std::barrier<>>(THREADS);
@@ -699,7 +650,7 @@ extern "C" void fused(const Job* job) {
   for (int id = 0; id < THREADS; id++)
     threads.emplace_back([=] {
       own_thread = id;
-      const Thread t{memory, id, id % LANES, id / LANES};
+      const Thread t{id, id % LANES, id / LANES};
       for (int item = 0; item < job->networks * job->slices; item++) {
         barrier();
         run_slice(t, *job, 0, job->turn[item % job->networks], item / job->networks);

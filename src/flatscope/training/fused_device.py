@@ -18,20 +18,7 @@ from flatscope.training.fused_source import KernelPlan
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 POINTERS = (
-    *(
-        "images",
-        "order",
-        "labels",
-        "weights",
-        "velocity",
-        "gradients",
-        "history",
-        "rate",
-        "momentum",
-        "decay",
-        "batch",
-        "turn",
-    ),
+    *("images", "order", "labels", "weights", "velocity", "gradients", "rate", "momentum", "decay", "batch", "turn"),
     *("finished", "queue", "bad", "losses", "wrong"),
 )
 NUMBERS = ("networks", "samples", "slices", "evaluates", "order_step", "label_step")

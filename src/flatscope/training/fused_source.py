@@ -21,11 +21,8 @@ LARGEST_GROUP = 8
 REGISTERS = 32  # sums that a thread of a convolution keeps
 SCRATCH_WANTED = 10_240  # floats; more shares of a sum than fit there do not pay
 ROOM = 1.25  # how much larger a buffer may become so that lanes read from different banks
-KEPT_SAMPLES = 64  # of which dense layers keep inputs and derivatives until they sum up over them
-KEPT_OUTPUTS = 12  # outputs of a dense layer that a thread sums up at once
 LARGEST_MARK = 255  # of a maximum: a byte says where it was
 POOLS = {"": 0, "max": 1, "average": 2}
-PASSED = "t, by, weights, velocity, gradients, history, count, first, last"
 MARK = "// GENERATED: struct Net, the passes over one group of samples"
 
 
@@ -38,7 +35,6 @@ class KernelPlan:
         threads, lanes: of a block, and how many of them run in step.
         group: samples that go through the network together.
         shared: floats of shared memory.
-        kept: floats of global memory that a block needs beside the weights and one gradient.
         places: for each entry of a packed network, its place among the parameters (in the order of `names`, each
             flattened, one after the other); the number of all parameters where it is only filled up.
         names: parameters in the order of the chain.
@@ -49,7 +45,6 @@ class KernelPlan:
     lanes: int
     group: int
     shared: int
-    kept: int
     places: Tensor
     names: tuple[str, ...]
 
@@ -84,7 +79,7 @@ def plan_kernel(chain: Chain, batch: int, *, threads: int = 512, lanes: int = 32
     text = Path(__file__).with_name("fused.cu").read_text(encoding="utf-8")
     assert MARK in text
     source = best.constants() + text.replace(MARK, best.passes())
-    return KernelPlan(source, threads, lanes, best.group, best.size, best.kept_floats, best.places(), tuple(names))
+    return KernelPlan(source, threads, lanes, best.group, best.size, best.places(), tuple(names))
 
 
 class _Layout:
@@ -92,7 +87,7 @@ class _Layout:
 
     def __init__(self, chain: Chain, group: int, threads: int, lanes: int) -> None:
         self.chain, self.group, self.threads, self.lanes = chain, group, threads, lanes
-        self.size, self.scratch, self.packed, self.kept, self.cost = 4, 0, 0, 0, 0.0
+        self.size, self.scratch, self.packed, self.cost = 4, 0, 0, 0.0
         self.layers = [
             self._convolution(number, layer) if isinstance(layer, Convolution) else self._dense(number, layer)
             for number, layer in enumerate(chain.layers)
@@ -168,9 +163,7 @@ class _Layout:
             self.scratch = max(self.scratch, shares * self.group * row)
         self.cost += layer.outputs * row * (3 + 2 * self.group / 128)
         values = {"IN": layer.inputs, "OUT": layer.outputs, "ROW": row, "CB": block, "SHARES": shares}
-        values |= {"IS_FIRST": int(number == 0), "PACKED": self._pack(layer.outputs * row), "KEPT": self.kept}
-        self.kept += row + -(-layer.outputs // KEPT_OUTPUTS) * KEPT_OUTPUTS
-        return values
+        return values | {"IS_FIRST": int(number == 0), "PACKED": self._pack(layer.outputs * row)}
 
     # Where everything lies --------------------------------------------------------------------------------------------
 
@@ -243,11 +236,6 @@ class _Layout:
         self.packed += _fours(floats)
         return place
 
-    @property
-    def kept_floats(self) -> int:
-        """See `KernelPlan`."""
-        return max(KEPT_SAMPLES, self.group) * self.kept
-
     # What comes out ---------------------------------------------------------------------------------------------------
 
     def constants(self) -> str:
@@ -255,8 +243,7 @@ class _Layout:
         small = min(4, self.group)
         numbers = {"THREADS": self.threads, "LANES": self.lanes, "GROUP": self.group, "SMALL_GROUP": small}
         numbers |= {"CLASSES": self.chain.classes, "WEIGHTS": self.packed, "SHARED_FLOATS": self.size}
-        numbers |= {"SCRATCH": self.start_of_scratch, "KEPT_FLOATS": self.kept, "KEPT_OUTPUTS": KEPT_OUTPUTS}
-        numbers["KEPT_SAMPLES"] = max(KEPT_SAMPLES, self.group)
+        numbers["SCRATCH"] = self.start_of_scratch
         lines = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
         for letter, parts in (("L", self.layers), ("A", self.buffers)):
             for number, part in enumerate(parts):
@@ -269,14 +256,13 @@ class _Layout:
         layers = list(enumerate(self.chain.layers))
         convolutions = [number for number, layer in layers if isinstance(layer, Convolution)]
         ones = [
-            f"t.shared[A{n}::START + s * A{n}::SAMPLE + {layer.inputs}] = 1.f;"
+            f"memory[A{n}::START + s * A{n}::SAMPLE + {layer.inputs}] = 1.f;"
             for n, layer in layers
             if isinstance(layer, Dense) and layer.bias is not None
         ]
         forward = [line for number, layer in layers for line in self._forward(number, layer)]
         backward = [line for number, layer in reversed(layers) for line in self._backward(number, layer)]
-        steps = [f"dense_step<L{n}>({PASSED});" for n, layer in layers if isinstance(layer, Dense)]
-        arguments = "const Thread& t, const Settings& by, float* weights, float* velocity"
+        arguments = "const Thread& t, const Settings& by, float* weights, float* velocity, float* gradients, int n"
         parts = {
             "set_ones(const Thread& t)": [f"for (int s = t.id; s < GROUP; s += THREADS) {{ {' '.join(ones)} }}"],
             "fetch(const Thread& t, const float* weights)": [f"conv_fetch<L{n}>(t, weights);" for n in convolutions],
@@ -286,8 +272,7 @@ class _Layout:
                 "barrier();",
                 *forward,
             ],
-            f"backward({arguments}, float* history, int n, int kept, bool first, bool last)": backward,
-            f"step({arguments}, float* gradients, const float* history, int count, bool first, bool last)": steps,
+            f"backward({arguments}, bool first, bool last)": backward,
         }
         body = "\n".join(
             f"  DEVICE void {head} {{\n" + "\n".join(f"    {line}" for line in lines) + "\n  }"
@@ -315,7 +300,7 @@ class _Layout:
             yield "barrier();"
             yield f"conv_step<L{number}>(t, by, velocity, first, last);"
         else:
-            arguments = "(t, by, weights, velocity, history, n, kept, first && last)"
+            arguments = "(t, by, weights, velocity, gradients, first, last)"
             yield f"if (n <= SMALL_GROUP) dense_backward<{types}, SMALL_GROUP>{arguments};"
             yield f"else dense_backward<{types}, GROUP>{arguments};"
         yield "barrier();"

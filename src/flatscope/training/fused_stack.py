@@ -161,7 +161,6 @@ class FusedStack(Stack):
             weights=weights,
             velocity=velocity,
             gradients=torch.empty(self._blocks, weights.shape[1], device=self.device),
-            history=torch.zeros(self._blocks, self._fused.plan.kept, device=self.device),
             rate=torch.tensor([learning_rate(config, epoch) for config in configs], dtype=floats, device=self.device),
             momentum=torch.tensor([config.momentum for config in configs], dtype=floats, device=self.device),
             decay=torch.tensor([config.weight_decay for config in configs], dtype=floats, device=self.device),
