@@ -159,7 +159,7 @@ def test_misclassified_samples_and_options() -> None:
     tested, *_ = margins(problem, part="test")
     assert len(tested) == len(tiny.xt)
     assert torch.equal(margins(problem, samples=4)[0], found[:4])
-    with pytest.raises(fs.InputError, match="part of the data"):
+    with pytest.raises(fs.InputError, match="part of geometric_margin"):
         margins(problem, part="validation")
     with pytest.raises(fs.InputError, match="restarts"):
         margins(problem, restarts=0)

@@ -261,3 +261,9 @@ def test_a_network_that_diverged_gives_no_row_without_a_number_and_a_reason(size
     assert set(endless[endless["reason"] == ""]["measure"]) <= {"psi_balance", "local_linear_margin"}
     overflowing = set(without[without["reason"].str.startswith("not a number")]["measure"])
     assert ("hessian_trace" in overflowing) == (size == 1e12)
+
+
+@pytest.mark.parametrize(("name", "option"), [("flatness_radius", "kind"), ("path_norm", "outputs")])
+def test_an_option_of_given_words_takes_no_other(name: str, option: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"{option} of {name}"):
+        declarations()[name].checked_options({option: "sideways"})

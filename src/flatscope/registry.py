@@ -7,10 +7,12 @@ whatever was imported before: asking for it imports our own families.
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib
 import inspect
 import numbers
+import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -157,12 +159,21 @@ class Declaration(Facts):
         for name, value in given.items():
             if name not in self.options:
                 raise UnknownNameError.among(name, self.options, f"option of {self.name}")
+            if (choices := _choices(self.function, parameters[name].annotation)) and value not in choices:
+                raise UnknownNameError.among(str(value), choices, f"{name} of {self.name}")
             takes_fractions = parameters[name].annotation in ("float", float)
             wanted = "a number" if takes_fractions else _kind(parameters[name].default)
             if wanted and _kind(value) not in (wanted, "a whole number" if wanted == "a number" else wanted):
                 raise InputError(wanted, repr(value), where=f"{self.name}, {name}")
         # Lists become tuples: what is computed is kept by its options, and a list cannot be a key.
         return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _choices(function: Callable[..., Any], annotation: Any) -> tuple[str, ...]:
+    """The words that an option of the type `Literal["one", "other"]` may be; empty for other options."""
+    named = getattr(function, "__globals__", {}).get(annotation, annotation)  # a type of that module, by its name
+    found = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", str(named), re.DOTALL)
+    return tuple(ast.literal_eval(f"({found[1]},)")) if found else ()
 
 
 def _kind(value: Any) -> str:

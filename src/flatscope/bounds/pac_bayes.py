@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from flatscope.perturbation import perturbed_losses, random_normal
 from flatscope.registry import Value, bound
 
 FORMS = ("eq5", "eq6", "maurer")
-NOISES = ("per_parameter", "equal")
-PRIORS = ("grid", "matched")
-MEANS = ("zero", "initial")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.
 PRIOR_SIGMAS = tuple(10 ** (k / 10) for k in range(-50, 11))
 
@@ -86,10 +83,10 @@ def pac_bayes(
     ctx: Context,
     *,
     delta: float,
-    form: str = "eq5",
-    noise: str = "per_parameter",
-    prior: str = "grid",
-    prior_mean: str = "zero",
+    form: Literal["eq5", "eq6", "maurer"] = "eq5",
+    noise: Literal["per_parameter", "equal"] = "per_parameter",
+    prior: Literal["grid", "matched"] = "grid",
+    prior_mean: Literal["zero", "initial"] = "zero",
     alpha: Any = (1e-2, 3e-2, 1e-1, 3e-1),
     draws: int = 20,
 ) -> Value:
@@ -109,11 +106,6 @@ def pac_bayes(
         alpha: noise levels to choose from.
         draws: noisy networks per level.
     """
-    for name, given, known in (("form", form, FORMS), ("noise", noise, NOISES), ("prior", prior, PRIORS)):
-        if given not in known:
-            raise UnknownNameError.among(given, known, f"{name} of pac_bayes")
-    if prior_mean not in MEANS:
-        raise UnknownNameError.among(prior_mean, MEANS, "prior_mean of pac_bayes")
     if draws < 2:
         raise InputError("at least 2 draws", str(draws), where="draws")
     if prior == "matched" and noise != "equal":

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
 from flatscope.network.program import Operation, replay
 from flatscope.registry import Value, bound
@@ -21,9 +21,6 @@ from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import ZeroSkeletonError
 from flatscope.symmetries.scaling import rescaled_params
 
-CONVENTIONS = ("weight_layers", "hidden_layers")
-PRIORS = ("zero", "initial")
-LOSSES = ("error", "clipped")
 BALANCED = 2 - math.sqrt(3)  # |v + δ| ≥ √((v² + δ²)/2), used in (37), holds only for δ/v ≥ -(2 - √3)
 
 
@@ -136,7 +133,7 @@ def psi_theorem_5_1(
     rule: str = "max_product",
     epsilon: float = 0.1,
     relative: bool = True,
-    depth_convention: str = "weight_layers",
+    depth_convention: Literal["weight_layers", "hidden_layers"] = "weight_layers",
     lipschitz: float = 0.0,
 ) -> Value:
     """Rise of the training loss in a ball of path values by Theorem 5.1 as printed; not proved.
@@ -151,8 +148,6 @@ def psi_theorem_5_1(
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
     del delta
-    if depth_convention not in CONVENTIONS:
-        raise UnknownNameError.among(depth_convention, CONVENTIONS, "depth_convention")
     ctx, paths, spread = _prepared(ctx, rule)
     if paths is None or spread.log_inf == -math.inf:
         return _infinite()
@@ -233,9 +228,9 @@ def pac_bayes_psi(
     delta: float,
     rule: str = "cyclic",
     sigma: float = 0.05,
-    prior_mean: str = "zero",
+    prior_mean: Literal["zero", "initial"] = "zero",
     sign_penalty: bool = True,
-    loss: str = "error",
+    loss: Literal["error", "clipped"] = "error",
     draws: int = 100,
 ) -> Value:
     r"""Gap between the expected and the training loss of the network with perturbed path values.
@@ -255,9 +250,6 @@ def pac_bayes_psi(
         loss: "error" (0/1), or "clipped": the loss, at most 1.
         draws: perturbed networks.
     """
-    for name, given, known in (("prior_mean", prior_mean, PRIORS), ("loss", loss, LOSSES)):
-        if given not in known:
-            raise UnknownNameError.among(given, known, name)
     if not sigma > 0 or draws < 2:
         raise InputError("a positive sigma and at least 2 draws", f"{sigma}, {draws}", where="pac_bayes_psi")
     initial, ctx = ctx.problem.initial, ctx.sweep(in_double)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
 from flatscope.registry import Value, bound
 
-FORMS = ("theorem", "simplified")
 SIGMAS = tuple(10 ** (k / 20) for k in range(-120, 81))
 
 
@@ -114,7 +114,7 @@ def sharpness_theorem_1(
     ctx: Context,
     *,
     delta: float,
-    form: str = "theorem",
+    form: Literal["theorem", "simplified"] = "theorem",
     samples: int = 20,
     flip_delta: float = 0.01,
     corrected: bool = False,
@@ -133,8 +133,6 @@ def sharpness_theorem_1(
         corrected: use √(2 ln(2h/δ_i)) for C_{δ_i}, and keep C²_{δ_i} in the simplified form.
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
-    if form not in FORMS:
-        raise UnknownNameError.among(form, FORMS, "form of sharpness_theorem_1")
     if not 0 < delta < 1 or not 0 < flip_delta < 1:
         raise InputError("0 < delta < 1", f"{delta}, {flip_delta}", where="sharpness_theorem_1")
     if lipschitz <= 0:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError
 from flatscope.measures.layer_values import measured_layers
 from flatscope.measures.weight_flatness import top_eigenpairs
 from flatscope.network.layers import Layer
@@ -23,7 +24,7 @@ from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients
 from flatscope.registry import Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
-KINDS = ("worst", "random")
+Kind = Literal["worst", "random"]
 TOLERANCE = 1e-6
 LONGEST, SETTLING = 1e6, 20
 NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are rounding, and their directions chance
@@ -43,7 +44,7 @@ NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are ro
     search="lower",
 )
 def feature_robustness(
-    ctx: Context, *, delta: float = 0.1, kind: str = "worst", restarts: int = 3, steps: int = 30, draws: int = 20
+    ctx: Context, *, delta: float = 0.1, kind: Kind = "worst", restarts: int = 3, steps: int = 30, draws: int = 20
 ) -> dict[str, Value]:
     r"""Rise of the training loss when a layer's input features φ become φ + δAφ with a matrix A of norm one.
 
@@ -61,8 +62,6 @@ def feature_robustness(
         steps: steps of each ascent.
         draws: the most matrices of "random", each with its negative; even.
     """
-    if kind not in KINDS:
-        raise UnknownNameError.among(kind, KINDS, "kind of feature_robustness")
     for name, value in (("delta", delta), ("restarts", restarts), ("steps", steps)):
         if not value > 0:
             raise InputError("a positive number", str(value), where=name)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
@@ -26,7 +26,7 @@ from flatscope.registry import Value, measure
 from flatscope.samples import output_tensor
 from flatscope.stopping import out_of_time
 
-PARTS = ("train", "test")
+Part = Literal["train", "test"]
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
 
 
@@ -45,7 +45,7 @@ ROUNDING = 1e-6  # by which norms found by iteration may be too small
     "misclassified; the lower end comes from Lipschitz constants, which a rescaling does change",
     search="upper",
 )
-def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: str = "train") -> Value:
+def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, part: Part = "train") -> Value:
     """Length of the shortest change of an input that changes its class, as a certified interval for each sample.
 
     The value, which is also the upper end, is the length of a change that was found and does change the class. The
@@ -99,7 +99,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
     "do not depend on the input near by; neither an upper nor a lower bound of `geometric_margin`",
 )
-def local_linear_margin(ctx: Context, *, samples: int = 1000, part: str = "train") -> Value:
+def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "train") -> Value:
     """Distance to the nearest other class if the network went on as it does at the sample: f(x)/‖W_x‖.
 
     With two outputs this is the functional margin divided by the length of its gradient; exact for affine networks.
@@ -125,8 +125,6 @@ def _cut_short(ctx: Context, found: int, samples: int, part: str) -> str:
 
 def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
     """(inputs, labels, outputs) of batches, `samples` in all."""
-    if part not in PARTS:
-        raise UnknownNameError.among(part, PARTS, "part of the data")
     if part == "test" and ctx.problem.test is None:
         raise NotApplicable("needs test data; pass test=(x, y)")
     if samples < 1:

@@ -9,18 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable
 from flatscope.registry import Value, measure
 from flatscope.samples import parts_of
 
-TRIPLES = ("all", "inner", "edge")
-READINGS = ("condition", "figure")
-UNITS = ("rms", "raw")
+Triples = Literal["all", "inner", "edge"]
+Reading = Literal["condition", "figure"]
+Units = Literal["rms", "raw"]
+_condition = partial(
+    measure,
+    paper="neyshabur2017",
+    invariant_under={"layer_scaling", "permutation", "output_scaling"},
+    cost="long",
+    passes={"forward": 1},
+    on_folded=True,
+)
 _CHAIN = "needs a chain of dense layers with ReLU between them and nothing behind the last"
 
 
@@ -110,20 +120,15 @@ def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
     return given, out
 
 
-@measure(
+@_condition(
     symbol=r"\mu = \min \frac{\sqrt{h_c}\,\|\prod_{i=a}^{b} D_iW_i\|_F}"
     r"{\|\prod_{i=c+1}^{b} D_iW_i\|_F \|\prod_{i=a}^{c} D_iW_i\|_F}",
-    paper="neyshabur2017",
     equation="Section 4, condition C1",
     direction="higher",
-    invariant_under={"layer_scaling", "permutation", "output_scaling"},
-    cost="long",
-    passes={"forward": 1},
-    on_folded=True,
     conventions="a ≤ c < b with W_0 = x and no ReLU behind the last layer; patterns of the network as it runs, biases "
     "in no product; products that are zero are counted in the remark and not in the minimum",
 )
-def condition_c1_mu(ctx: Context, *, samples: int = 100, triples: str = "all") -> Value:
+def condition_c1_mu(ctx: Context, *, samples: int = 100, triples: Triples = "all") -> Value:
     """Smallest ratio of the norm of a product of layers to the product of the norms of its two parts.
 
     Over all samples and all triples a ≤ c < b; 1/μ is what the paper calls a condition number.
@@ -133,8 +138,6 @@ def condition_c1_mu(ctx: Context, *, samples: int = 100, triples: str = "all") -
         samples: training samples to look at, at random; all of them where there are no more.
         triples: "all"; "inner" for a < c < b - 1; "edge" for c = a or c = b - 1 (the paper's Figure 6).
     """
-    if triples not in TRIPLES:
-        raise UnknownNameError.among(triples, TRIPLES, "triples of condition_c1_mu")
     chain = ctx.sweep(relu_chain, samples=samples)
     values = ctx.sweep(interaction_ratios, samples=samples)  # (samples, triples)
     kept = [
@@ -194,19 +197,14 @@ def product_norms(chain: ReluChain, sample: int) -> Iterator[tuple[tuple[int, in
             yield (a, b), float(product.norm())
 
 
-@measure(
+@_condition(
     symbol=r"C_2 = \sup_{\delta \ge \delta_0} \tfrac1\delta \tfrac{1}{h_k} \#\{i: |z_{k,i}| \le \delta\}",
-    paper="neyshabur2017",
     equation="Section 4, condition C2",
     direction="lower",
-    invariant_under={"layer_scaling", "permutation", "output_scaling"},
-    cost="long",
-    passes={"forward": 1},
-    on_folded=True,
     conventions="absolute values, which the paper leaves out; hidden layers; pre-activations with their biases; δ in "
     "units of their root mean square; without a floor the smallest one decides",
 )
-def condition_c2(ctx: Context, *, floor: float = 0.1, units: str = "rms", samples: int = 100) -> dict[str, Value]:
+def condition_c2(ctx: Context, *, floor: float = 0.1, units: Units = "rms", samples: int = 100) -> dict[str, Value]:
     """Largest fraction of units within δ of switching, relative to δ; worst sample, and worst layer.
 
     Args:
@@ -215,8 +213,6 @@ def condition_c2(ctx: Context, *, floor: float = 0.1, units: str = "rms", sample
         units: "rms": δ in the same units; "raw": δ as it is, which depends on the scale of weights and inputs.
         samples: training samples to look at, at random; all of them where there are no more.
     """
-    if units not in UNITS:
-        raise UnknownNameError.among(units, UNITS, "units of condition_c2")
     if not 0 <= floor < math.inf:
         raise InputError("a floor of at least 0", str(floor), where="condition_c2")
     chain = ctx.sweep(relu_chain, samples=samples)
@@ -240,19 +236,14 @@ def steepest(sizes: Tensor, floor: float) -> Tensor:
     return best
 
 
-@measure(
+@_condition(
     symbol=r"C_3 = \max_i \frac{\sqrt{h_i}\,\|W_i\|_{2,\infty}}{\|D_iW_i\|_F}",
-    paper="neyshabur2017",
     equation="Section 4, condition C3",
     direction="lower",
-    invariant_under={"layer_scaling", "permutation", "output_scaling"},
-    cost="long",
-    passes={"forward": 1},
-    on_folded=True,
     conventions="all layers, no unit of the last is off; samples with every unit of a layer off are counted in the "
     "remark; Figure 5 divides by the mean row norm instead, without D",
 )
-def condition_c3(ctx: Context, *, reading: str = "condition", samples: int = 100) -> dict[str, Value]:
+def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int = 100) -> dict[str, Value]:
     """How much the largest row of a layer's weight exceeds the others; worst sample, and worst layer.
 
     Args:
@@ -260,8 +251,6 @@ def condition_c3(ctx: Context, *, reading: str = "condition", samples: int = 100
         reading: "condition": the largest row norm over ‖D_iW_i‖_F / √h_i; "figure": over the mean row norm.
         samples: training samples to look at, at random; all of them where there are no more.
     """
-    if reading not in READINGS:
-        raise UnknownNameError.among(reading, READINGS, "reading of condition_c3")
     chain = ctx.sweep(relu_chain, samples=samples)
     found, dead = {}, 0
     for level, (name, weight) in enumerate(zip(chain.names, chain.weights, strict=True), start=1):

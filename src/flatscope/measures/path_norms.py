@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import FUNCTION_SYMMETRIES, Capacity, declare_with_margin, from_log
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.path_rules import POOLINGS, Paths
+from flatscope.network.path_rules import Paths
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import Value, measure
 from flatscope.samples import each_part, output_tensor
 
+Over = Literal["sum", "max"]
 _norm_of_paths = partial(
     measure,
     paper="neyshabur2017",
@@ -39,7 +40,7 @@ _norm_of_paths = partial(
 @_norm_of_paths(
     symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|",
 )
-def l1_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
+def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Sum over all paths from input to output of the product of their absolute weights.
 
     Args:
@@ -55,7 +56,7 @@ def l1_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log
 @_norm_of_paths(
     symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
 )
-def l2_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log: bool = False) -> Value:
+def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Square root of the sum over all paths of the product of their squared weights.
 
     Args:
@@ -71,7 +72,13 @@ def l2_path_norm(ctx: Context, *, pooling: str = "max", biases: bool = True, log
     symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}",
 )
 def path_norm(
-    ctx: Context, *, p: float = 2.0, pooling: str = "max", outputs: str = "sum", biases: bool = True, log: bool = False
+    ctx: Context,
+    *,
+    p: float = 2.0,
+    pooling: Over = "max",
+    outputs: Over = "sum",
+    biases: bool = True,
+    log: bool = False,
 ) -> Value:
     """Norm of order p of the vector of all paths.
 
@@ -90,20 +97,18 @@ def path_norm(
     return from_log(log_path_norm(ctx, p=p, pooling=pooling, outputs=outputs, biases=biases), log)
 
 
-def log_path_norm(ctx: Context, *, p: float, pooling: str = "max", outputs: str = "sum", biases: bool = True) -> float:
+def log_path_norm(
+    ctx: Context, *, p: float, pooling: Over = "max", outputs: Over = "sum", biases: bool = True
+) -> float:
     """Logarithm of the path norm over all outputs."""
-    if outputs not in ("sum", "max"):
-        raise UnknownNameError.among(outputs, ("sum", "max"), "outputs of a path norm")
     logs = log_output_path_norms(ctx, p=p, pooling=pooling, biases=biases)
     return float(logs.max()) if outputs == "max" else float(torch.logsumexp(p * logs, 0)) / p
 
 
-def log_output_path_norms(ctx: Context, *, p: float, pooling: str = "max", biases: bool = True) -> Tensor:
+def log_output_path_norms(ctx: Context, *, p: float, pooling: Over = "max", biases: bool = True) -> Tensor:
     """Logarithms of the path norms of the outputs, computed once per context."""
     if not (1 <= p < math.inf):
         raise InputError("an order p of at least 1", str(p), where="path norm")
-    if pooling not in POOLINGS:
-        raise UnknownNameError.among(pooling, POOLINGS, "pooling of a path norm")
     return ctx.sweep(_pass_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count, norm
 from flatscope.perturbation import unit_directions
 from flatscope.registry import Value, measure
 from flatscope.stopping import FIRST_LOOK, Draws, draw_until_precise
 
-KINDS = ("first", "sup")
 START = 1 / 32  # of the norm of the moved weights
 SUP_GROWTH = 2**0.25
 SMALLEST = 1e-9  # of the first radius: a line that is outside there crosses at once
@@ -48,7 +47,7 @@ def flatness_radius(
     directions: int = 100,
     objective: str = "loss",
     layers: Any = None,
-    kind: str = "first",
+    kind: Literal["first", "sup"] = "first",
     tolerance: float = 1e-6,
     limit: float = 1e6,
 ) -> Value:
@@ -90,7 +89,7 @@ def flatness_radii(
     directions: int = 100,
     objective: str = "loss",
     layers: Any = None,
-    kind: str = "first",
+    kind: Literal["first", "sup"] = "first",
     tolerance: float = 1e-6,
     limit: float = 1e6,
 ) -> Tensor:
@@ -118,8 +117,6 @@ def _drawn_radii(
             raise InputError("a positive number", repr(value), where=name)
     if directions < 2:
         raise InputError("at least two directions", str(directions), where="directions")
-    if kind not in KINDS:
-        raise UnknownNameError.among(kind, KINDS, "kind of flatness radius")
     checked_objective(ctx, objective)
     moved = moved_parameters(ctx, layers)
 

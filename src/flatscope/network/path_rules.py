@@ -20,8 +20,6 @@ from flatscope.network.products import LAYER_CALLS, norm_as_affine
 from flatscope.network.program import Operation, with_tensors
 from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 
-POOLINGS = ("max", "sum")
-
 
 class Paths:
     """Sums over paths on their way through a network: what the rules below work on.
