@@ -39,7 +39,9 @@ def pictures() -> dict[str, bytes]:
     axes.set_xscale("log")
     axes.axvline(1, color="0.4", linewidth=1)
     for place, (_, ratio) in enumerate(rows):
-        axes.annotate(f"{ratio:.3g}×", (ratio, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            f"{ratio:.3g}×", (max(ratio, 1), place), (4, 0), textcoords="offset points", va="center", fontsize=8
+        )
     axes.margins(x=0.15)
     axes.set_xlabel("times faster (log scale)", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -25,14 +25,18 @@ def pages() -> Iterator[tuple[str, str]]:
         title, _, rest = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
         picture = PICTURES / f"{path.stem}.png"
         shown = f"![{title}](../images/examples/{picture.name})" if picture.exists() else ""
-        cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{title}**]({path.stem}.md)\n</div>\n')
+        name = _name(path)
+        cards.append(f'<div class="card" markdown>\n{shown}\n\n[**{name}**]({path.stem}.md)<br>{title}\n</div>\n')
         yield f"examples/{path.stem}.md", _page(path, title, rest.strip(), shown)
     yield "examples/index.md", "\n".join([*cards, "</div>", ""])
 
 
+def _name(path: Path) -> str:
+    return path.stem.replace("_", " ").capitalize()
+
+
 def _page(path: Path, title: str, rest: str, picture: str) -> str:
-    name = path.stem.replace("_", " ")
     code = path.read_text(encoding="utf-8").rstrip()
-    head = f"# {name[0].upper()}{name[1:]}\n\n{title}\n\n{picture}\n"
+    head = f"# {_name(path)}\n\n{title}\n\n{picture}\n"
     usage = f"\n```text\n{rest}\n```\n" if rest else ""
     return f'{head}{usage}\n```python title="examples/{path.name}"\n{code}\n```\n'

@@ -50,10 +50,11 @@ def take(browser: Any, path: Path) -> None:
             shown = f"<img src='{figures[0].as_uri()}' style='max-width: 100%'>"
         else:
             shown = TERMINAL + html.escape("\n".join(done.stdout.splitlines()[:28])) + "</pre>"
-        if not pages:
+        made_page = bool(pages)
+        if not made_page:
             pages = [Path(folder) / "shown.html"]
             pages[0].write_text(f"<meta charset='utf-8'><body style='margin: 0'>{shown}", encoding="utf-8")
-        view = browser.new_page(viewport={"width": 960, "height": 640})
+        view = browser.new_page(viewport={"width": 960, "height": 540} if made_page else {"width": 640, "height": 360})
         view.goto(pages[0].as_uri())
         view.screenshot(path=target)
         view.close()

@@ -31,6 +31,12 @@ LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 UNREAD = '<code class="tex">'
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A script of our own for searching a site that is opened as files, in place of one from elsewhere."""
+    config.extra["polyfills"] = [url for url in config.extra.get("polyfills", ()) if not url.startswith("https:")]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add every page that is made from code, data or files elsewhere in the repository."""
     pages: dict[str, str] = dict(measure_pages.pages())
@@ -45,8 +51,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=picture))
     for path, text in notebook_pages.pages():
         files.append(File.generated(config, path, content=text))
-    for figure in sorted((ROOT / "results").glob("*/*/figure.png")):
-        files.append(File.generated(config, figure.relative_to(ROOT).as_posix(), abs_src_path=str(figure)))
     _fill_navigation(config.nav, sorted(file.src_uri for file in files.documentation_pages()))
     return files
 
