@@ -144,7 +144,7 @@ def test_a_study_has_its_claims(tmp_path: Path) -> None:
     items = read_item(str(result.save(tmp_path / "some-study")))
     page = Page(page_text(items))
     words = page.text()
-    assert "Does it hold? (small scale): 1 holds, 1 contradicted." in words
+    assert "Does it hold? (small scale): holds 1, contradicted 1." in words
     assert "Do the claims hold?" in words
     assert "claim number 1" in words
     assert "0.8 [0.7, 0.9]" in words

@@ -181,6 +181,6 @@ def number_text(value: float) -> str:
 
 
 def counted(verdicts: Iterable[str]) -> str:
-    """How often each verdict was given: "9 holds, 2 contradicted"."""
+    """How often each verdict was given: "holds 9, contradicted 2"."""
     counts = Counter(verdicts)
-    return ", ".join(f"{counts[word]} {word}" for word in SIGNS if counts[word]) or "no claims"
+    return ", ".join(f"{word} {counts[word]}" for word in SIGNS if counts[word]) or "no claims"

@@ -184,7 +184,7 @@ def test_estimates_in_words() -> None:
 
 
 def test_verdicts_are_counted_in_words() -> None:
-    assert counted([CONTRADICTED, HOLDS, HOLDS]) == "2 holds, 1 contradicted"
+    assert counted([CONTRADICTED, HOLDS, HOLDS]) == "holds 2, contradicted 1"
     assert counted([]) == "no claims"
 
 

@@ -137,7 +137,7 @@ def test_verdicts_are_counted_in_the_list(results: Path) -> None:
     own = StudyResult.load(results / STUDY / "small")
     total = sum(claim.kind in COUNTED for entry in studies().values() for claim in entry.claims)
     assert own.counts in line
-    assert f"{own.counts}, {total - sum(finding.counts for finding in own.findings)} not run" in shown.stderr
+    assert f"{own.counts}, not run {total - sum(finding.counts for finding in own.findings)}" in shown.stderr
 
 
 def test_show_tells_what_other_scales_found(results: Path, tmp_path: Path) -> None:

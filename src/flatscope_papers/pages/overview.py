@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from flatscope.registry import PAPERS
-from flatscope_papers.claims import CONTRADICTED, ERRATUM, HOLDS, IDENTITY, INCONCLUSIVE, SIGNS, UNTESTABLE
+from flatscope_papers.claims import CONTRADICTED, ERRATUM, HOLDS, IDENTITY, INCONCLUSIVE, NOT_RUN, SIGNS, UNTESTABLE
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import AFTER, capital, table, text, told
 from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, Entry, Results, entries, latest, matrix
 from flatscope_papers.tables import paper_words
 
-PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE)}
+PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
 LEGEND = f"""\
 Every figure and table of the four papers is a study here, every statement about it a claim: a number, and the range in
 which it holds, fixed before its study ran unless marked {AFTER}. **{SIGNS[HOLDS]} holds**: the whole 95 % interval of
