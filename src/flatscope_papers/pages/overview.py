@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from flatscope.registry import PAPERS
-from flatscope_papers.claims import CONTRADICTED, ERRATUM, HOLDS, IDENTITY, INCONCLUSIVE, NOT_RUN, SIGNS, UNTESTABLE
+from flatscope_papers.claims import CONTRADICTED, ERRATUM, HOLDS, INCONCLUSIVE, NOT_RUN, SIGNS, UNTESTABLE
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import AFTER, capital, table, text, told
-from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, Entry, Results, entries, latest, matrix
+from flatscope_papers.reproduction import GROUPS, REDUCED, Entry, Results, entries, latest, matrix
 from flatscope_papers.tables import paper_words
 
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
@@ -84,7 +84,7 @@ def _card(paper: str, found: Sequence[Entry], results: Results, folder: str) -> 
 
 def _item(entry: Entry) -> str:
     claim = entry.finding.claim
-    scale = "" if entry.group in (IDENTITY, AT_PAPER_SCALE) else " *(reduced scale)*"
+    scale = " *(reduced scale)*" if entry.group == REDUCED else ""
     mark = AFTER if claim.after_results else ""
     number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
     return f"- {sign} {text(claim.headline)}: **{number}**{mark}; paper: {text(claim.reported)}{scale}"
