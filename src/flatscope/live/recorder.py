@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import json
@@ -14,11 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.guards import own_settings
+from flatscope.inspection import replica
 from flatscope.loss import PerSample
 from flatscope.measuring import Options, measure
 from flatscope.problem import Problem
@@ -120,33 +120,13 @@ class Recorder:
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["epoch", "step"])
 
     def _measured(self, model: nn.Module) -> Table:
-        network = _whole(model)
-        device = next((value.device.type for value in network.parameters()), "cpu")
-        # Hooks may be called where gradients are off or numbers are short.
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-            twin = copy.deepcopy(network).eval()
-            problem = Problem(twin, self.data, self.test, self.loss, shard=False)
+        with own_settings():  # hooks may be called where gradients are off or numbers are short
+            problem = Problem(replica(model).eval(), self.data, self.test, self.loss, shard=False)
             return measure(problem, self.names, self.seed, self.options)
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _whole(model: nn.Module) -> nn.Module:
-    """The network inside what distributes it; one that is spread over ranks is not here as a whole."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        inner: nn.Module = model.module
-        return inner
-    spread = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
-    if spread or any(type(value).__name__ == "DTensor" for value in model.parameters()):
-        raise InputError(
-            "a model that every rank holds whole",
-            "one whose parameters are split over ranks",
-            where="live recording",
-            fix="Save a whole checkpoint and measure that",
-        )
-    return model
 
 
 def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def _step(
     return (_BENDS[kind](x_gates + h_gates),)
 
 
-def _run_in_time(kind: str, args: tuple[Any, ...]) -> Any:
+def _run_in_time(kind: str, *args: Any) -> Any:
     """`lstm`, `gru`, `rnn_tanh`, `rnn_relu` on one tensor: all layers, both directions."""
     if len(args) != 9 or not isinstance(args[3], bool):
         return NotImplemented  # packed sequences
@@ -202,50 +203,14 @@ def _run_in_time(kind: str, args: tuple[Any, ...]) -> Any:
     return (x.transpose(0, 1) if batch_first else x, *ends)
 
 
-@expansion("lstm")
-def _lstm(*args: Any) -> Any:
-    return _run_in_time("lstm", args)
-
-
-@expansion("gru")
-def _gru(*args: Any) -> Any:
-    return _run_in_time("gru", args)
-
-
-@expansion("rnn_tanh")
-def _rnn_tanh(*args: Any) -> Any:
-    return _run_in_time("rnn_tanh", args)
-
-
-@expansion("rnn_relu")
-def _rnn_relu(*args: Any) -> Any:
-    return _run_in_time("rnn_relu", args)
-
-
 def _cell(kind: str, x: Tensor, state: Any, w_in: Tensor, w_rec: Tensor, b_in: Any = None, b_rec: Any = None) -> Any:
     states = tuple(state) if kind == "lstm" else (state,)
     found = _step(kind, functional.linear(x, w_in, b_in), states, (w_rec, b_rec, None))
     return found if kind == "lstm" else found[0]
 
 
-@expansion("lstm_cell")
-def _lstm_cell(*args: Any) -> Any:
-    return _cell("lstm", *args)
-
-
-@expansion("gru_cell")
-def _gru_cell(*args: Any) -> Any:
-    return _cell("gru", *args)
-
-
-@expansion("rnn_tanh_cell")
-def _rnn_tanh_cell(*args: Any) -> Any:
-    return _cell("rnn_tanh", *args)
-
-
-@expansion("rnn_relu_cell")
-def _rnn_relu_cell(*args: Any) -> Any:
-    return _cell("rnn_relu", *args)
+for _kind in ("lstm", "gru", *_BENDS):
+    EXPANSIONS |= {_kind: partial(_run_in_time, _kind), f"{_kind}_cell": partial(_cell, _kind)}
 
 
 # Attention ----------------------------------------------------------------------------------------------------------
