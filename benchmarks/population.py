@@ -99,24 +99,31 @@ def _rate_row(what: str, networks: int, ours: float, stack: float, loop: float, 
 
 
 def fused_agreement() -> Row:
-    """50 and 52 steps of the fused kernel against the stack, both in float32."""
+    """50 and 52 steps of the fused kernel against the stack, in float32.
+
+    A ReLU whose input is zero but for rounding may turn either way: so they may be as far from each other as float32 is
+    from float64.
+    """
     x, y = random_images(200, torch.float32)
     common = {"weight_decay": 1e-3, "evaluate_every": 1}
     trials = [{**_settings(batch, 0.9), **common, "seed": batch, "epochs": batch // 4} for batch in (4, 16)]
     seconds, states = [], []
-    for way in ("fused", "stack"):
+    for way, dtype in (("fused", torch.float32), ("stack", torch.float32), ("stack", torch.float64)):
         begun = time.perf_counter()
-        population = fs.train_population("lenet5", trials, (x, y), stacked=way, show_progress=False)
+        population = fs.train_population("lenet5", trials, (x, y), dtype=dtype, stacked=way, show_progress=False)
         seconds.append(time.perf_counter() - begun)
         states.append([population.state(i) for i in range(len(trials))])
-    difference = max(
-        float((mine[name] - theirs[name]).abs().max() / theirs[name].abs().max())
-        for mine, theirs in zip(*states, strict=True)
-        for name in mine
+    fused, rounding = (
+        max(
+            float((mine[name] - theirs[name]).abs().max() / theirs[name].abs().max())
+            for mine, theirs in zip(states[1], other, strict=True)
+            for name in mine
+        )
+        for other in (states[0], states[2])
     )
     what = "the same weights after 50 steps, fused kernel, momentum, decay"
-    note = f"largest relative difference {difference:.1e}"
-    return Row(what, *seconds, "the stack", "to 1e-5", difference < 1e-5, note)
+    note = f"largest relative difference {fused:.1e}; of the stack in float32 and float64 {rounding:.1e}"
+    return Row(what, *seconds[:2], "the stack", "to rounding", fused < max(1e-5, 3 * rounding), note)
 
 
 def agreement() -> Row:

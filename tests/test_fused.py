@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -256,6 +257,21 @@ def test_without_a_gpu_the_stack_is_used_and_says_why():
     assert run("dense", TRIALS[:1]).meta["trained_by"] == ["stack: there is no CUDA device"]
     assert run("dense", TRIALS[:1], stacked="stack").meta["trained_by"] == ["stack: the stack was asked for"]
     assert run("dense", TRIALS[:1], stacked=False).meta["trained_by"] == ["one by one"]
+
+
+def test_a_kernel_that_takes_other_steps_is_not_used(monkeypatch, folder):
+    class Wrong(CppMachine):
+        def kernel(self, plan):
+            source = plan.source.replace("add_product(by.decay, weight, gradient)", "gradient * 1.1f")
+            assert source != plan.source
+            return super().kernel(replace(plan, source=source))
+
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(fused_stack, "machine_of", lambda device: Wrong(folder))
+    with pytest.warns(UserWarning, match="not those of the stack"):
+        population = run("dense", TRIALS)
+    assert {way.partition(":")[0] for way in population.meta["trained_by"]} == {"stack"}
 
 
 def test_without_a_compiler_the_stack_is_used_with_a_warning(monkeypatch, folder):

@@ -12,7 +12,6 @@
 #define ONCE _Pragma("unroll 1")
 #ifdef __CUDACC_RTC__
 #define DEVICE static __device__ __forceinline__
-#define PASS static __device__ __noinline__  // a function of its own, so that its registers are
 typedef unsigned char u8;
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -30,7 +29,6 @@ DEVICE float across(float value, int mask) { return __shfl_xor_sync(0xffffffffu,
 #define UNROLL
 #define ONCE
 #define DEVICE static inline
-#define PASS static inline
 typedef unsigned char u8;
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
@@ -170,7 +168,7 @@ template <class A> DEVICE void put_slope(int s, int c, int y, int x, float slope
   memory[slope_at<A>(s, c, y * A::WIDTH + x)] = dead ? 0.f : slope;
 }
 
-template <class A> PASS void load_images(const Thread t, const float* images, const int* order, int n) {
+template <class A> DEVICE void load_images(const Thread& t, const float* images, const int* order, int n) {
   constexpr int EACH = A::WIDTH % 4 == 0 ? 4 : 1, SIZE = A::CHANNELS * A::HEIGHT * A::WIDTH, COUNT = SIZE / EACH;
   constexpr int AT_ONCE = 4;  // reads under way before the first is needed
   for (int start = t.id; start < n * COUNT; start += THREADS * AT_ONCE) {
@@ -195,7 +193,7 @@ template <class L, class In> DEVICE constexpr int way_to(int k) {
 
 // Convolution, ReLU and pooling. A thread computes CB channels of one tile of outputs; a tile is what one pooled value
 // is taken from, or 2×2 without pooling. SPLIT neighbouring lanes share the input channels of one such piece of work.
-template <class L, class In, class Out> PASS void conv_forward(const Thread t, int n) {
+template <class L, class In, class Out> DEVICE void conv_forward(const Thread& t, int n) {
   constexpr int TY = L::TILE_Y, TX = L::TILE_X, CB = L::CB, SPLIT = L::SPLIT;
   constexpr int ROWS = (TY - 1) * L::STRIDE_Y + L::KY, COLUMNS = (TX - 1) * L::STRIDE_X + L::KX;
   constexpr int DOWN = L::POOL ? Out::HEIGHT : (Out::HEIGHT + TY - 1) / TY;
@@ -275,7 +273,7 @@ template <class L, class In> DEVICE float received(float slope, int mark, int k)
 
 // Derivatives by a convolution's inputs. A thread computes BACK_CB channels of a tile of BACK_Y×BACK_X inputs; SPLIT
 // neighbouring lanes share the output channels.
-template <class L, class In, class Out> PASS void conv_backward(const Thread t, int n) {
+template <class L, class In, class Out> DEVICE void conv_backward(const Thread& t, int n) {
   constexpr int TY = L::BACK_Y, TX = L::BACK_X, CB = L::BACK_CB, SPLIT = L::BACK_SPLIT;
   constexpr int PY = L::POOL ? L::TILE_Y : 1, PX = L::POOL ? L::TILE_X : 1;
   constexpr int Y0 = -floor_div(L::KY - 1 - In::PAD_Y, L::STRIDE_Y), Y1 = floor_div(TY - 1 + In::PAD_Y, L::STRIDE_Y);
@@ -336,7 +334,7 @@ template <class L, class In, class Out> PASS void conv_backward(const Thread t, 
 // Derivatives by a convolution's weights, into the scratch memory: one part for each share of the samples. The lanes of
 // a warp are taps, so that a derivative is read once for all of them: BY_ROW: (channel, column) with a register for
 // every row, else (row, column) with a register for every channel.
-template <class L, class In, class Out> PASS void conv_weights(const Thread t, int n) {
+template <class L, class In, class Out> DEVICE void conv_weights(const Thread& t, int n) {
   constexpr int ACROSS = (L::BY_ROW ? L::CIN : L::KY) * L::KX, ROUNDS = L::BY_ROW ? L::KY : L::CIN;
   constexpr int ROUND = L::BY_ROW ? In::PITCH : In::PLANE, R = L::ROUNDS_AT_ONCE, CB = L::WEIGHTS_CB;
   constexpr int LANE_BLOCKS = (ACROSS + LANES - 1) / LANES, ROUND_BLOCKS = (ROUNDS + R - 1) / R;
@@ -451,7 +449,7 @@ template <class L> DEVICE void conv_return(const Thread& t, float* weights) {
 
 // Dense layer: a warp computes CB outputs of all samples, its lanes sharing the inputs. The bias is one more input,
 // which is 1; rows are filled up to ROW, a multiple of 4.
-template <class L, class In, class Out, int N> PASS void dense_forward(const Thread t, const float* weights) {
+template <class L, class In, class Out, int N> DEVICE void dense_forward(const Thread& t, const float* weights) {
   constexpr int CB = L::CB, NP = N <= 1 ? 1 : N <= 2 ? 2 : N <= 4 ? 4 : 8;
   ONCE for (int first = t.warp * CB; first < L::OUT; first += WARPS * CB) {
     float sums[CB * NP];
@@ -480,7 +478,7 @@ template <class L, class In, class Out, int N> PASS void dense_forward(const Thr
 // Derivatives of a dense layer: a thread has four inputs and every SHARES-th output. It sums up the derivatives by its
 // inputs (into the scratch memory) and, since it has read them, at the end of a batch changes the weights.
 template <class L, class In, class Out, int N>
-PASS void dense_backward(const Thread t, const Settings by, float* weights, float* velocity, float* gradients,
+DEVICE void dense_backward(const Thread& t, const Settings& by, float* weights, float* velocity, float* gradients,
                            bool first, bool last) {
   constexpr int COLUMNS = L::ROW / 4, AT_ONCE = 4;
   ONCE for (int item = t.id; item < COLUMNS * L::SHARES; item += THREADS) {

@@ -25,7 +25,7 @@ NUMBERS = ("networks", "samples", "slices", "evaluates", "order_step", "label_st
 
 
 class NotCompiled(NotFused):
-    """The kernel cannot be compiled or started on this machine."""
+    """The kernel cannot be compiled or started on this machine, or does not do what it should."""
 
 
 class Job(ctypes.Structure):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import learning_rate
+from flatscope.training.checkpoint import TrainConfig, learning_rate
 from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_device import POINTERS, Job, Machine, NotCompiled, machine_of
 from flatscope.training.fused_source import plan_kernel
@@ -24,6 +25,7 @@ from flatscope.training.trials import Trial, TrialData
 
 # An epoch is cut into so many parts where there are more networks than blocks, so that all blocks stay busy.
 SLICES = 16
+PROBED_SAMPLES, PROBED_ERROR = 20, 0.02  # error as a share of the largest change; one ReLU may turn the other way
 EVALUATED_PARTS = 8  # pieces of work for each block in an evaluation
 
 
@@ -49,6 +51,7 @@ class FusedNetwork(StackedNetwork):
             raise NotFused("some of its parameters are not trained")
         self.machine = machine
         chain = read_chain(model, example)
+        self.classes = chain.classes
         self.plan = plan_kernel(chain, batch, threads=machine.threads, lanes=machine.lanes, shared=machine.shared)
         self.kernel = machine.kernel(self.plan)
 
@@ -63,7 +66,7 @@ class Fusing:
     """
 
     def __init__(self, device: torch.device, batch: int, wanted: bool = True) -> None:
-        self._batch, self._known = batch, dict[object, FusedNetwork | NotFused]()
+        self._device, self._batch, self._known = device, batch, dict[object, FusedNetwork | NotFused]()
         self._machine: Machine | NotFused = NotFused("the stack was asked for")
         if wanted:
             try:
@@ -82,7 +85,8 @@ class Fusing:
         _check_trial(trial, part)
         if key not in self._known:
             try:
-                self._known[key] = FusedNetwork(model, part.images, self._machine, self._batch)
+                self._known[key] = network = FusedNetwork(model, part.images, self._machine, self._batch)
+                _probe(network, model, trial, part.images[:PROBED_SAMPLES].to(self._device, torch.float32))
             except NotFused as problem:
                 self._known[key] = problem
                 if isinstance(problem, NotCompiled):
@@ -93,6 +97,23 @@ class Fusing:
         if isinstance(found, NotFused):
             raise found
         return found
+
+
+def _probe(network: FusedNetwork, model: nn.Module, trial: Trial, images: Tensor) -> None:
+    """Take a few steps with the kernel and with the stack; where they differ, the kernel is not to be trusted here."""
+    config = TrainConfig(lr=0.01, momentum=0.9, weight_decay=0.01, batch_size=network.plan.group + 1, epochs=1)
+    before = {name: value.detach()[None] for name, value in model.named_parameters()}
+    labels = torch.arange(len(images), device=images.device) % network.classes
+    samples = StackSamples.of([TrialData(images, None, labels)])
+    ends = []
+    for kind in (FusedStack, Stack):
+        stack = kind(network, [replace(trial, config=config)], samples, before, list(before), before)
+        stack.train_epoch(0, lambda *_, **__: None)
+        ends.append(stack.weights)
+    for name, start in before.items():
+        mine, theirs = (end[name].cpu() - start for end in ends)
+        if not torch.allclose(mine, theirs, rtol=0.0, atol=PROBED_ERROR * float(theirs.abs().max()), equal_nan=True):
+            raise NotCompiled(f"the kernel's first steps are not those of the stack ({name})")
 
 
 def _check_trial(trial: Trial, part: TrialData) -> None:
