@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -89,3 +90,10 @@ def unflatten(vector: Tensor, like: Params) -> Params:
         result[name] = vector[start : start + value.numel()].reshape(value.shape)
         start += value.numel()
     return result
+
+
+def on_stacked(function: Callable[..., Any], *stacked: Any, in_dims: Any = 0) -> Any:
+    """The function of all stacked points in one call (`torch.vmap`), also where an operation has to be looped over."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        return torch.vmap(function, in_dims)(*stacked)

@@ -7,7 +7,6 @@ a few samples (2 to 7 times as fast on a CPU); on larger ones a CPU is as fast o
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.params import Params, count
+from flatscope.params import Params, count, on_stacked
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
 
 STACKED = 16
@@ -234,9 +233,7 @@ def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> 
     def losses(point: Params) -> Tensor:
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
-        result: Tensor = torch.vmap(losses)(points)
+    result: Tensor = on_stacked(losses, points)
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.landscapes.directions import Plane
 from flatscope.measures.lines import answered_forward, answers_of, layers_ahead
-from flatscope.params import Params, count
+from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, stackable
 from flatscope.problem import DEFAULT_BATCH
 from flatscope.samples import Inputs, parts_of
@@ -180,9 +179,7 @@ class GridLosses:
         def outputs(point: Params, answered: Params) -> Tensor:
             return answered_forward(self._ctx, inputs, {**self._ctx.params, **point}, answered)
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop.*")
-            result: Tensor = torch.vmap(outputs)(weights, answers)
+        result: Tensor = on_stacked(outputs, weights, answers)
         return result
 
     def _batches(self) -> Iterator[Known]:

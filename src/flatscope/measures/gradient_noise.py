@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.params import Params, count, flatten
+from flatscope.params import Params, count, flatten, on_stacked
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, cut, each_part
 
@@ -106,9 +105,7 @@ def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
 
 def _together(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     point = {name: ctx.params[name].detach() for name in names}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
-        stacked: Params = vmap(grad(_loss_of_one(ctx)), in_dims=(None, 0, 0))(point, inputs, targets)
+    stacked: Params = on_stacked(grad(_loss_of_one(ctx)), point, inputs, targets, in_dims=(None, 0, 0))
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in names], dim=1)
 
 

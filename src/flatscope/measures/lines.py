@@ -7,7 +7,6 @@ perceptron on images nearly all of the work, for a line in the last layer all of
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.network.layers import Call, recorded
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, watched
-from flatscope.params import Params, count
+from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
 from flatscope.samples import Inputs, cut, parts_of
 
@@ -202,9 +201,7 @@ class _Moved:
             point = {name: self.ctx.params[name] + radius * value for name, value in rest.items()}
             return self._objective(self._run(known, part, point, answers), targets).double().sum()
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop.*")
-            sums: Tensor = torch.vmap(one)(self.radii, along, rest)
+        sums: Tensor = on_stacked(one, self.radii, along, rest)
         return sums.cpu()
 
     def _picked(self, value: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ minimum bears much noise, and much noise makes the divergence from the prior sma
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.params import Params, count
+from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
@@ -210,10 +209,9 @@ def _together(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) ->
         points[name] = ctx.params[name] + (shaped * value[:, None]).to(ctx.params[name])  # (pairs, sizes, ...)
     inputs = torch.stack([torch.as_tensor(part) for part, _ in parts])
     targets = torch.stack([part for _, part in parts])
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
+    with torch.no_grad():
         over_sizes = torch.vmap(mean_loss, in_dims=(0, None, None))
-        losses: Tensor = torch.vmap(over_sizes)(points, inputs, targets)
+        losses: Tensor = on_stacked(over_sizes, points, inputs, targets)
     return losses.cpu()
 
 
