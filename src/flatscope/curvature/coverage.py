@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.bends import BendRecorder, find_bends
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.linearity import Choices, Linearity
@@ -42,19 +44,23 @@ def find_unswept(ctx: Context) -> dict[str, str]:
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
-def find_curved(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give exactly.
+def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
+    """{parameter: reason} for trainable parameters whose Hessian block the sweep does not give.
 
     By the program, then by what the sweep can form at all, then by a numerical probe.
+
+    Args:
+        ctx: the network.
+        bends: whether the sweep also has columns at curved operations.
     """
     _, _, calls = recorded_forward(ctx, ctx.problem.example())
-    curved = dict(ctx.sweep(_linearity)[0])
+    curved = {} if bends else dict(ctx.sweep(_linearity)[0])
     uses = Counter(name for call in calls for name in (call.weight, call.bias) if name)
     for name, times in uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
     curved = {**ctx.sweep(find_unswept), **curved}
-    curved |= disagreeing_parameters(ctx, curved)
+    curved |= disagreeing_parameters(ctx, curved, ctx.sweep(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
@@ -67,11 +73,14 @@ def _linearity(ctx: Context) -> tuple[dict[str, str], set[str]]:
     return following.curved, following.reached(outputs)
 
 
-def recorded_forward(ctx: Context, inputs: Inputs) -> tuple[Params, Tensor, list[Call]]:
+def recorded_forward(
+    ctx: Context, inputs: Inputs, bends: BendRecorder | None = None
+) -> tuple[Params, Tensor, list[Call]]:
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
     leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
     params = {**ctx.params, **leaves}
-    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
+    own_views = watched(bends.follow) if bends else nullcontext()
+    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder, own_views:
         outputs = ctx.problem.forward(inputs, params)
     return leaves, outputs, recorder.calls
 

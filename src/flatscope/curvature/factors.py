@@ -8,6 +8,7 @@ all of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +24,25 @@ EIGEN_OUTPUTS = 64
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative."""
+    """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative.
+
+    Attributes:
+        values: at the outputs.
+        signs: of the columns.
+        inner: at the inputs of curved operations, where the columns have parts there.
+    """
 
     values: Tensor
     signs: Tensor | None = None
+    inner: Sequence[Tensor] = ()
+
+    def with_inner(self, pairs: Sequence[Tensor]) -> Columns:
+        """Columns of draws with those at curved operations, of which every draw has two: a positive and a negative."""
+        values = self.values
+        if self.signs is None:  # the outputs have no negative part
+            values = torch.stack([values, torch.zeros_like(values)], dim=1).flatten(0, 1)
+        paired = values.reshape(-1, 2, *values.shape[1:])
+        return Columns(values, _alternating(paired), pairs)
 
 
 class Root(ABC):

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.bends import BendColumns, BendRecorder, Places
 from flatscope.curvature.factors import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.network.layers import Call, recorded
+from flatscope.network.program import watched
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 
 PROBED_SAMPLES = 4
@@ -24,8 +26,14 @@ TOLERANCE = 1e-5
 ROUNDING = 1e-13
 
 
-def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, str]:
-    """{parameter: reason} for exact-looking parameters whose true second derivative is another."""
+def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places | None = None) -> dict[str, str]:
+    """{parameter: reason} for exact-looking parameters whose true second derivative is another.
+
+    Args:
+        ctx: the network.
+        curved: parameters that are not looked at.
+        bends: operations whose own curvature the sweep adds.
+    """
     names = [name for name in ctx.problem.trainable if name not in curved]
     if not names:
         return {}
@@ -33,7 +41,7 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str]) -> dict[str, st
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}
-    by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions)
+    by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions, bends)
     by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
     return {
         name: "its second derivative differs from the Gauss-Newton block"
@@ -116,7 +124,7 @@ def _quadratic_forms_by_hessian(
 
 
 def _quadratic_forms_by_factors(
-    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor], bends: Places | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Σ_c ⟨G_c, v⟩² per parameter from what the sweep records, and 2‖Jv‖²: how far v moves the outputs.
 
@@ -126,13 +134,20 @@ def _quadratic_forms_by_factors(
     """
     inputs, params, buffers = _in_double(ctx, inputs)
     params |= {name: params[name].detach().requires_grad_() for name in directions}
+    rule = BendRecorder(bends or frozenset())
     with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
-        outputs = ctx.problem.forward(inputs, params, buffers)
+        with watched(rule.follow):
+            outputs = ctx.problem.forward(inputs, params, buffers)
         root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
+        numbers = torch.arange(len(targets), device=targets.device)
+        loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
+        local = BendColumns(rule.bends, loss, numbers, ctx.seed) if rule.bends else None
+        inner = local.inputs if local else []
         calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
         edges = [call.edge for call in calls if call.edge is not None]
-        column = torch.zeros_like(outputs, requires_grad=True)
-        sent = iter(torch.autograd.grad(outputs, edges, column, create_graph=True, allow_unused=True) if edges else ())
+        columns = [torch.zeros_like(value, requires_grad=True) for value in (outputs, *inner)]
+        given = [outputs, *inner]
+        sent = iter(torch.autograd.grad(given, edges, columns, create_graph=True, allow_unused=True) if edges else ())
         along: dict[str, Tensor] = {}
         for call in calls:
             s = None if call.edge is None else next(sent)
@@ -140,8 +155,9 @@ def _quadratic_forms_by_factors(
                 along[name] = along[name] + value.sum() if name in along else value.sum()
     forms, lengths = {}, {}
     for name, total in along.items():
-        (moves,) = torch.autograd.grad(total, column, retain_graph=True, materialize_grads=True)  # Jv, (n, *output)
-        forms[name], lengths[name] = float(root.forms(moves).sum()), 2 * float(moves.square().sum())
+        moves, *others = torch.autograd.grad(total, columns, retain_graph=True, materialize_grads=True)  # Jv, (n, …)
+        forms[name] = float(root.forms(moves).sum()) + (float(local.forms(others)) if local else 0.0)
+        lengths[name] = 2 * float(moves.square().sum())
     return forms, lengths
 
 

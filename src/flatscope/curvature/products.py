@@ -8,7 +8,7 @@ all layers. One product with random signs serves all layers and units: ζ_b bᵀ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from flatscope.curvature.estimators import DiagonalSums, Readings, diagonal_sums
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import acting, find_left_out, swept
+from flatscope.curvature.sweep import acting, swept
 from flatscope.network.layers import Layer
 from flatscope.stopping import time_limit
 
@@ -127,9 +127,9 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
             for one product per direction.
         most_products: give up after so many.
     """
-    operator = LayerDirections(ctx, quantity)
     wanted = ctx.effort.precision if precision is None else precision
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
+    operator = LayerDirections(ctx, quantity, covered.left_out)
     known = {key: float(mean.value) for key, mean in covered.means.items() if not key[0]}
     return diagonal_sums(
         operator,
@@ -152,11 +152,11 @@ class LayerDirections:
     Args:
         ctx: the network.
         quantity: see `probed`.
+        left_out: the parameters.
     """
 
-    def __init__(self, ctx: Context, quantity: str) -> None:
+    def __init__(self, ctx: Context, quantity: str, left_out: Iterable[str]) -> None:
         self._ctx, self._quantity = ctx, quantity
-        left_out = find_left_out(ctx)
         layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
         make = DIRECTIONS[quantity]
         self._parts = {name: make(acting(ctx, name), layer) for name, layer in layers.items()}

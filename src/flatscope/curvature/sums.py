@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -214,10 +215,12 @@ class Curvature:
         ]
         return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
 
-    def worst_error(self) -> float:
+    def worst_error(self, quantities: Sequence[str] | None = None) -> float:
         """The largest relative standard error of a value of the network or of a layer, the largest unit's included."""
         worst = 0.0
-        for (name, _), mean in self.means.items():
+        for (name, quantity), mean in self.means.items():
+            if quantities is not None and quantity not in quantities:
+                continue
             if name and (name, "relative_flatness") not in self.means:
                 continue  # a bias or a BatchNorm scale has no row of its own
             values, errors = mean.value.reshape(-1), mean.stderr.reshape(-1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.bends import BendColumns, BendRecorder, Places, find_bends
 from flatscope.curvature.coverage import find_curved, recorded_forward
 from flatscope.curvature.factors import Columns, Root, output_root
 from flatscope.curvature.layer_forms import (
@@ -41,6 +42,8 @@ STREAM = "columns of the sweep"
 FIRST_LOOK = 2
 # So few columns are always taken all: values without noise, at the price of a few draws.
 FEW_COLUMNS = 16
+# Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
+FEW_DIRECTIONS, MOST_DRAWS = 1024, 256
 
 
 def column_sweep(
@@ -62,21 +65,31 @@ def column_sweep(
         diagonal: also the diagonal of every covered block (one number per weight).
         curvature: "hessian" or "gauss_newton": which parameters are covered; the context's by default.
     """
-    options: dict[str, Any] = {"rows": rows, "diagonal": diagonal, "left_out": find_left_out(ctx, curvature)}
     wanted = ctx.effort.precision if precision is None else precision
+    bends: Places = frozenset()
+    left_out = find_left_out(ctx, curvature)
+    if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
+        bends, left_out = ctx.sweep(reached_by_bends)
+    options: dict[str, Any] = {"rows": rows, "diagonal": diagonal, "left_out": left_out, "bends": bends}
     shape = ctx.sweep(sweep_shape)
-    if wanted <= 0 or shape.columns <= FEW_COLUMNS:
+    if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return _pass(ctx, None, **options)
     found, look, missed = _pass(ctx, range(FIRST_LOOK), **options), FIRST_LOOK, ""
-    while (error := found.worst_error()) > wanted:
+    # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
+    while (error := found.worst_error(("trace", "kappa_trace", "relative_flatness") if bends else None)) > wanted:
         needed = look * (error / wanted) ** 2
         if out_of_time(ctx):
             missed = "stopped by the time limit"
             break
-        if needed * shape.per_draw >= shape.columns:
+        if not bends and needed * shape.per_draw >= shape.columns:
             return _pass(ctx, None, **options)
+        if bends and look >= MOST_DRAWS:
+            missed = f"{wanted:.2g} relative not reached in {look} draws"
+            break
         # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
-        following = 2 ** math.ceil(math.log2(needed)) if ctx.effort.deadline is None else 2 * look
+        following = 2 ** math.ceil(math.log2(min(needed, MOST_DRAWS if bends else needed)))
+        if ctx.effort.deadline is not None:
+            following = 2 * look
         try:
             found, look = found.joined(_pass(ctx, range(look, following), **options)), following
         except NotApplicable as late:
@@ -142,30 +155,50 @@ def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
     return ctx.sweep(find_unseen) | ctx.sweep(find_curved)
 
 
-def sweep_plan(ctx: Context, columns: int) -> Plan:
+def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
+    """Curved operations whose columns reach what the outputs' alone do not give, and what is left out even then.
+
+    None where so little is left out by the outputs' columns that products give it exactly.
+    """
+    left_out = find_left_out(ctx, "hessian")
+    if sum(ctx.params[name].numel() for name in left_out) > FEW_DIRECTIONS and (found := ctx.sweep(find_bends)):
+        still = ctx.sweep(find_unseen) | ctx.sweep(find_curved, bends=True)
+        if len(still) < len(left_out):
+            return found, still
+    return frozenset(), left_out
+
+
+def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
     """How many samples and columns go together."""
     shape = ctx.sweep(sweep_shape)
-    return plan_for(ctx, columns, shape.per_sample, shape.per_column)
+    # Curved operations have a graph of their own beside the network's, and columns of the size of its activations.
+    times = 2 if bent else 1
+    return plan_for(ctx, columns, times * shape.per_sample, times * shape.per_column)
 
 
 def _pass(
-    ctx: Context, draws: range | None, left_out: dict[str, str], rows: bool = False, diagonal: bool = False
+    ctx: Context,
+    draws: range | None,
+    left_out: dict[str, str],
+    rows: bool = False,
+    diagonal: bool = False,
+    bends: Places = frozenset(),
 ) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
     shape = ctx.sweep(sweep_shape)
     signs = Signs(ctx.seed, STREAM)
-    columns = shape.columns if draws is None else len(draws) * shape.per_draw
+    columns = shape.columns if draws is None else len(draws) * (2 if bends else shape.per_draw)
     result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
 
     def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
         sums = BatchSums(draws is not None)
-        for flows in backpropagated(ctx, batch, left_out, width, draws, signs, numbers):
+        for flows in backpropagated(ctx, batch, left_out, width, draws, signs, numbers, bends):
             for flow in flows:
                 _add_flow(ctx, sums, flow, left_out, rows, diagonal)
             sums.close_block()
         return sums
 
-    for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
+    for sums in in_batches(ctx, sweep_plan(ctx, columns, bool(bends)), work):
         result.add(sums)
     ctx.count("forward", ctx.problem.n_train)
     ctx.count("backward", ctx.problem.n_train * columns)
@@ -182,6 +215,7 @@ def backpropagated(
     draws: range | None = None,
     signs: Signs | None = None,
     numbers: Tensor | None = None,
+    bends: Places = frozenset(),
 ) -> Iterator[Iterator[Flow]]:
     """For each block of columns, what flows through every layer that they cover, layer by layer.
 
@@ -193,9 +227,13 @@ def backpropagated(
         draws: numbers of the random columns; None for all columns.
         signs: where random columns take their signs from.
         numbers: of the samples.
+        bends: curved operations, at whose inputs random columns have parts too.
     """
     inputs, targets = batch
-    _, outputs, calls = recorded_forward(ctx, inputs)
+    rule = BendRecorder(bends)
+    _, outputs, calls = recorded_forward(ctx, inputs, rule if bends else None)
+    if not rule.complete:
+        raise RuntimeError("a batch of samples takes other ways through the network than the first ones")
     uses = [
         group
         for group in uses_of(calls)
@@ -203,13 +241,24 @@ def backpropagated(
     ]
     if not uses:
         return
-    root = output_root(ctx.problem.loss, outputs, targets)
-    for block in _blocks(root, width, draws, signs, numbers, outputs.dtype):
-        yield _flows(ctx, outputs, len(targets), uses, block)
+    root, local = output_root(ctx.problem.loss, outputs, targets), None
+    if bends:
+        assert numbers is not None
+        with torch.enable_grad():
+            local = BendColumns(rule.bends, ctx.problem.loss(outputs, targets).sum(), numbers, ctx.seed)
+    given = [outputs, *(local.inputs if local else ())]
+    for block in _blocks(root, width, draws, signs, numbers, outputs.dtype, local):
+        yield _flows(ctx, given, len(targets), uses, block)
 
 
 def _blocks(
-    root: Root, width: int, draws: range | None, signs: Signs | None, numbers: Tensor | None, dtype: torch.dtype
+    root: Root,
+    width: int,
+    draws: range | None,
+    signs: Signs | None,
+    numbers: Tensor | None,
+    dtype: torch.dtype,
+    local: BendColumns | None = None,
 ) -> Iterator[Columns]:
     """All columns, or the drawn ones, at most `width` at a time but the columns of one draw together."""
     if draws is None:
@@ -218,14 +267,15 @@ def _blocks(
         return
     assert signs is not None
     assert numbers is not None
-    step = max(1, width // root.per_draw)
+    step = max(1, width // (2 if local else root.per_draw))
     for start in range(draws.start, draws.stop, step):
         some = range(start, min(start + step, draws.stop))
-        yield root.drawn(signs.draw(numbers, some, root.width, dtype))
+        block = root.drawn(signs.draw(numbers, some, root.width, dtype))
+        yield block.with_inner(local.drawn(some)) if local else block
 
 
-def _flows(ctx: Context, outputs: Tensor, n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
-    """What one block of columns sends through the layers, for n samples."""
+def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
+    """What one block of columns at the outputs (and at the inputs of curved operations) sends through the layers."""
     k = len(block.values)
     through = [
         calls[0]
@@ -238,7 +288,7 @@ def _flows(ctx: Context, outputs: Tensor, n: int, uses: Uses, block: Columns) ->
     ]
     wanted = [call for calls in uses for call in calls]
     ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
-    found = stacked_backward(outputs, ends, block.values)
+    found = stacked_backward(given, ends, [block.values, *block.inner])
     back = {id(call): found[len(wanted) + i] for i, call in enumerate(through)}
     signs = None if block.signs is None else block.signs.T
     at = 0
@@ -257,13 +307,16 @@ def _columns_by_samples(s: Tensor, n: int) -> Tensor:
     return s.reshape(n, -1, *s.shape[1:]).transpose(1, 2)
 
 
-def stacked_backward(outputs: Tensor, ends: list[Any], columns: Tensor) -> list[Tensor | None]:
-    """Gradients of each column (k, n, …) at each end, stacked to (n, k, …); None where nothing flows.
+def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]) -> list[Tensor | None]:
+    """Gradients of each column (k, n, …) of each given tensor at each end, stacked to (n, k, …); None where none flows.
 
     Column by column: a batched backward loops over the columns of convolution and pooling as well, and has them
     in the wrong order for the matrix products that follow.
     """
-    rows = [torch.autograd.grad(outputs, ends, column, retain_graph=True, allow_unused=True) for column in columns]
+    rows = [
+        torch.autograd.grad(given, ends, list(column), retain_graph=True, allow_unused=True)
+        for column in zip(*columns, strict=True)
+    ]
     if len(rows) == 1:
         return [None if part is None else part[:, None] for part in rows[0]]
     return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]

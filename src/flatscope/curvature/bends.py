@@ -1,0 +1,256 @@
+"""What the Hessian has beyond its Gauss-Newton part, from the second derivatives of single operations.
+
+By the chain rule the Hessian with respect to one weight that is used once is
+
+    Jᵀ (∇² loss) J + Σ_m J_mᵀ R_m J_m,
+
+over the operations m that are not piecewise linear (GELU, softmax, a normalisation, a product of two activations): J_m
+is the Jacobian of the operation's inputs, R_m the Hessian of ⟨δ_m, operation⟩ with δ_m the gradient of the loss at its
+output. Each R_m is known by cheap products of one operation. So random columns at the inputs of all of them, beside the
+one at the outputs, give every layer's block without bias in the same backward passes; noise between layers, which is
+most of that of a product with random signs over all weights, never arises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from flatscope.context import Context
+from flatscope.curvature.signs import Signs
+from flatscope.network.linearity import Linearity
+from flatscope.network.operations import TABLE
+from flatscope.network.program import Operation, is_in_place, tensors_in, watched, with_tensors
+from flatscope.params import Params
+from flatscope.samples import Inputs, cut, parts_of
+
+STREAM = "columns at curved operations"
+
+
+@dataclass(frozen=True)
+class Bend:
+    """One call of an operation that is not piecewise linear.
+
+    Attributes:
+        function: the operation of its inputs (the tensors that depend on parameters) alone.
+        inputs: these, each the operation's own view.
+        outputs: where in the graph its results stand.
+        entrywise: whether every entry of the one input is mapped by itself.
+    """
+
+    function: Callable[[Sequence[Tensor]], list[Tensor]]
+    inputs: list[Tensor]
+    outputs: list[GradientEdge]
+    entrywise: bool
+
+
+# Curved operations of a forward pass: by name, and which call of that name it is.
+Places = frozenset[tuple[str, int]]
+
+
+class _Curved(Linearity):
+    """The operations of a forward pass that are curved in some parameter."""
+
+    def __init__(self, leaves: Params) -> None:
+        super().__init__(leaves)
+        self._count: Counter[str] = Counter()
+        self._now: Operation | None = None
+        self.found: set[tuple[str, int]] = set()
+        self.in_place = False
+
+    def follow(self, op: Operation) -> Any:
+        self._now = op
+        result = super().follow(op)
+        self._count[op.name] += 1
+        return result
+
+    def _taint(self, mask: int, reason: str) -> None:
+        if mask and self._now is not None:
+            self.found.add((self._now.name, self._count[self._now.name]))
+            self.in_place |= is_in_place(self._now)
+        super()._taint(mask, reason)
+
+
+class BendRecorder:
+    """A rule for `watched` that gives every curved operation its own views of its inputs.
+
+    Args:
+        curved: which they are.
+    """
+
+    def __init__(self, curved: Places) -> None:
+        self._curved, self._met = curved, 0
+        self._count: Counter[str] = Counter()
+        self.bends: list[Bend] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of them were met."""
+        return self._met == len(self._curved)
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation."""
+        place = op.name, self._count[op.name]
+        self._count[op.name] += 1
+        if place not in self._curved:
+            return op.run()
+        self._met += 1
+        own: list[Tensor] = []
+
+        def view(value: Tensor) -> Tensor:
+            if not _moves(value):
+                return value
+            own.append(value.view_as(value))
+            return own[-1]
+
+        given = with_tensors((op.args, op.kwargs), view)
+        if not own:  # curved in parameters of its own alone
+            return op.run()
+        places = {id(value): place for place, value in enumerate(own)}
+
+        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
+            swap = {key: inputs[place] for key, place in places.items()}
+            args, kwargs = with_tensors(given, lambda value: swap.get(id(value), value))
+            return [value for value in tensors_in(op.function(*args, **kwargs)) if value.requires_grad]
+
+        result = op.function(*given[0], **given[1])
+        edges = [get_gradient_edge(value) for value in tensors_in(result) if value.requires_grad]
+        meaning = TABLE.get(op.name)
+        entrywise = len(own) == 1 and meaning is not None and meaning.slope is not None
+        self.bends.append(Bend(function, own, edges, entrywise))
+        return result
+
+
+def _moves(value: Tensor) -> bool:
+    """Whether a tensor depends on parameters, and is none itself."""
+    return value.is_floating_point() and value.requires_grad and not value.is_leaf
+
+
+def find_bends(ctx: Context) -> Places | None:
+    """The curved operations; None where there are none, or they cannot be followed sample by sample."""
+    inputs = ctx.problem.example()
+    n = len(parts_of(inputs)[0])
+    parts, rules = (inputs, cut(inputs, 0, 1)), []
+    for part in parts:
+        rules.append(_Curved(leaves := _leaves(ctx)))
+        _run(ctx, part, leaves, rules[-1].follow)
+    found = frozenset(rules[0].found)
+    if found != rules[1].found or rules[0].in_place or not found:
+        return None
+    sizes = []
+    for part in parts:
+        recorder = BendRecorder(found)
+        _run(ctx, part, _leaves(ctx), recorder.follow)
+        sizes.append([value.numel() for bend in recorder.bends for value in bend.inputs])
+    return found if recorder.complete and sizes[1] and sizes[0] == [n * size for size in sizes[1]] else None
+
+
+def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> None:
+    params = {**ctx.params, **leaves}
+    with torch.enable_grad(), watched(rule):
+        ctx.problem.forward(inputs, params)
+
+
+def _leaves(ctx: Context) -> Params:
+    return {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
+
+
+class BendColumns:
+    """Random columns at the inputs of a batch's curved operations.
+
+    Args:
+        bends: the operations, recorded in a forward pass.
+        loss: of all samples of the batch, a function of the outputs of that pass.
+        numbers: of the samples.
+        seed: the context's.
+    """
+
+    def __init__(self, bends: Sequence[Bend], loss: Tensor, numbers: Tensor, seed: int) -> None:
+        self._bends, self._numbers, self._seed = bends, numbers, seed
+        edges = [edge for bend in bends for edge in bend.outputs]
+        slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
+        self._locals = [_Local(bend, [next(slopes) for _ in bend.outputs]) for bend in bends]
+        self.inputs = [value for bend in bends for value in bend.inputs]
+        self._scales: list[list[Tensor]] = []
+        for number, bend in enumerate(bends):
+            probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
+            self._scales.append([_scale(part, bend.entrywise) for part in self._locals[number].product(probe)])
+
+    def drawn(self, draws: range) -> list[Tensor]:
+        """Two columns for each draw at every input, (2 draws, *shape): of the positive part, and of the negative.
+
+        With D any scales, ζ of signs: E[(Dζ)(D⁻¹Rζ)ᵀ] = R, and q(a, b) = q((a + b)/2) − q((a − b)/2).
+        """
+        found = []
+        for number, local in enumerate(self._locals):
+            signs = self._signs(number, draws)
+            pairs: list[list[Tensor]] = [[] for _ in signs]
+            for k in range(len(draws)):
+                one = [part[k] for part in signs]
+                for into, scale, z, curved in zip(pairs, self._scales[number], one, local.product(one), strict=True):
+                    a, b = scale * z, torch.where(scale > 0, curved / scale, 0.0)
+                    into += [(a + b) / 2, (a - b) / 2]
+            found += [torch.stack(parts) for parts in pairs]
+        return found
+
+    def forms(self, moves: Sequence[Tensor]) -> Tensor:
+        """Σ_m aᵀ R_m a for changes `a` of all inputs."""
+        rest = iter(moves)
+        total = torch.zeros((), dtype=torch.float64)
+        for local, bend in zip(self._locals, self._bends, strict=True):
+            some = [next(rest) for _ in bend.inputs]
+            total = total + sum(float((a * b).sum()) for a, b in zip(some, local.product(some), strict=True))
+        return total
+
+    def _signs(self, number: int, draws: range, of: str = "") -> list[Tensor]:
+        """Signs (draws, *shape) for every input of an operation: those of a sample are its own."""
+        n = len(self._numbers)
+        return [
+            Signs(self._seed, f"{STREAM}, {of}{number}.{place}")
+            .draw(self._numbers, draws, value.numel() // n, value.dtype)
+            .reshape(-1, *value.shape)
+            for place, value in enumerate(self._bends[number].inputs)
+        ]
+
+
+class _Local:
+    """The Hessian of ⟨slopes, operation⟩ with respect to the operation's inputs, by products."""
+
+    def __init__(self, bend: Bend, slopes: Sequence[Tensor | None]) -> None:
+        self._inputs = [value.detach().requires_grad_() for value in bend.inputs]
+        with torch.enable_grad():
+            outputs = bend.function(self._inputs)
+            reached = [(value, slope) for value, slope in zip(outputs, slopes, strict=True) if slope is not None]
+            gradients: Sequence[Tensor] = ()
+            if reached:
+                gradients = torch.autograd.grad(
+                    [value for value, _ in reached],
+                    self._inputs,
+                    [slope for _, slope in reached],
+                    create_graph=True,
+                    materialize_grads=True,
+                )
+        self._gradients = {place: value for place, value in enumerate(gradients) if value.requires_grad}
+
+    def product(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """With one vector of each input's shape."""
+        if not self._gradients:
+            return [torch.zeros_like(value) for value in vectors]
+        along = [vectors[place] for place in self._gradients]
+        given = list(self._gradients.values())
+        return list(torch.autograd.grad(given, self._inputs, along, retain_graph=True, materialize_grads=True))
+
+
+def _scale(curved: Tensor, entrywise: bool) -> Tensor:
+    """D for which Dζ and D⁻¹Rζ are about as large: √|Rζ|, smoothed where an entry's own may be small by chance."""
+    size = curved.abs()
+    if not entrywise and size.ndim > 1:
+        size = size.maximum(size.square().mean(-1, keepdim=True).sqrt())
+        size = size.maximum(1e-3 * size.mean(tuple(range(1, size.ndim)), keepdim=True))  # of the sample's own
+    return size.sqrt()

@@ -1,0 +1,145 @@
+"""Columns at curved operations: the true Hessian's values of every layer, without bias, with errors that cover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from networks import Tiny, _built, attention
+from test_sampled import indefinite
+from torch import Tensor, nn
+from torch.nn import functional
+
+import flatscope as fs
+from flatscope.context import Context, Effort
+from flatscope.curvature import sweep
+from flatscope.curvature.bends import find_bends
+from flatscope.curvature.operators import Hessian
+from flatscope.curvature.products import DIRECTIONS
+from flatscope.curvature.sums import Curvature
+
+
+class Gated(nn.Module):
+    """Products of activations, a quotient, a normalisation, a residual sum, positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.gelu(self.first(x))
+        h = h + self.norm(h) * torch.sigmoid(self.gate(h))
+        out: Tensor = self.last(h / (1 + h.square().mean(-1, keepdim=True))).mean(1)
+        return out
+
+
+def gated(n: int = 12) -> Tiny:
+    return _built("gated", Gated(), (2, 4), 3, ("first", "gate", "last"), chain=False, piecewise_linear=False, n=n)
+
+
+def convolutional() -> Tiny:
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.SiLU(), nn.Conv2d(3, 2, 2), nn.Softplus(), nn.Flatten(), nn.Linear(8, 3)
+    )
+    return _built("smooth convolutions", model, (1, 5, 5), 3, ("0", "2", "5"), piecewise_linear=False)
+
+
+def drawn(ctx: Context, draws: int) -> Curvature:
+    bends, left_out = ctx.sweep(sweep.reached_by_bends)
+    assert bends
+    return sweep._pass(ctx, range(draws), left_out, True, False, bends)
+
+
+@pytest.fixture(autouse=True)
+def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
+
+
+def exact(ctx: Context, quantity: str, name: str) -> Tensor:
+    """One product for each direction."""
+    layer = next(layer for layer in ctx.network if layer.weight == name)
+    some = DIRECTIONS[quantity](ctx.params[name], layer)
+    vectors = some.embed(torch.eye(some.count, dtype=torch.float64))
+    values = (vectors * (Hessian(ctx, [name]) @ vectors)).sum(0)
+    return values if quantity.startswith("rho") else values.sum()[None]
+
+
+# torch's attention has the samples in its second axis.
+@pytest.mark.parametrize(
+    ("build", "missed"), [(gated, 0), (convolutional, 0), (attention, 2)], ids=["gated", "convolutional", "attention"]
+)
+def test_every_layer_is_reached_and_without_bias(build: Callable[[], Tiny], missed: int) -> None:
+    ctx = Context(build().problem().plain)
+    found = drawn(ctx, 256)
+    weights = [layer.weight for layer in ctx.network if layer.weight not in found.left_out]
+    assert len(weights) == len(ctx.network.layers) - missed
+    for name in weights:
+        for quantity in ("trace", "rho", "rho_rows", "relative_flatness"):
+            mean, true = found.of(name, quantity), exact(ctx, quantity, name)
+            assert mean is not None
+            z = (mean.value.reshape(-1) - true) / mean.stderr.reshape(-1).clamp_min(1e-9 * true.abs().max())
+            assert float(z.abs().max()) < 4.5, (name, quantity)
+
+
+def test_a_loss_with_curvature_of_both_signs() -> None:
+    ctx = Context(fs.Problem(gated().model, (gated().x, gated().y), loss=indefinite))
+    found = drawn(ctx, 256)
+    for name in ("first.weight", "last.weight"):
+        mean, true = found.of(name, "trace"), exact(ctx, "trace", name)
+        assert mean is not None
+        assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
+
+
+def test_standard_errors_cover() -> None:
+    problem = gated(6).problem()
+    zs = []
+    ctx = Context(problem)
+    bends, left_out = ctx.sweep(sweep.reached_by_bends)
+    true = {name: exact(ctx, "trace", name) for name in ("first.weight", "gate.weight")}
+    for seed in range(100):
+        ctx.seed = seed
+        found = sweep._pass(ctx, range(8), left_out, False, False, bends)
+        for name, value in true.items():
+            mean = found.of(name, "trace")
+            assert mean is not None
+            zs.append(float((mean.value - value) / mean.stderr))
+    assert 0.88 <= np.mean(np.abs(zs) <= 1.96) <= 1.0
+    assert abs(np.mean(zs)) < 0.25
+
+
+def test_batches_change_nothing() -> None:
+    problem = gated().problem()
+    whole = drawn(Context(problem), 3)
+    parts = drawn(Context(problem, effort=Effort(memory=1)), 3)  # sample by sample
+    for key, mean in whole.means.items():
+        torch.testing.assert_close(parts.means[key].value, mean.value, rtol=1e-9, atol=1e-12)
+
+
+def test_measures_use_them_and_say_how_precise_they_are() -> None:
+    problem = gated().problem()
+    table = fs.measure(problem, ["layer_trace", "hessian_trace"], precision=0.1).to_frame()
+    precise = fs.measure(problem, ["layer_trace", "hessian_trace"], precision=0).to_frame()
+    assert precise["exact"].all()
+    layers = table[table["measure"] == "layer_trace"]
+    assert not layers["exact"].any()
+    assert (layers["data_stderr"] > 0).all()
+    assert (abs(table["value"] - precise["value"]) < 4.5 * table["stderr"]).all()
+
+
+def test_operations_that_overwrite_their_input_are_left_to_products() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(self.first(x).tanh_())
+            return out
+
+    tiny = _built("in place", InPlace(), (3,), 2, ("first", "last"), piecewise_linear=False)
+    ctx = Context(tiny.problem())
+    assert find_bends(ctx) is None
+    assert not ctx.sweep(sweep.reached_by_bends)[0]
