@@ -98,8 +98,11 @@ def resnet18_case(n: int, device: str, tiny: bool, classes: int = 10, width: int
     return _images(model, min(n, 16) if tiny else n, 32, min(classes, 20) if tiny else classes, device)
 
 
-def vit_case(n: int, device: str, tiny: bool) -> Case:
-    """ViT-S/16, 1,000 classes, 224 px."""
+def vit_case(n: int, device: str, tiny: bool, steps: int = 0) -> Case:
+    """ViT-S/16, 1,000 classes, 224 px; trained on its images for some steps of Adam.
+
+    Without training the traces of some layers are zero but for noise: their relative error would mean nothing.
+    """
     from transformers import ViTConfig, ViTForImageClassification
 
     shape = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536, "num_hidden_layers": 12}
@@ -107,7 +110,15 @@ def vit_case(n: int, device: str, tiny: bool) -> Case:
         shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
     classes, size = (20, 32) if tiny else (1000, 224)
     config = ViTConfig(image_size=size, patch_size=16, num_labels=classes, attn_implementation="eager", **shape)
-    return _images(Logits(ViTForImageClassification(config)), min(n, 8) if tiny else n, size, classes, device)
+    case = _images(Logits(ViTForImageClassification(config)), min(n, 8) if tiny else n, size, classes, device)
+    optimizer = torch.optim.Adam(case.model.parameters(), 1e-3 if tiny else 3e-4)
+    for _ in range(steps):
+        for x, y in zip(case.x.split(128), case.y.split(128), strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(case.model(x), y).backward()
+            optimizer.step()
+    case.model.zero_grad()
+    return case
 
 
 def gpt2_case(n: int, length: int, device: str, tiny: bool, small: bool = False) -> Case:

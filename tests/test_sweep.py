@@ -17,7 +17,7 @@ from flatscope.curvature import layer_forms, memory
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.factors import output_columns
 from flatscope.curvature.products import LayerDirections
-from flatscope.curvature.sweep import column_sweep
+from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.loss import as_loss
 from flatscope.network.operations import PIECES, TABLE
 
@@ -109,8 +109,9 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
     hessian = torch.autograd.functional.hessian(loss, torch.zeros(len(weight), dtype=torch.float64))
     found = fs.measure(problem, "rho_unit").units("rho_unit", "0")
     torch.testing.assert_close(found, hessian.diagonal(), rtol=1e-9, atol=1e-12)
-    by_hessian = LayerDirections(_by_products_alone(problem), "relative_flatness")
-    found = by_hessian.read(by_hessian.diagonal(16))
+    alone = _by_products_alone(problem)
+    by_hessian = LayerDirections(alone, "relative_flatness", find_left_out(alone))
+    found = by_hessian.read(torch.cat(list(by_hessian.entries(16)))[:, None])
     for layer, value in fs.measure(problem, "relative_flatness").layer("relative_flatness").items():
         assert value == pytest.approx(float(found[f"{layer}.weight", "relative_flatness"]), rel=1e-9)
 

@@ -56,20 +56,24 @@ class Draws:
         return f"{taken:,} of {most:,} {unit}" + (": the time was up" if self.late else "")
 
 
-def draw_until_precise(ctx: Context, blocks: Iterable[Tensor], most: int, precision: float | None = None) -> Draws:
+def draw_until_precise(
+    ctx: Context, blocks: Iterable[Tensor], most: int, precision: float | None = None, first: int = FIRST_LOOK
+) -> Draws:
     """Take draws until every mean has the relative standard error that is asked for, or there are no more.
 
-    The error is looked at only after 32, 64, 128, … draws: stopping at the first moment that looks good would stop by
-    luck. Where the measurement has a deadline, it ends with the draws that it has, two at least.
+    The error is looked at only after `first`, twice, four times as many draws, …: stopping at the first moment that
+    looks good would stop by luck. Where the measurement has a deadline, it ends with the draws that it has, two at
+    least.
 
     Args:
         ctx: its effort says how precise is precise enough, and until when.
         blocks: draws, some at a time: (k,) or (k, quantities). No more are made than are needed.
         most: how many there are in all.
         precision: instead of that of the effort; 0 takes all draws.
+        first: draws before the first look; fewer than 32 where each is dear.
     """
     precision = ctx.effort.precision if precision is None else precision
-    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), FIRST_LOOK
+    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), first
     for block in blocks:
         rows = block.double().cpu().reshape(len(block), -1)
         found = Draws(torch.cat([found.samples, rows]) if len(found.samples) else rows, most)

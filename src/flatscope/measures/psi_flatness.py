@@ -33,7 +33,7 @@ from flatscope.symmetries.path_certificate import ActivationCertificate
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
 COLUMNS = 4
-FEW_UNITS = 64
+FEW_UNITS, FEW_DRAWS = 64, 16
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 
@@ -87,7 +87,8 @@ def psi_trace(
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
     signs = _signs(ctx.generator("psi_trace"), _together(ctx), len(squared))
-    found = draw_until_precise(ctx, (known + beyond.quadratic(some) for some in signs), most_products, wanted)
+    drawn = (known + beyond.quadratic(some) for some in signs)
+    found = draw_until_precise(ctx, drawn, most_products, wanted, FEW_DRAWS)
     beyond.release()
     reason = f"a part of {len(squared)} of {paths.count} values by products with random signs: {found.remark()}"
     if not found.precise(wanted):
