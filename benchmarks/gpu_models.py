@@ -98,8 +98,8 @@ def resnet18_case(n: int, device: str, tiny: bool, classes: int = 10, width: int
     return _images(model, min(n, 16) if tiny else n, 32, min(classes, 20) if tiny else classes, device)
 
 
-def vit_case(n: int, device: str, tiny: bool, steps: int = 0) -> Case:
-    """ViT-S/16, 1,000 classes, 224 px; trained on its images for some steps of Adam.
+def vit_case(n: int, device: str, tiny: bool, trained: bool = False) -> Case:
+    """ViT-S/16, 1,000 classes, 224 px; if asked for trained on its images until it knows most of them.
 
     Without training the traces of some layers are zero but for noise: their relative error would mean nothing.
     """
@@ -111,14 +111,25 @@ def vit_case(n: int, device: str, tiny: bool, steps: int = 0) -> Case:
     classes, size = (20, 32) if tiny else (1000, 224)
     config = ViTConfig(image_size=size, patch_size=16, num_labels=classes, attn_implementation="eager", **shape)
     case = _images(Logits(ViTForImageClassification(config)), min(n, 8) if tiny else n, size, classes, device)
-    optimizer = torch.optim.Adam(case.model.parameters(), 1e-3 if tiny else 3e-4)
-    for _ in range(steps):
-        for x, y in zip(case.x.split(128), case.y.split(128), strict=True):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(case.model(x), y).backward()
-            optimizer.step()
-    case.model.zero_grad()
+    if trained:
+        _train(case)
     return case
+
+
+def _train(case: Case, loss: float = 1.5, epochs: int = 150, batch: int = 64) -> None:
+    optimizer = torch.optim.Adam(case.model.parameters(), 3e-4)
+    for _ in range(epochs):
+        losses = []
+        for x, y in zip(case.x.split(batch), case.y.split(batch), strict=True):
+            optimizer.zero_grad()
+            with torch.autocast(case.x.device.type, torch.bfloat16):
+                value = nn.functional.cross_entropy(case.model(x), y)
+            value.backward()
+            optimizer.step()
+            losses.append(value.detach())
+        if float(torch.stack(losses).mean()) < loss:
+            break
+    case.model.zero_grad()
 
 
 def gpt2_case(n: int, length: int, device: str, tiny: bool, small: bool = False) -> Case:

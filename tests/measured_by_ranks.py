@@ -48,8 +48,9 @@ def sampled_frames() -> dict[str, pd.DataFrame]:
     names = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatness"]
     wide = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 60)).double()
     bent = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 60)).double()
+    curved = nn.Sequential(nn.Linear(60, 20), nn.GELU(), nn.Linear(20, 60)).double()  # columns at the GELU
     found = {}
-    for number, (model, width) in enumerate(((wide, 4), (bent, 30))):
+    for number, (model, width) in enumerate(((wide, 4), (bent, 30), (curved, 60))):
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for value in model.parameters():
@@ -61,6 +62,14 @@ def sampled_frames() -> dict[str, pd.DataFrame]:
             frame = fs.measure(problem, names, precision=0.2, curvature=curvature).to_frame()
             found[f"sampled {number} {curvature}"] = frame
     return found
+
+
+def spectra() -> dict[str, list[float]]:
+    """Eigenvalues and nodes of the spectral density, out of products that the ranks share."""
+    problem = larger(lenet_like()).problem(batch_size=16)
+    pairs = fs.eigenpairs(problem, top=2, bottom=1, tolerance=1e-6)
+    density = fs.spectral_density(problem, draws=2, steps=6)
+    return {"eigenvalues": pairs.values.tolist(), "nodes": density.nodes.tolist(), "weights": density.weights.tolist()}
 
 
 def refusals(rank: int) -> dict[str, str | int]:
@@ -93,6 +102,7 @@ def write_sampled(folder: str) -> None:
     rank = dist.get_rank()
     for name, frame in sampled_frames().items():
         frame.to_parquet(Path(folder) / f"{name} {rank}.parquet")
+    (Path(folder) / f"spectra {rank}.json").write_text(json.dumps(spectra()))
     dist.barrier()
     dist.destroy_process_group()
 

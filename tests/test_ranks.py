@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import search_of, tolerance_of
-from measured_by_ranks import N, frames, sampled_frames
+from measured_by_ranks import N, frames, sampled_frames, spectra
 from networks import mlp
 from typer.testing import CliRunner
 
@@ -59,6 +59,10 @@ def test_what_is_sampled_is_that_of_one_process(tmp_path: Path) -> None:
             for measure, rows in expected.groupby("measure", sort=False):
                 wrong += _differences(entries[str(measure)], rows, found.loc[rows.index], f"{name}, rank {rank}")
     assert wrong == []
+    for rank in range(2):
+        found = json.loads((tmp_path / f"spectra {rank}.json").read_text())
+        for name, values in spectra().items():
+            assert found[name] == pytest.approx(values, rel=1e-6, abs=1e-8), (name, rank)
 
 
 @pytest.mark.slow
