@@ -583,12 +583,12 @@ def test_control_c_within_an_epoch_undoes_that_epoch(monkeypatch):
     data, steps = blobs(n=50, shape=(1, 6, 6)), 0
     step = Stack._step
 
-    def interrupted(self, size):
+    def interrupted(self, turn, size):
         nonlocal steps
         steps += 1
         if steps == 10:
             raise KeyboardInterrupt
-        step(self, size)
+        step(self, turn, size)
 
     trials = [{"lr": 0.05, "epochs": 3, "batch_size": 8, "seed": seed} for seed in range(2)]
     monkeypatch.setattr(Stack, "_step", interrupted)
@@ -681,16 +681,14 @@ def test_busy_steps_are_taken_trial_by_trial_with_the_same_result(monkeypatch):
     ]
     trials = [{**trial, "stop_gradient_norm": 1e-9, "augmentation": "crop-flip"} for trial in trials]
     runs = []
-    for busy in (1e12, 2e5, 0.0):  # all at once, two at once, one by one
+    for busy in (1e12, 0.0):  # all at once, one by one
         monkeypatch.setitem(stack.BUSY, "cpu", busy)
         runs.append(train_population(residual, trials, data, test=test, dtype=torch.float64, stacked=True))
     products = 36 * (4 * 9 + 4 * 4 * 9 + 4 * 2 * 9) + 6 * 5 + 5 * 3
     assert StackedNetwork(residual().double(), data[0]).products == products
-    assert 2e5 // (8 * products) == 2
     for i in range(5):
-        for other in runs[1:]:
-            assert largest_difference(runs[0].model(i), other.state(i)) < 1e-9
-            same_history(runs[0].histories[i], other.histories[i])
+        assert largest_difference(runs[0].model(i), runs[1].state(i)) < 1e-9
+        same_history(runs[0].histories[i], runs[1].histories[i])
 
 
 def test_trials_of_one_precision_are_stacked():

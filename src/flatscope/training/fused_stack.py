@@ -19,9 +19,9 @@ from flatscope.training.checkpoint import TrainConfig, learning_rate
 from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_device import POINTERS, Job, Machine, NotCompiled, machine_of
 from flatscope.training.fused_source import plan_kernel
-from flatscope.training.stack import Stack, StackSamples
+from flatscope.training.stack import Stack
 from flatscope.training.stacked_layers import StackedNetwork
-from flatscope.training.trials import Trial, TrialData
+from flatscope.training.trials import StackSamples, Trial, TrialData
 
 # An epoch is cut into so many parts where there are more networks than blocks, so that all blocks stay busy.
 SLICES = 16

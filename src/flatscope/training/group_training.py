@@ -25,7 +25,8 @@ from flatscope.training.population_group import (
     tensors_of,
     write_group,
 )
-from flatscope.training.stack import Stack, StackSamples
+from flatscope.training.stack import Stack
+from flatscope.training.trials import StackSamples
 
 AfterEpoch = Callable[[int, PopulationView], None]
 

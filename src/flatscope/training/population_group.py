@@ -20,10 +20,10 @@ from flatscope.errors import InputError, WeightsError
 from flatscope.files import read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope.training.checkpoint import EARLIER, fingerprint
-from flatscope.training.stack import Stack, StackSamples
+from flatscope.training.stack import Stack
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
-from flatscope.training.trials import Trial, TrialData
+from flatscope.training.trials import StackSamples, Trial, TrialData
 from flatscope.training.weight_files import plain_tensors
 
 STATE_KEY = "flatscope_population_state"

@@ -7,11 +7,11 @@ however many trials and layers there are. On a GPU the whole step is one CUDA gr
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,57 +23,18 @@ from flatscope.training.evaluation import EVALUATION_BATCH
 from flatscope.training.gpu_steps import activations_in, captured, products_in, wants_channels_last
 from flatscope.training.loop import BAR_SECONDS, CROP_PADDING, crop_and_flip
 from flatscope.training.stacked_layers import StackedNetwork
-from flatscope.training.trials import Trial, TrialData
+from flatscope.training.trials import StackSamples, Trial
 
 # Samples evaluated at once, of one trial where it has that many: enough to keep the device busy, few enough for memory
 # and caches, also by the multiplications that they take.
 EVALUATED_AT_ONCE = {"cpu": 4_096, "cuda": 65_536}
 EVALUATED_PRODUCTS = {"cpu": 0.0, "cuda": 4e10}
-# Multiplications of one forward pass over a batch from which on the device is busy with them: so many trials are run
-# together, and more one behind the other. On a CPU a step of LeNet-5 with a batch of 32 spends nine tenths of its time
-# in convolutions; grouped ones of 3 and 6 channels take twice as long as the same one by one, and what several networks
-# have between two layers does not fit into the cache of a core.
+# Multiplications of a forward pass over a batch from which on networks with convolutions run one behind the other.
+# On a CPU nine tenths of a step of LeNet-5 with a batch of 64 are convolutions, grouped ones of 3 and 6 channels take
+# twice as long as the same one by one, and what several networks have between two layers does not fit into a cache.
 BUSY = {"cpu": 1e7, "cuda": 2e9}
 # Where grouped convolutions may read a neighbour's channels times zero: NaN and infinity then go over to it.
 MIXING_DEVICES = {"cuda"}
-
-
-@dataclass(frozen=True)
-class StackSamples:
-    """Training samples of all trials: image `index[t, i]` (image i if `index` is None) has target `targets[t, i]`."""
-
-    images: Tensor
-    index: Tensor | None  # (trials, n)
-    targets: Tensor  # (trials, n, ...)
-
-    @classmethod
-    def of(cls, data: Sequence[TrialData]) -> StackSamples:
-        """Images that several trials share are kept once."""
-        banks = list({id(part.images): part.images for part in data}.values())
-        starts, start = {}, 0
-        for bank in banks:
-            starts[id(bank)], start = start, start + len(bank)
-        targets = torch.stack([part.targets for part in data])
-        if len(banks) == 1 and all(part.index is None for part in data):
-            return cls(banks[0], None, targets)
-        every = [torch.arange(len(p.images), device=p.targets.device) if p.index is None else p.index for p in data]
-        index = torch.stack([starts[id(p.images)] + chosen for p, chosen in zip(data, every, strict=True)])
-        return cls(banks[0] if len(banks) == 1 else torch.cat(banks), index, targets)
-
-    def rows(self, kept: Tensor | slice) -> StackSamples:
-        """The samples of some of the trials."""
-        return StackSamples(self.images, None if self.index is None else self.index[kept], self.targets[kept])
-
-    def batch(self, part: slice, trials_first: bool) -> tuple[Tensor, Tensor]:
-        """Inputs in the order that the network reads, (t, b, ...) or (b, t, ...), and targets (t, b)."""
-        targets = self.targets[:, part]
-        if self.index is not None:
-            chosen = self.index[:, part]
-            return self.images[chosen if trials_first else chosen.T], targets
-        images = self.images[part]
-        if trials_first:
-            return images.expand(len(targets), *images.shape), targets
-        return images[:, None].expand(-1, len(targets), *images.shape[1:]), targets
 
 
 class Stack:
@@ -111,8 +72,14 @@ class Stack:
         }
         config = self.trials[0].config
         self._batch_size, self._loss, self._precision = config.batch_size, config.loss, config.precision
-        work = max(1, network.products) * config.batch_size
-        self._together = min(len(self.trials), max(1, int(BUSY.get(self.device.type, BUSY["cuda"]) // work)))
+        work = network.products * config.batch_size if network.has_convolutions else 0
+        busy = work > BUSY.get(self.device.type, BUSY["cuda"]) and not any(t.noise_temperature for t in self.trials)
+        self._together = 1 if busy else len(self.trials)
+        # The parts of a step. On a CPU each takes its whole epoch in turn, while its weights are in the cache.
+        parts = list(self._parts(self._together))
+        self._turns = [[part] for part in parts] if self.device.type == "cpu" else [parts]
+        sizes = [leaf.numel() for leaf in self.trained.values()]
+        self._starts = list(itertools.accumulate(sizes, initial=0))[:-1]  # of each parameter in the vector
         channels_last = self._together == 1 and wants_channels_last(config.precision, samples.images)
         self._layout = torch.channels_last if channels_last else torch.preserve_format
         self._augmented = config.augmentation == "crop-flip"
@@ -185,20 +152,23 @@ class Stack:
     def _pass(self, epoch: int, advance: Advance) -> list[bool]:
         """All steps of an epoch, and which trials came out finite."""
         generators = self._prepare(epoch)
-        n, shown, shown_at = self._order.shape[1], 0, time.monotonic()
-        for start in range(0, n, self._batch_size):
-            size = min(self._batch_size, n - start)
-            for row, generator in generators.items():
-                self._noise[row].normal_(generator=generator)
-            if size == self._batch_size and self.device.type == "cuda":
-                self._replay = self._replay or self._captured()
-                self._replay()
-            else:
-                self._step(size)
-            if time.monotonic() - shown_at > BAR_SECONDS:
-                advance(len(self.trials) * (start + size - shown) / n, note=f"epoch {epoch + 1}")
-                shown, shown_at = start + size, time.monotonic()
-        advance(len(self.trials) * (n - shown) / n, note=f"epoch {epoch + 1}")
+        n, shown_at, unseen = self._order.shape[1], time.monotonic(), 0.0
+        for turn in self._turns:
+            self._position.zero_()
+            for start in range(0, n, self._batch_size):
+                size = min(self._batch_size, n - start)
+                for row, generator in generators.items():
+                    self._noise[row].normal_(generator=generator)
+                if size == self._batch_size and self.device.type == "cuda":
+                    self._replay = self._replay or self._captured()
+                    self._replay()
+                else:
+                    self._step(turn, size)
+                unseen += len(self.trials) / len(self._turns) * size / n
+                if time.monotonic() - shown_at > BAR_SECONDS:
+                    advance(unseen, note=f"epoch {epoch + 1}")
+                    unseen, shown_at = 0.0, time.monotonic()
+        advance(unseen, note=f"epoch {epoch + 1}")
         for name, value in self.constants.items():
             if name.rpartition(".")[2] == "num_batches_tracked":
                 value += -(-n // self._batch_size)
@@ -290,31 +260,41 @@ class Stack:
         n, settings = self.samples.targets.shape[1], [trial.config for trial in self.trials]
         return torch.stack([epoch_order(n, own.seed, epoch, shuffle=own.shuffle) for own in settings])
 
-    def _step(self, size: int) -> None:
-        """The next batch of every trial: gather, forward, backward, update. Nothing in it waits for the device."""
+    def _step(self, turn: Sequence[slice], size: int) -> None:
+        """The next batch of some trials: gather, forward, backward, update. Nothing in it waits for the device."""
         columns = self._position + self._steps[:size]
-        found = [self._gradients(rows, columns) for rows in self._parts(self._together)]
-        batch_losses = torch.cat([values for values, _ in found])  # (t,)
-        gradients = zip(*(parts for _, parts in found), strict=True)
-        with torch.no_grad():
-            step = torch.cat([part.reshape(-1) for parts in gradients for part in parts])
-            if isinstance(self._decay, Tensor):
-                step.addcmul_(self._flat, self._decay)
-            elif self._decay:
-                step.add_(self._flat, alpha=self._decay)
-            if self._noise_power is not None:
-                sizes = [leaf[0].numel() for leaf in self.trained.values()]
-                noise = torch.cat([part.reshape(-1) for part in torch.split(self._noise, sizes, dim=1)])
-                step.addcmul_(noise, self._noise_power)
-            if self._velocity is not None:
-                step = self._velocity.mul_(self._momentum).add_(step)
-            self._flat.addcmul_(step, self._rate)
-            if self._trial_of_weight is not None:
-                # What is no longer finite is taken out of the epoch at once, before it spreads from trial to trial.
-                self._halted |= ~batch_losses.isfinite()
-                self._flat.masked_fill_(self._halted.index_select(0, self._trial_of_weight), 0)
-            self._total += batch_losses
-            self._position += size
+        found = [self._gradients(rows, columns) for rows in turn]
+        gradients = zip(*(parts for _, parts in found), strict=True)  # of each parameter
+        if len(self._turns) == 1:
+            self._update(slice(None), torch.cat([part.reshape(-1) for parts in gradients for part in parts]))
+        else:
+            for start, [gradient] in zip(self._starts, gradients, strict=True):
+                first = start + turn[0].start * gradient[0].numel()
+                self._update(slice(first, first + gradient.numel()), gradient.reshape(-1))
+        for rows, (batch_losses, _) in zip(turn, found, strict=True):
+            self._total[rows] += batch_losses
+        if self._trial_of_weight is not None:
+            # What is no longer finite is taken out of the epoch at once, before it spreads from trial to trial.
+            self._halted |= ~self._total.isfinite()
+            self._flat.masked_fill_(self._halted.index_select(0, self._trial_of_weight), 0)
+        self._position += size
+
+    @torch.no_grad()
+    def _update(self, part: slice, step: Tensor) -> None:
+        """The step of SGD with these gradients, for some of the weights."""
+        weights = self._flat[part]
+        if isinstance(self._decay, Tensor):
+            step.addcmul_(weights, self._decay[part])
+        elif self._decay:
+            step.add_(weights, alpha=self._decay)
+        if self._noise_power is not None:
+            sizes = [leaf[0].numel() for leaf in self.trained.values()]
+            noise = torch.cat([piece.reshape(-1) for piece in torch.split(self._noise, sizes, dim=1)])
+            step.addcmul_(noise[part], self._noise_power[part])
+        if self._velocity is not None:
+            momentum = self._momentum[part] if isinstance(self._momentum, Tensor) else self._momentum
+            step = self._velocity[part].mul_(momentum).add_(step)
+        weights.addcmul_(step, self._rate[part] if self._rate.ndim else self._rate)
 
     def _gradients(self, rows: slice, columns: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses (t,) of some trials on these places of their order, and their gradients."""
@@ -348,7 +328,7 @@ class Stack:
         """The step on a full batch as a CUDA graph."""
         touched = [self._flat, self._total, self._position, self._halted, *self.constants.values()]
         touched += [] if self._velocity is None else [self._velocity]
-        return captured(lambda: self._step(self._batch_size), touched, self.device)
+        return captured(lambda: self._step(self._turns[0], self._batch_size), touched, self.device)
 
     def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Some trials, their inputs in the order that the network reads, targets (t, b); own or common samples."""

@@ -124,11 +124,14 @@ class StackedNetwork:
         return self._parted(result, trials)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, trials: int) -> Tensor:
+        if trials == 1:
+            return functional.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten(0, 1))
         rows = self.split(x, trials)  # (t, b, ..., in)
         flat = rows.reshape(trials, -1, rows.shape[-1])  # (t, samples and positions, in)
-        across = weight.transpose(1, 2)
-        result = torch.bmm(flat, across) if bias is None else torch.baddbmm(bias[:, None], flat, across)
-        result = result.reshape(*rows.shape[:-1], -1)
+        # The weight on the left, so that its gradient comes out as it lies in memory.
+        across = flat.transpose(1, 2)
+        result = torch.bmm(weight, across) if bias is None else torch.baddbmm(bias[:, :, None], weight, across)
+        result = result.transpose(1, 2).reshape(*rows.shape[:-1], -1)
         return (result if self.trials_first else result.transpose(0, 1)).flatten(0, 1)
 
     def _norm(self, op: Operation, weights: Weights, trials: int) -> Tensor:

@@ -26,8 +26,8 @@ from flatscope.loss import as_loss
 from flatscope.measuring import measure
 from flatscope.network.layers import Call, Layer
 from flatscope.problem import Problem
-from flatscope.training.stack import StackSamples
 from flatscope.training.stacked_layers import StackedNetwork, Weights
+from flatscope.training.trials import StackSamples
 
 PROBED_SAMPLES = 8
 # Samples at once, of one trial where it has that many; bytes of their columns and inputs; and of what is kept of all

@@ -73,10 +73,49 @@ class TrialData:
 
     def head(self, n: int | None) -> TrialData:
         """The first n samples."""
-        return self if n is None else TrialData(self.images, self._every()[:n], self.targets[:n])
+        return self if n is None else TrialData(self.images, self.every()[:n], self.targets[:n])
 
-    def _every(self) -> Tensor:
+    def every(self) -> Tensor:
+        """The numbers of its images."""
         return torch.arange(len(self.images), device=self.targets.device) if self.index is None else self.index
+
+
+@dataclass(frozen=True)
+class StackSamples:
+    """Training samples of all trials: image `index[t, i]` (image i if `index` is None) has target `targets[t, i]`."""
+
+    images: Tensor
+    index: Tensor | None  # (trials, n)
+    targets: Tensor  # (trials, n, ...)
+
+    @classmethod
+    def of(cls, data: Sequence[TrialData]) -> StackSamples:
+        """Images that several trials share are kept once."""
+        banks = list({id(part.images): part.images for part in data}.values())
+        starts, start = {}, 0
+        for bank in banks:
+            starts[id(bank)], start = start, start + len(bank)
+        targets = torch.stack([part.targets for part in data])
+        if len(banks) == 1 and all(part.index is None for part in data):
+            return cls(banks[0], None, targets)
+        every = [part.every() for part in data]
+        index = torch.stack([starts[id(p.images)] + chosen for p, chosen in zip(data, every, strict=True)])
+        return cls(banks[0] if len(banks) == 1 else torch.cat(banks), index, targets)
+
+    def rows(self, kept: Tensor | slice) -> StackSamples:
+        """The samples of some of the trials."""
+        return StackSamples(self.images, None if self.index is None else self.index[kept], self.targets[kept])
+
+    def batch(self, part: slice, trials_first: bool) -> tuple[Tensor, Tensor]:
+        """Inputs in the order that the network reads, (t, b, ...) or (b, t, ...), and targets (t, b)."""
+        targets = self.targets[:, part]
+        if self.index is not None:
+            chosen = self.index[:, part]
+            return self.images[chosen if trials_first else chosen.T], targets
+        images = self.images[part]
+        if trials_first:
+            return images.expand(len(targets), *images.shape), targets
+        return images[:, None].expand(-1, len(targets), *images.shape[1:]), targets
 
 
 def read_trials(trials: Sequence[Mapping[str, Any]], build: Build) -> list[Trial]:
