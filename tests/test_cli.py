@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
 import flatscope.cli.run_demo as demonstration
 from flatscope import Table, __version__
-from flatscope.cli import main
+from flatscope.cli import commands, main
 from flatscope.cli.commands import COMMANDS, load_command
 from flatscope.factories import find_factory
 from flatscope.registry import catalogue_markdown, declarations, select
@@ -93,8 +94,12 @@ def test_version_and_no_command(run: Run) -> None:
 
 
 def test_list_of_measures_names_all(run: Run) -> None:
-    shown = run("measures").out
+    shown = run("measures", "--all").out
     assert all(name in shown for name in [*declarations(), *declarations("bound")])
+    screen = run("measures").out
+    assert len(screen.splitlines()) <= 30
+    short = [name for name in declarations() if not name.endswith(("_over_margin", "_capacity"))]
+    assert [name for name in [*short, *declarations("bound")] if name not in screen] == []
     assert run("measures", "--markdown").out == catalogue_markdown() + "\n"
 
 
@@ -333,7 +338,8 @@ def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar:
     put(tmp_path / "cifar-10", tiny_cifar)
     listed = run("data", "list", "--data-root", tmp_path)
     assert listed.code == 0
-    status = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in listed.out.splitlines() if "│" in line}
+    words = [line.split() for line in listed.out.splitlines()]
+    status = {row[0]: row[1] for row in words if row and row[0] in ("digits", "mnist", "fashion-mnist", "cifar10")}
     assert status == {"digits": "embedded", "mnist": "absent", "fashion-mnist": "absent", "cifar10": "complete"}
     assert str(tmp_path) in listed.err
 
@@ -372,6 +378,36 @@ def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch:
     expected = [f"batch-{size}.{ending}" for size in (16, 60) for ending in ("parquet", "safetensors")]
     assert files == [*expected, "figures", "report.html"]
     assert list((tmp_path / "figures").glob("*.png"))
+
+
+def test_whoever_reads_the_first_line_still_gets_the_files(weights: Path, tmp_path: Path) -> None:
+    files = ["--out", tmp_path / "t.json", "--report", tmp_path / "r.html"]
+    words = ["measure", *SMALL, "--weights", weights, "-m", "parameter_count", *files]
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` does once it has seen enough
+    done = subprocess.run(
+        [sys.executable, "-m", "flatscope", *map(str, words)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert "Traceback" not in done.stderr
+    assert Table.load(tmp_path / "t.json").names == ["parameter_count"]
+    assert (tmp_path / "r.html").is_file()
+    assert all(f"written to {path}" in done.stderr for path in files[1::2])
+
+
+def test_every_function_that_is_a_command_is_in_the_help(run: Run) -> None:
+    shown = run("--help").out
+    assert all(f" {name} " in shown for name in COMMANDS)
+    functions = {
+        name for name, function in inspect.getmembers(commands, inspect.isfunction)
+        if function.__module__ == commands.__name__ and not name.startswith("_")
+    }  # fmt: skip
+    parts_of_groups = {name for name in functions if name.startswith(("sweep_", "data_"))}
+    assert functions - parts_of_groups - {"command", "group", "help_line", "load_command"} <= COMMANDS.keys()
 
 
 SLOW_MODEL = """

@@ -42,6 +42,21 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         check_folder(tmp_path / "file")
 
 
+def test_no_folder_is_made_in_the_root() -> None:
+    for place in (Path("/flatscope-slip/t.json"), Path("/flatscope-slip/deeper/t.json")):
+        with pytest.raises(InputError, match="in / itself"):
+            check_place(place, (".json",))
+
+
+def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "empty"))
+    monkeypatch.setattr("flatscope.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
+    words = ["study", "run", "petzka2019-fig1", "--scale", "paper", "--store", str(tmp_path), "--out", str(tmp_path)]
+    with pytest.raises(InputError, match="flatscope data fetch") as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "petzka2019-fig1" in str(caught.value)
+
+
 @pytest.mark.skipif(not PROC.is_dir(), reason="needs /proc, where nothing can be made")
 @pytest.mark.parametrize(
     "words",

@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import flatscope as fs
+import flatscope.cli.output as output
 import flatscope.cli.run_measure as summary
 from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
@@ -46,9 +47,10 @@ def measured() -> tuple[fs.Table, Fit, Context]:
 
 def printed(monkeypatch: pytest.MonkeyPatch, table: fs.Table, fit: Fit, width: int = 100) -> str:
     screen = Console(width=width, record=True, file=io.StringIO())
-    monkeypatch.setattr(summary, "console", lambda: screen)
+    for module in (summary, output):
+        monkeypatch.setattr(module, "console", lambda: screen)
     show_measured(table, fit)
-    return screen.export_text()
+    return screen.export_text().replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_fit_and_gap_are_those_of_the_network(measured: tuple[fs.Table, Fit, Context]) -> None:
@@ -88,6 +90,26 @@ def test_the_summary_comes_first_and_fits_a_hundred_columns(
     assert re.search(r"spectral_norm_over_margin +n/a ", head)  # untrained: no positive margin
     for name in table.names:
         assert name in rest, name
+
+
+def test_no_name_is_broken_at_eighty_columns(
+    measured: tuple[fs.Table, Fit, Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, fit, _ = measured
+    text = printed(monkeypatch, table, fit, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    words = set(text.split())
+    assert {line[0] for line in table.lines() if " " not in line[0]} <= words
+
+
+def test_columns_that_do_not_fit_come_as_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(width=40, record=True, file=io.StringIO())
+    monkeypatch.setattr(output, "console", lambda: screen)
+    names = ["a_name_of_twenty_one_", "another_of_nineteen"]
+    output.show_grid(["measure", *names, "what it is"], [["l2_path_norm", "1.5", "2.5", "some words to be wrapped"]])
+    text = screen.export_text()
+    assert all(name in text for name in names)
+    assert text.count("l2_path_norm") == 3
 
 
 def test_the_full_table_has_a_heading_per_family_and_says_a_reason_once(

@@ -135,7 +135,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
 
 def numbers(out: str) -> list[list[str]]:
     """Cells of the printed table, without its header."""
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    rows = [line.split() for line in out.splitlines() if line.strip()]
+    return rows[2:]  # below the titles and their line
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

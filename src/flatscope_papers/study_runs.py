@@ -21,6 +21,7 @@ from flatscope.files import figure_bytes
 from flatscope.inspection import usable_device
 from flatscope.sweeps import engines
 from flatscope.sweeps.store import Store
+from flatscope.training.data import available
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over
@@ -76,6 +77,8 @@ def study(
     missing = sum(config not in kept for config in configs)
     without_weights = bool(missing) and all(config in tables for config in configs)
     if not without_weights:
+        if engine == "local":  # elsewhere other machines have the data
+            _refuse_missing_data([config for config in configs if config not in kept], name)
         for stage in stages:
             engines.run(
                 stage.units,
@@ -128,6 +131,16 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         notes=analysis.notes,
         provenance=provenance,
     )
+
+
+def _refuse_missing_data(configs: Iterable[Mapping[str, Any]], name: str) -> None:
+    """Data sets that trials need and that are not here, said before any of them begins."""
+    described = [config["data"] for config in configs if isinstance(config.get("data"), Mapping)]
+    needed = {str(data.get("name")) for data in described}
+    for entry in available():
+        if entry.name in needed and entry.status in ("absent", "incomplete"):
+            fix = f"Run flatscope data fetch {entry.name}, or name the folder that has it in FLATSCOPE_DATA"
+            raise InputError(f"the data set {entry.name}", entry.status, where=f"study {name}", fix=fix)
 
 
 def default_store() -> Path:

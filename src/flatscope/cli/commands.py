@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,74 +27,41 @@ from flatscope.cli.options import (
 )
 from flatscope.papers import from_papers
 
+# In the order of the help, which is that of this file: what declares a command puts it here.
+Run = Callable[..., None]
+COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {}
+# Several processes of these would write the same files at once, and each would do all of the work.
+ALONE: set[str] = set()
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
 
-def measure(given: MeasureCommand) -> None:
-    """Measure a trained model and print the table."""
-    from flatscope.cli.run_measure import run_measure
+@overload
+def command(function: Run, /) -> Run: ...
+@overload
+def command(*, alone: bool) -> Callable[[Run], Run]: ...
+def command(function: Run | None = None, *, alone: bool = False) -> Run | Callable[[Run], Run]:
+    """Make a function a command of its name; `alone`: not for several processes at once."""
 
-    run_measure(given)
+    def declare(given: Run) -> Run:
+        COMMANDS[given.__name__] = given
+        if alone:
+            ALONE.add(given.__name__)
+        return given
 
-
-def compare(given: CompareCommand) -> None:
-    """Rank checkpoints by every measure that may rank them, and name those that may not."""
-    from flatscope.cli.run_compare import run_compare
-
-    run_compare(given)
-
-
-def audit(given: AuditCommand) -> None:
-    """Rewrite a network's weights without changing its function, and see which measures move."""
-    from flatscope.cli.run_audit import run_audit
-
-    run_audit(given)
+    return declare if function is None else declare(function)
 
 
-def landscape(given: LandscapeCommand) -> None:
-    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
-    from flatscope.cli.run_landscape import run_landscape
-
-    run_landscape(given)
-
-
-def spectrum(given: SpectrumCommand) -> None:
-    """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
-    from flatscope.cli.run_spectrum import run_spectrum
-
-    run_spectrum(given)
+def group(name: str, line: str, *, alone: bool = False) -> typer.Typer:
+    """A command with commands of its own."""
+    made = typer.Typer(help=line, no_args_is_help=True)
+    COMMANDS[name] = made
+    if alone:
+        ALONE.add(name)
+    return made
 
 
-def train(context: typer.Context, given: TrainCommand) -> None:
-    """Train a model with SGD, or many at once; run the same command again to resume."""
-    from flatscope.cli.run_train import run_train
-
-    run_train(given, typed=[name for name in context.params if _typed(context, name)])
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def report(given: ReportCommand) -> None:
-    """Make one self-contained HTML page from saved results, and figures for papers."""
-    from flatscope.cli.run_report import run_report
-
-    run_report(given)
-
-
-def measures(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or globs; all by default.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
-) -> None:
-    """List the measures and bounds, or explain some of them."""
-    from flatscope.cli.run_measure import list_measures
-
-    list_measures(names, markdown)
-
-
+@command(alone=True)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
         "flatscope-demo"
@@ -107,7 +74,80 @@ def demo(
     demonstrate(out, seed)
 
 
-sweep = typer.Typer(help="Many trials, each trained and measured once; kills lose nothing.", no_args_is_help=True)
+@command
+def measure(given: MeasureCommand) -> None:
+    """Measure a trained model and print the table."""
+    from flatscope.cli.run_measure import run_measure
+
+    run_measure(given)
+
+
+@command
+def compare(given: CompareCommand) -> None:
+    """Rank checkpoints by every measure that may rank them, and name those that may not."""
+    from flatscope.cli.run_compare import run_compare
+
+    run_compare(given)
+
+
+@command
+def audit(given: AuditCommand) -> None:
+    """Rewrite a network's weights without changing its function, and see which measures move."""
+    from flatscope.cli.run_audit import run_audit
+
+    run_audit(given)
+
+
+@command(alone=True)
+def landscape(given: LandscapeCommand) -> None:
+    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
+    from flatscope.cli.run_landscape import run_landscape
+
+    run_landscape(given)
+
+
+@command
+def spectrum(given: SpectrumCommand) -> None:
+    """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
+    from flatscope.cli.run_spectrum import run_spectrum
+
+    run_spectrum(given)
+
+
+@command(alone=True)
+def train(context: typer.Context, given: TrainCommand) -> None:
+    """Train a model with SGD, or many at once; run the same command again to resume."""
+    from flatscope.cli.run_train import run_train
+
+    run_train(given, typed=[name for name in context.params if _typed(context, name)])
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@command
+def report(given: ReportCommand) -> None:
+    """Make one self-contained HTML page from saved results, and figures for papers."""
+    from flatscope.cli.run_report import run_report
+
+    run_report(given)
+
+
+@command
+def measures(
+    names: Annotated[list[str] | None, typer.Argument(help="Names or globs, to be explained.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="A line for each: what it is, invariances, cost.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
+) -> None:
+    """List the measures and bounds by family, or explain some of them."""
+    from flatscope.cli.run_measure import list_measures
+
+    list_measures(names, markdown, everything)
+
+
+sweep = group("sweep", "Many trials, each trained and measured once; kills lose nothing.", alone=True)
 
 
 @sweep.command("run")
@@ -151,7 +191,7 @@ def sweep_export(
     export_results(out, store)
 
 
-data = typer.Typer(help="The data sets: what is here, get them, check them.", no_args_is_help=True)
+data = group("data", "The data sets: what is here, get them, check them.")
 
 
 @data.command("list")
@@ -178,24 +218,10 @@ def data_verify(name: SetName, data_root: DataRoot = None) -> None:
     verify_set(name, data_root)
 
 
-# In the order of the help. Studies come with the package of the papers, which is asked when it is needed.
+# Studies come with the package of the papers, which is asked when it is needed.
 STUDY_LINE = "Figures and tables of the four papers, re-run with a verdict."
-COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {
-    "demo": demo,
-    "measure": measure,
-    "compare": compare,
-    "audit": audit,
-    "landscape": landscape,
-    "spectrum": spectrum,
-    "train": train,
-    "report": report,
-    "measures": measures,
-    "sweep": sweep,
-    "data": data,
-    "study": None,
-}
-# Several processes of these would write the same files at once, and each would do all of the work.
-ALONE = ("demo", "landscape", "train", "sweep", "study")
+COMMANDS["study"] = None
+ALONE.add("study")
 
 
 class Commands(TyperGroup):

@@ -30,8 +30,6 @@ Initial = Annotated[
         help=f"Weights before training, for distances; else {INITIAL_FILE} where --weights is a folder with it."
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else on stdout.")]
-ReportFile = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 StoreRoot = Annotated[str, typer.Option("--store", help="Folder of the results, or an address (s3://…).")]
 _AS_LOAD_CALLS_THEM = {"data": "name", "data_root": "root", "data_seed": "seed"}
 
@@ -144,7 +142,19 @@ class EffortOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions):
+class OutputOptions:
+    """What becomes of a result."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else on stdout.")] = False
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write a file; its ending says in which form (.json, .csv, …); repeatable."),
+    ] = None
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions, OutputOptions):
     """Options of `flatscope measure`."""
 
     initial: Initial = None
@@ -154,15 +164,10 @@ class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions):
     ] = None
     delta: Annotated[float, typer.Option(help="Bounds hold with probability 1 - delta.")] = 0.05
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None
-    as_json: JsonFlag = False
-    out: Annotated[
-        Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html; bounds to NAME-bounds.")
-    ] = None
-    report: ReportFile = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(CheckpointsOptions, MeasureOptions):
+class CompareCommand(CheckpointsOptions, MeasureOptions, OutputOptions):
     """Options of `flatscope compare`."""
 
     checkpoints: Annotated[
@@ -172,13 +177,10 @@ class CompareCommand(CheckpointsOptions, MeasureOptions):
     tolerance: Annotated[
         float, typer.Option(help="Relative difference of outputs up to which two checkpoints are one function.")
     ] = 1e-5
-    as_json: JsonFlag = False
-    out: Annotated[Path | None, typer.Option(help="Write .json, .csv, .md or .html.")] = None
-    report: ReportFile = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditCommand(NetworkOptions, MeasureOptions):
+class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
     """Options of `flatscope audit`."""
 
     initial: Initial = None
@@ -187,12 +189,10 @@ class AuditCommand(NetworkOptions, MeasureOptions):
         typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
     ] = None
     trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3
-    as_json: JsonFlag = False
-    out: Annotated[Path | None, typer.Option(help="Write .parquet, .json, .csv, .md or .html.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LandscapeCommand(NetworkOptions):
+class LandscapeCommand(NetworkOptions, OutputOptions):
     """Options of `flatscope landscape`."""
 
     space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
@@ -214,15 +214,10 @@ class LandscapeCommand(NetworkOptions):
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that keeps finished rows: the same command goes on where it stopped.")
     ] = None
-    as_json: JsonFlag = False
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(help="Write .npz, .parquet, .json, .csv, .png, .svg, .pdf or .html; repeatable."),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpectrumCommand(NetworkOptions):
+class SpectrumCommand(NetworkOptions, OutputOptions):
     """Options of `flatscope spectrum`."""
 
     top: Annotated[int, typer.Option(help="How many of the largest eigenvalues to find.")] = 10
@@ -235,11 +230,6 @@ class SpectrumCommand(NetworkOptions):
     memory: Annotated[str | None, typer.Option(help='What a pass may use: "8GiB"; else a share of what is free.')] = (
         None
     )
-    as_json: JsonFlag = False
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(help="Write the density as .npz, .parquet, .json, .csv, .png, .svg, .pdf, or both as .html."),
-    ] = None
     pairs_out: Annotated[
         Path | None, typer.Option(help="Write the eigenvalues as .npz (with the vectors), .parquet, .json or .csv.")
     ] = None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -16,8 +19,11 @@ from rich.text import Text
 from flatscope.errors import InputError
 
 if TYPE_CHECKING:
+    from flatscope.cli.options import OutputOptions
+    from flatscope.results import Result
     from flatscope.table import Table
 
+PADDING = 3  # columns of blank beside each column of a table
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
 
 
@@ -84,6 +90,8 @@ def _hindrance(folder: Path) -> str:
     existing = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if not existing.is_dir():
         return f"{existing}, which is not a folder"
+    if existing != folder and existing == Path(existing.anchor) and folder.is_absolute():
+        return f"{folder}, for which a folder would be made in {existing} itself"  # most likely a slip
     # Tried and not asked: some file systems, as that of /proc, permit by their modes what they do not do. A name of
     # its own in the nearest folder that is there, since several processes may look at one place at once.
     attempt = tempfile.TemporaryFile if existing == folder else tempfile.TemporaryDirectory
@@ -94,19 +102,95 @@ def _hindrance(folder: Path) -> str:
         return f"{existing}, which may not be written to ({problem.strerror or problem})"
 
 
+def check_outputs(given: OutputOptions, kind: type[Result]) -> None:
+    """Refuse files and a page that could not be written."""
+    for path in given.out or ():
+        check_place(path, (*kind.ENDINGS, ".html"))
+    if given.report is not None:
+        check_place(given.report, (".html",))
+
+
+def deliver(
+    result: Result,
+    given: OutputOptions,
+    show: Callable[[], None],
+    *,
+    page: object = None,
+    beside: Mapping[str, Result] | None = None,
+    as_json: Callable[[], str] | None = None,
+) -> None:
+    """Write what was asked for, and only then show it: whoever reads the first lines alone still has the files.
+
+    Args:
+        result: what --out writes.
+        given: the options.
+        show: prints it for people.
+        page: what a page shows; the result by default.
+        beside: results that go to files beside that of --out, by what their names end with.
+        as_json: what --json prints; the result by default.
+    """
+    pages = [given.report] if given.report is not None else []
+    for path in given.out or ():
+        if path.suffix.lower() == ".html" and ".html" not in result.ENDINGS:
+            pages.append(path)
+            continue
+        result.save(path)
+        show_note(f"{result.WORD} written to {path}")
+        for ending, other in (beside or {}).items():
+            named = path.with_stem(f"{path.stem}-{ending}")
+            other.save(named)
+            show_note(f"{ending} written to {named}")
+    for path in pages:
+        from flatscope.reports.page import report  # the pages of every kind of result
+
+        report(page or result, path, command=command_line())
+        show_note(f"report written to {path}")
+    if given.as_json:
+        typer.echo((as_json or result.to_json)())
+    else:
+        show()
+
+
 def show_table(table: Table, title: str = "") -> None:
     """A measured table for people."""
     show_grid(["measure", "layer", "value", "± s.e.", "exact", "remark"], table.lines(), title)
 
 
-def show_grid(header: list[str], rows: list[list[str]], title: str = "") -> None:
-    """Rows of text as a table on stdout; values to the right."""
-    grid = Grid(title=title or None, title_justify="left", header_style="bold")
-    for name in header:
-        grid.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*[Text(cell) for cell in row])
-    console().print(grid)
+def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
+    """Rows of text as a table on stdout, values to the right.
+
+    No word is broken: where the columns do not fit, further ones come as a second table with the first column again.
+    """
+    screen = console()
+    shown = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    widths = [max(map(_longest_word, column)) for column in zip([Text(name) for name in header], *shown, strict=True)]
+    for part in _fitting(widths, screen.width):
+        grid = Grid(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+        for place in part:
+            justify: Any = "right" if header[place] in RIGHT else "left"
+            grid.add_column(header[place], justify=justify, min_width=min(widths[place], screen.width // 2))
+        for row in shown:
+            grid.add_row(*(row[place] for place in part))
+        screen.print(grid)
+        title = ""
+
+
+def _longest_word(cell: Text) -> int:
+    """Its width, with what the cell is indented by: a line that is too short for both would break between them."""
+    indent = len(cell.plain) - len(cell.plain.lstrip(" "))
+    return indent + max((cell_len(word) for word in cell.plain.split()), default=1)
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Columns by the tables that hold them, each beginning with the first."""
+    parts, taken = [[0]], widths[0]
+    for place, width in enumerate(widths[1:], start=1):
+        if len(parts[-1]) > 1 and taken + width + PADDING * (len(parts[-1]) + 1) > room:
+            parts.append([0])
+            taken = widths[0]
+        parts[-1].append(place)
+        taken += width
+    return parts
 
 
 def console() -> Console:

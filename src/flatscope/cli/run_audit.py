@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import auditing
-from flatscope.cli.output import check_place, console, note_found_initial, note_missing_weights, show_note
+from flatscope.cli.output import check_outputs, deliver, note_found_initial, note_missing_weights, show_grid, show_note
 from flatscope.cli.sources import (
     check_measures,
     find_initial,
@@ -39,8 +37,7 @@ def run_audit(given: AuditCommand) -> None:
     for way in given.by or ():
         if way not in auditing.SYMMETRY_OF:
             raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
-    if given.out is not None:
-        check_place(given.out, Audit.ENDINGS)
+    check_outputs(given, Audit)
     with process_group(given.device) as own_device:
         before = None if begun is None else read_weights(begun)
         problem, _ = load_problem(given, device=own_device, initial=before)
@@ -49,25 +46,19 @@ def run_audit(given: AuditCommand) -> None:
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it
     found.meta |= network_meta(given)
-    if given.as_json:
-        typer.echo(found.to_json())
-    else:
-        show_audit(found)
     note_missing_weights(given.weights)
     note_found_initial(given.initial, begun)
-    if given.out is not None:
-        found.save(given.out)
+    deliver(found, given, lambda: show_audit(found))
 
 
 def show_audit(found: Audit) -> None:
     """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
-    grid = Grid(title="relative change of each measure, same function", title_justify="left", header_style="bold")
-    for name in ("measure", *found.symmetries):
-        grid.add_column(name.replace("_", " "), overflow="fold")
-    for (name, _), *cells in found.lines():
-        shown = [Text(text, style="bold red" if wrong else _style(text)) for text, wrong in cells]
-        grid.add_row(Text(name), *shown)
-    console().print(grid)
+    rows = [
+        [Text(name), *(Text(text, style="bold red" if wrong else _style(text)) for text, wrong in cells)]
+        for (name, _), *cells in found.lines()
+    ]
+    header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
+    show_grid(header, rows, title="relative change of each measure, same function")
     for reason, names in found.notes().items():
         listed = "all measures" if len(names) == len(found.measures) else ", ".join(names)
         show_note(f"{reason.rstrip('.')} ({listed})")

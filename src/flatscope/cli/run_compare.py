@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.text import Text
 
-from flatscope.cli.output import check_place, command_line, console, show_grid, show_note
+from flatscope.cli.output import check_outputs, command_line, console, deliver, show_grid
 from flatscope.cli.sources import (
     check_measures,
     load_loss,
@@ -22,7 +21,6 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
-from flatscope.reports.page import report as write_report
 
 if TYPE_CHECKING:
     from flatscope.cli.options import CompareCommand
@@ -35,9 +33,7 @@ def run_compare(given: CompareCommand) -> None:
     """Compare, show, save."""
     check_measures(given.measures)
     options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
-    for path, endings in ((given.out, Comparison.ENDINGS), (given.report, (".html",))):
-        if path is not None:
-            check_place(path, endings)
+    check_outputs(given, Comparison)
     model = given.model
     if len(model) not in (1, len(given.checkpoints)):
         raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
@@ -56,17 +52,8 @@ def run_compare(given: CompareCommand) -> None:
         )
         if next(iter(problems.values())).ranks.rank:
             return  # every rank has the same comparison; the first one shows it
-    command = command_line()
-    found.meta |= {"model": ", ".join(model), "data": given.data, "command": command}
-    if given.as_json:
-        typer.echo(found.to_json())
-    else:
-        show_comparison(found)
-    if given.out is not None:
-        found.save(given.out)
-    if given.report is not None:
-        write_report([found, found.tables], given.report, command=command)
-        show_note(f"report written to {given.report}")
+    found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
+    deliver(found, given, lambda: show_comparison(found))
 
 
 def show_answer(found: Comparison) -> None:

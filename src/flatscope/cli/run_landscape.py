@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import typer
-
-from flatscope.cli.output import check_folder, check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.output import check_folder, check_outputs, deliver, note_missing_weights, show_grid
 from flatscope.cli.sources import load_model, load_problem, network_meta, parse_model_options
 from flatscope.errors import InputError
 from flatscope.formatting import number, numbered
 from flatscope.landscapes.making import landscape as draw_landscape
 from flatscope.landscapes.surface import Surface
-from flatscope.reports.page import report
 
 if TYPE_CHECKING:
     from flatscope.cli.options import LandscapeCommand
@@ -21,8 +18,7 @@ if TYPE_CHECKING:
 
 def run_landscape(given: LandscapeCommand) -> None:
     """Evaluate, show, save."""
-    for path in given.out or ():
-        check_place(path, (*Surface.ENDINGS, ".html"))
+    check_outputs(given, Surface)
     if given.checkpoint is not None:
         check_folder(given.checkpoint)
     if given.to is not None and given.directions != "gaussian":
@@ -44,16 +40,8 @@ def run_landscape(given: LandscapeCommand) -> None:
         checkpoint=given.checkpoint,
     )
     surface.meta.update(network_meta(given))
-    if given.as_json:
-        typer.echo(_json(surface))
-    else:
-        show_surface(surface)
     note_missing_weights(given.weights)
-    for path in given.out or ():
-        if path.suffix.lower() == ".html":
-            report(surface, path, command=command_line())
-        else:
-            surface.save(path)
+    deliver(surface, given, lambda: show_surface(surface), as_json=lambda: _json(surface))
 
 
 def show_surface(surface: Surface) -> None:

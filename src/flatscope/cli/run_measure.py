@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope import measuring
 from flatscope.cli.output import (
-    check_place,
-    command_line,
+    check_outputs,
     console,
+    deliver,
     note_found_initial,
     note_missing_weights,
     show_grid,
@@ -39,6 +37,8 @@ from flatscope.cli.sources import (
     saved_error,
     split_options,
 )
+from flatscope.comparing.running import standing_of
+from flatscope.comparing.verdicts import STANDING
 from flatscope.context import Context
 from flatscope.effort import make_effort
 from flatscope.errors import InputError, UnknownNameError
@@ -61,6 +61,7 @@ MISFIT = (
 )
 SHORT = 34  # letters of a remark that is not put below the table
 NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
+VARIANTS = ("_over_margin", "_capacity")  # of a norm
 MOST = 0.5
 OTHERS = "others"  # measures that a table of another version has
 
@@ -76,9 +77,7 @@ def run_measure(given: MeasureCommand) -> None:
         raise InputError("a probability between 0 and 1", repr(given.delta), where="--delta")
     make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
     number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
-    for path, endings in ((given.out, Table.ENDINGS), (given.report, (".html",))):
-        if path is not None:
-            check_place(path, endings)
+    check_outputs(given, Table)
     with process_group(given.device) as own_device:
         before = None if begun is None else read_weights(begun)
         problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
@@ -91,7 +90,7 @@ def run_measure(given: MeasureCommand) -> None:
             tables["bounds"] = measuring.bounds(
                 problem, certificates, options=bound_options, delta=given.delta, context=context, watch=watch
             )
-        fit = Fit.of(context, loaded)
+        fit, standing = Fit.of(context, loaded), standing_of(context)
         if problem.ranks.rank:
             return  # every rank has the same tables; the first one shows them
     doubt = fit.doubt(saved_error(given.weights))
@@ -99,13 +98,7 @@ def run_measure(given: MeasureCommand) -> None:
         table.meta |= network_meta(given)
         if doubt:
             table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
-    if given.as_json:
-        whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
-        typer.echo(json.dumps(whole, indent=1) if certificates else tables["measures"].to_json())
-    else:
-        show_measured(tables["measures"], fit)
-        if certificates:
-            show_table(tables["bounds"], title="bounds")
+    tables["measures"].meta[STANDING] = standing.to_dict()
     show_note(str(fit))
     left = [name for name in declarations("bound") if name not in certificates]
     if given.bounds and left:
@@ -114,15 +107,18 @@ def run_measure(given: MeasureCommand) -> None:
         show_note(MISFIT)
     note_missing_weights(given.weights)
     note_found_initial(given.initial, begun)
-    if given.out is not None:
-        tables["measures"].save(given.out)
-        if certificates:
-            tables["bounds"].save(given.out.with_stem(f"{given.out.stem}-bounds"))
-    if given.report is not None:
-        from flatscope.reports.page import report  # the pages of every kind of result
 
-        report(list(tables.values()), given.report, command=command_line())
-        show_note(f"report written to {given.report}")
+    def show() -> None:
+        show_measured(tables["measures"], fit)
+        if certificates:
+            show_table(tables["bounds"], title="bounds")
+
+    def as_json() -> str:
+        whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
+        return json.dumps(whole, indent=1) if certificates else tables["measures"].to_json()
+
+    others = {name: table for name, table in tables.items() if name != "measures"}
+    deliver(tables["measures"], given, show, page=list(tables.values()), beside=others, as_json=as_json)
 
 
 def _shown_as_they_come(speaks: bool) -> measuring.Watch:
@@ -147,7 +143,7 @@ def one_line(rows: list[dict[str, Any]]) -> str:
     return f"{name}: {number(min(finite))} to {number(max(finite))} ({len(values)} values)"
 
 
-def list_measures(names: list[str] | None, markdown: bool) -> None:
+def list_measures(names: list[str] | None, markdown: bool, all_of_them: bool) -> None:
     """The measures and bounds, or pages on some of them."""
     if markdown:
         typer.echo(catalogue_markdown())
@@ -161,12 +157,33 @@ def list_measures(names: list[str] | None, markdown: bool) -> None:
             for match in matching:
                 typer.echo(measure_page(known[match]))
         return
+    if not all_of_them:
+        _show_families()
+        return
     for kind in ("measure", "bound"):
         rows = [
             [e.name, e.per, e.summary, ", ".join(sorted(e.invariant_under)) or "—", e.cost, PAPERS[e.paper]]
             for e in declarations(kind).values()
         ]
         show_grid(["name", "per", "what", "invariant under", "cost", "paper"], rows, title=f"{kind}s")
+
+
+def _show_families() -> None:
+    """Names alone, by family: a screen that shows what there is. Variants of a norm are a mark behind it."""
+    families: dict[str, list[str]] = {}
+    for entry in declarations().values():
+        families.setdefault(NAMES.get(entry.family, entry.family), []).append(entry.name)
+    rows = []
+    for family, members in families.items():
+        plain = [name for name in members if not name.endswith(VARIANTS)]
+        rows.append([family, ", ".join(f"{name}*" if _varied(name, members) else name for name in plain)])
+    show_grid(["family", "names"], [*rows, ["bounds", ", ".join(declarations("bound"))]])
+    endings = " and ".join(f"_{ending.strip('_')}" for ending in VARIANTS)
+    show_note(f"* also with {endings}. flatscope measures NAME explains one, flatscope measures --all lists each")
+
+
+def _varied(name: str, members: list[str]) -> bool:
+    return any(f"{name}{ending}" in members for ending in VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -227,16 +244,14 @@ def show_measured(table: Table, fit: Fit) -> None:
     counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
     samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
     screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.parameters, 'parameter')}"))
-    screen.print(_fit_grid(fit))
+    _show_fit(fit)
     for remark in table.meta.get("remarks", ()):
         screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}\n"))
     if len(rows) > MANY:
         screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
-        screen.print(_headline_grid(rows))
+        _show_headlines(rows)
         screen.print(Text(_extent(table)))
-    notes: dict[str, int] = {}
-    screen.print(_family_grid(rows, notes))
-    for remark, place in notes.items():
+    for remark, place in _show_families_of(rows).items():
         screen.print(Text(f"[{place}] {remark}"))
 
 
@@ -271,15 +286,11 @@ class _Row:
         return (declarations() | declarations("bound")).get(self.name.partition("[")[0])
 
 
-def _fit_grid(fit: Fit) -> Grid:
-    grid = Grid(header_style="bold", box=SIMPLE)
-    grid.add_column("")
-    for name in ("train", "test", "gap") if fit.n_test else ("train",):
-        grid.add_column(name, justify="right")
-    grid.add_row("loss", *_with_gap(fit.loss, number))
+def _show_fit(fit: Fit) -> None:
+    rows = [["loss", *_with_gap(fit.loss, number)]]
     if fit.error is not None:
-        grid.add_row("error", *_with_gap(fit.error, lambda share: f"{100 * share:.2f} %"))
-    return grid
+        rows.append(["error", *_with_gap(fit.error, lambda share: f"{100 * share:.2f} %")])
+    show_grid(["", *(("train", "test", "gap") if fit.n_test else ("train",))], rows)
 
 
 def _with_gap(values: tuple[float, float | None], shown: Callable[[float], str]) -> list[str]:
@@ -287,11 +298,9 @@ def _with_gap(values: tuple[float, float | None], shown: Callable[[float], str])
     return [shown(train)] if test is None else [shown(train), shown(test), shown(test - train)]
 
 
-def _headline_grid(rows: list[_Row]) -> Grid:
+def _show_headlines(rows: list[_Row]) -> None:
     """A line each, with a mark under every rescaling that leaves the number as it is."""
-    grid = Grid(header_style="bold", box=SIMPLE)
-    for name in ("measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"):
-        grid.add_column(name, justify="right" if name == "value" else "left", no_wrap=name in ("measure", "value"))
+    shown = []
     for name, words in headline_words().items():
         # Of several options the first: the others are in the table below.
         row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
@@ -299,24 +308,28 @@ def _headline_grid(rows: list[_Row]) -> Grid:
             kept = row.entry.invariant_under if row.entry is not None else frozenset()
             marks = ["✓" if key in kept else "—" for key in RESCALINGS]
             options = row.name[len(name) :].strip("[]")
-            grid.add_row(Text(name), Text(row.value), *marks, f"{words}, {options}" if options else words)
-    return grid
+            shown.append([name, _unbroken(row.value), *marks, f"{words}, {options}" if options else words])
+    show_grid(["measure", "value", *(key.removesuffix("_scaling") for key in RESCALINGS), "what it is"], shown)
 
 
-def _family_grid(rows: list[_Row], notes: dict[str, int]) -> Grid:
-    """Every line under the heading of its family; long remarks become `notes` with a number each."""
+def _show_families_of(rows: list[_Row]) -> dict[str, int]:
+    """Every line under the heading of its family; returns long remarks, each with the number that stands for it."""
+    notes: dict[str, int] = {}
     families: dict[str, list[_Row]] = {}
     for row in rows:
         families.setdefault(OTHERS if row.entry is None else row.entry.family, []).append(row)
-    grid = Grid(header_style="bold", box=SIMPLE)
-    for name in ("measure", "layer", "value", "remark"):
-        grid.add_column(name, justify="right" if name == "value" else "left", no_wrap=name in ("measure", "value"))
+    shown: list[list[str | Text]] = []
     for family, members in families.items():
-        grid.add_row(Text(NAMES.get(family, family.capitalize()), style="bold"))
+        shown.append([Text(NAMES.get(family, family.capitalize()), style="bold"), "", "", ""])
         for row in members:
             remark = row.remark
             if len(remark) > SHORT:
                 remark = f"[{notes.setdefault(remark, len(notes) + 1)}]"
-            grid.add_row(Text(f"  {row.name}"), Text(row.layer, overflow="fold"), Text(row.value), Text(remark))
-        grid.add_section()
-    return grid
+            shown.append([f"  {row.name}", row.layer, _unbroken(row.value), remark])
+    show_grid(["measure", "layer", "value", "remark"], shown)
+    return notes
+
+
+def _unbroken(value: str) -> str:
+    """A value with its error, which stay on one line."""
+    return value.replace(" ", "\N{NO-BREAK SPACE}")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import typer
-
-from flatscope.cli.output import check_place, command_line, note_missing_weights, show_grid
+from flatscope.cli.output import check_outputs, check_place, deliver, note_missing_weights, show_grid, show_note
 from flatscope.cli.sources import load_problem, network_meta
 from flatscope.errors import InputError
 from flatscope.ranks import process_group
-from flatscope.reports.page import report
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.finding import eigenpairs, spectral_density
 from flatscope.spectra.pairs import Eigenpairs
@@ -22,8 +19,8 @@ if TYPE_CHECKING:
 
 def run_spectrum(given: SpectrumCommand) -> None:
     """Find, show, save."""
+    check_outputs(given, SpectralDensity)
     for path in given.out or ():
-        check_place(path, (*SpectralDensity.ENDINGS, ".html"))
         if not given.draws and path.suffix.lower() != ".html":
             raise InputError("--draws of at least 1 for a file of the density", "0", where=str(path))
     if given.pairs_out is not None:
@@ -59,16 +56,16 @@ def run_spectrum(given: SpectrumCommand) -> None:
     found = [result for result in (pairs, density) if result is not None]
     for result in found:
         result.meta.update(network_meta(given))
-    if given.as_json:
-        typer.echo(json.dumps({result.WORD: json.loads(result.to_json()) for result in found}, indent=1))
-    else:
-        for result in found:
-            show_grid(*result.cells())
     note_missing_weights(given.weights)
-    for path in given.out or ():
-        if path.suffix.lower() == ".html":
-            report(found, path, command=command_line())
-        elif density is not None:
-            density.save(path)
     if given.pairs_out is not None and pairs is not None:
         pairs.save(given.pairs_out)
+        show_note(f"eigenvalues written to {given.pairs_out}")
+
+    def show() -> None:
+        for result in found:
+            show_grid(*result.cells())
+
+    def as_json() -> str:
+        return json.dumps({result.WORD: json.loads(result.to_json()) for result in found}, indent=1)
+
+    deliver(density or found[0], given, show, page=found, as_json=as_json)

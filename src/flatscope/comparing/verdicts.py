@@ -127,6 +127,7 @@ ERROR_APART = 0.05
 # minima over samples lose most of those digits.
 ROUNDING = 1e-2
 EQUAL = 1e-9
+STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
 
 
 @dataclass(frozen=True)

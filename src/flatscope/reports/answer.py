@@ -10,14 +10,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import Standing
+from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.formatting import written
 from flatscope.reports.markup import Cell, element, listed, table
 from flatscope.reports.measured import MeasuredCell, headline_words, lines, minimum_verdict
 from flatscope.table import Table
 
 UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
-STANDING = "standing"  # key of a table's metadata under which commands keep loss, error and architecture
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
 ONE_TRAINING = "Another seed or other samples can give another order: the ± is of the measures, not of training."
 MOST_HEADLINES = 5

@@ -12,10 +12,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from flatscope.comparing.verdicts import STANDING
 from flatscope.errors import InputError
 from flatscope.formatting import written
 from flatscope.guards import whole_file
-from flatscope.reports.answer import STANDING, answer, with_comparison
+from flatscope.reports.answer import answer, with_comparison
 from flatscope.reports.figures import save_plots
 from flatscope.reports.items import KINDS, by_kind
 from flatscope.reports.markup import fragment, source, table
