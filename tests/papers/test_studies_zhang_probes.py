@@ -248,7 +248,7 @@ def test_a_triangle_is_one_run() -> None:
     assert found.tolist() == [pytest.approx(np.mean(plateaus(simplex(reach)))) for reach in (0.4, 0.1, 0.2)]
     assert intervals.mean(regions([simplex(0.4)])).low is None
     assert intervals.mean(found).runs == 3
-    ours = [len(stage.configs) for stage in find_study("zhang2017-fig11").stages("small")]
+    ours = [len(stage.configs) for stage in find_study("zhang2017-fig11").stages("paper")]
     assert ours == [18, 6]  # nine networks of each kind of labels, three triangles
 
 
