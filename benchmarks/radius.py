@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn
-from flatscope.measures.radius import START, flatness_radii
+from flatscope.measures.radius import START, drawn_radii
 from flatscope.training.data import load
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build
@@ -72,11 +72,14 @@ def compared(device: str, directions: int, target: float) -> Iterator[Row]:
     problem = fs.Problem(model, train=(x, y))
 
     def ours() -> torch.Tensor:
-        return flatness_radii(fs.Context(problem), directions=directions, epsilon=EPSILON, tolerance=TOLERANCE)
+        return drawn_radii(fs.Context(problem), directions=directions, epsilon=EPSILON, tolerance=TOLERANCE).samples[
+            :, 0
+        ]
 
     def top() -> torch.Tensor:
         context = fs.Context(problem)
-        return flatness_radii(context, directions=directions, epsilon=EPSILON, tolerance=TOLERANCE, layers="top")
+        found = drawn_radii(context, directions=directions, epsilon=EPSILON, tolerance=TOLERANCE, layers="top")
+        return found.samples[:, 0]
 
     one, other = ours(), plain_loop(model, x, y, directions)  # a warm-up as well
     spread = math.hypot(float(one.std()), float(other.std())) / math.sqrt(directions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
-from flatscope.measures.radius import flatness_radii, unit_normals
+from flatscope.measures.radius import drawn_radii, unit_normals
 from flatscope.training.data import load
 from flatscope.training.label_noise import random_labels
 from flatscope.training.loop import TrainConfig, train
@@ -29,6 +30,10 @@ class Point(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :1] * self.w
+
+
+def flatness_radii(ctx: fs.Context, **options: Any) -> Tensor:
+    return drawn_radii(ctx, **options).samples[:, 0]
 
 
 def landscape(function, dimension: int = 6, **more) -> fs.Context:  # type: ignore[no-untyped-def]

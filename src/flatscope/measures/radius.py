@@ -68,7 +68,17 @@ def flatness_radius(
         tolerance: relative accuracy of each radius.
         limit: no direction is followed further than this.
     """
-    drawn = _drawn_radii(ctx, epsilon, directions, objective, layers, kind, tolerance, limit, ctx.effort.precision)
+    drawn = drawn_radii(
+        ctx,
+        epsilon=epsilon,
+        directions=directions,
+        objective=objective,
+        layers=layers,
+        kind=kind,
+        tolerance=tolerance,
+        limit=limit,
+        precision=ctx.effort.precision,
+    )
     found = drawn.samples[:, 0]
     crossing = found[found.isfinite()]
     never = len(found) - len(crossing)
@@ -82,7 +92,7 @@ def flatness_radius(
     return Value(mean, stderr=sd / math.sqrt(len(crossing)), low=mean - sd, high=mean + sd, reason=remark)
 
 
-def flatness_radii(
+def drawn_radii(
     ctx: Context,
     *,
     epsilon: float = 0.05,
@@ -92,26 +102,12 @@ def flatness_radii(
     kind: Literal["first", "sup"] = "first",
     tolerance: float = 1e-6,
     limit: float = 1e6,
-) -> Tensor:
-    """The radius of each direction (directions,), float64; infinite where none was found below the limit.
-
-    Arguments as in `flatness_radius`; a network with BatchNorm is moved as it is, and all directions are taken.
-    """
-    drawn = _drawn_radii(ctx, epsilon, directions, objective, layers, kind, tolerance, limit, precision=0.0)
-    return drawn.samples[:, 0]
-
-
-def _drawn_radii(
-    ctx: Context,
-    epsilon: float,
-    directions: int,
-    objective: str,
-    layers: Any,
-    kind: str,
-    tolerance: float,
-    limit: float,
-    precision: float,
+    precision: float = 0.0,
 ) -> Draws:
+    """The radius of each direction, infinite where none was found below the limit; of all directions by default.
+
+    Arguments as in `flatness_radius`; a network with BatchNorm is moved as it is.
+    """
     for name, value in {"epsilon": epsilon, "limit": limit, "tolerance": tolerance}.items():
         if not 0 < value < math.inf:
             raise InputError("a positive number", repr(value), where=name)
