@@ -50,6 +50,7 @@ def batches(): return [(x[:8], y[:8]), (x[8:14], y[8:14]), (x[14:], y[14:])]
 def named(): return [Named(y, x)]
 def one_dict(): return {"values": x, "labels": y}
 def dicts(): return DataLoader(Plain(), batch_size=6)
+def two_dicts(): return [{"values": x[:9], "labels": y[:9]}, {"values": x[9:], "labels": y[9:]}]
 def plain_class(): return Plain()
 def keyword_pair(): return {"values": x}, y
 def several(): return (x[:, :2], x[:, 2:]), y
@@ -120,7 +121,7 @@ def test_data_of_every_kind_give_the_numbers_of_the_arrays(measured: Any, data: 
     assert measured("net", data) == pytest.approx(measured("net", "arrays"), rel=1e-5)
 
 
-@pytest.mark.parametrize("data", ["one_dict", "dicts", "plain_class", "keyword_pair"])
+@pytest.mark.parametrize("data", ["one_dict", "two_dicts", "dicts", "plain_class", "keyword_pair"])
 def test_batches_by_keyword(measured: Any, data: str) -> None:
     assert measured("by_keyword", data) == pytest.approx(measured("net", "arrays"), rel=1e-5)
 

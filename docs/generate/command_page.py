@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer.main
-
-from flatscope.cli.app import app
-from flatscope.papers import from_papers
+from flatscope.cli.commands import COMMANDS, load_command
 
 INTRODUCTION = """# Commands
 
@@ -20,13 +17,8 @@ they mean the same everywhere: [your own model](how-to/command-line.md).
 def page() -> str:
     """All commands with their options, in Markdown."""
     lines = [INTRODUCTION]
-    group = typer.main.get_command(app)
-    context = typer.Context(group, info_name="flatscope")
-    for name in group.list_commands(context):  # type: ignore[attr-defined]
-        command = group.get_command(context, name)  # type: ignore[attr-defined]
-        if name == "study" and command is None:
-            command = typer.main.get_command(from_papers("command"))
-        lines += _described(command, f"flatscope {name}", "##")
+    for name in COMMANDS:
+        lines += _described(load_command(name), f"flatscope {name}", "##")
     return "\n".join(lines) + "\n"
 
 
@@ -41,7 +33,7 @@ def _described(command: Any, name: str, level: str) -> Iterator[str]:
     yield from ("| option | what | default |", "|---|---|---|")
     for entry in parameters:
         argument = entry.param_type_name == "argument"
-        shown = entry.human_readable_name if argument else ", ".join([*entry.opts, *entry.secondary_opts])
+        shown = (entry.metavar or entry.name).upper() if argument else ", ".join([*entry.opts, *entry.secondary_opts])
         default = "" if entry.default in (None, False, ()) or callable(entry.default) else f"`{entry.default}`"
         default = "required" if entry.required else default
         yield f"| `{shown}` | {_escaped(getattr(entry, 'help', '') or '')} | {default} |"

@@ -70,12 +70,12 @@ def count(tensors: Iterable[Tensor]) -> int:
 
 def norm(params: Params) -> float:
     """Euclidean norm of all entries, summed in float64."""
-    return float(sum(float(value.double().square().sum()) for value in params.values()) ** 0.5)
+    return float(sum(float(value.detach().double().square().sum()) for value in params.values()) ** 0.5)
 
 
 def dot(left: Params, right: Params) -> float:
     """Inner product of two points, summed in float64."""
-    return float(sum(float((left[name].double() * right[name].double()).sum()) for name in left))
+    return float(sum(float((left[name].detach().double() * right[name].detach().double()).sum()) for name in left))
 
 
 def flatten(params: Params) -> Tensor:

@@ -144,6 +144,8 @@ def _parts(made: Any) -> tuple[Any, Any]:
     """(training, test) of what a function returned; test is None where there is none."""
     if isinstance(made, Mapping) and "train" in made and set(made) <= {"train", "test"}:
         return made["train"], made.get("test")
+    if isinstance(made, list) and all(isinstance(part, Mapping) for part in made):
+        return made, None  # batches, also where there are two of them
     two = isinstance(made, tuple | list) and len(made) == 2
     if two and not _is_array(made[1]) and not _is_numbers(made[1]):
         return made[0], made[1]
