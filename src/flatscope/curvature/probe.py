@@ -119,7 +119,7 @@ def _quadratic_forms_by_hessian(
             product = torch.autograd.grad(gradient, leaf, directions[name], retain_graph=True, materialize_grads=True)[
                 0
             ]
-            forms[name] = float((product * directions[name]).sum())
+            forms[name] = float((product.detach() * directions[name]).sum())
     return forms
 
 
