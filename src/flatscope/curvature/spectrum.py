@@ -54,34 +54,6 @@ def never() -> bool:
     return False
 
 
-def extreme_eigenpair(
-    operator: Operator,
-    generator: torch.Generator,
-    *,
-    largest: bool = True,
-    tolerance: float = 1e-6,
-    shift: float = 0.0,
-    expired: Callable[[], bool] = never,
-) -> Eigenpair:
-    """The algebraically largest (or smallest) eigenvalue of a symmetric operator.
-
-    The tolerance is relative to the eigenvalue (to a hundredth of the largest absolute one where it is smaller than
-    that), so scaling the loss changes nothing. The small end of a loss Hessian is
-    a dense cloud around zero, whose digits nobody could find: with `shift` at the other end of the spectrum the
-    eigenvalue is found to `tolerance` times its distance from there, the width of the spectrum.
-
-    Args:
-        operator: symmetric p × p.
-        generator: for the start vector, drawn on the CPU: repeatable.
-        largest: which end of the spectrum.
-        tolerance: relative accuracy of the eigenvalue (of its distance from the shift).
-        shift: where distances are measured from.
-        expired: asked after each product; True ends the search with what it has.
-    """
-    top, bottom = (1, 0) if largest else (0, 1)
-    return _ends(operator, generator, top, bottom, tolerance, shift=shift, expired=expired)[0]
-
-
 def extreme_eigenpairs(
     operator: Operator,
     generator: torch.Generator,
@@ -92,10 +64,11 @@ def extreme_eigenpairs(
     most_products: int = 1000,
     expired: Callable[[], bool] = never,
 ) -> list[Eigenpair]:
-    """Several eigenpairs from the ends of the spectrum, out of one Krylov space: the largest first, falling.
+    """Eigenpairs from the ends of the spectrum, out of one Krylov space: the largest first, falling.
 
-    Each is found to `tolerance` times its own absolute value, or times a hundredth of the largest absolute value where
-    it is smaller than that.
+    Lanczos with restarts until every residual is below the tolerance; small matrices are multiplied out. Each is found
+    to `tolerance` times its own absolute value, or times a hundredth of the largest absolute value where it is smaller
+    than that: scaling the loss changes nothing.
 
     Args:
         operator: symmetric p × p.
@@ -106,21 +79,6 @@ def extreme_eigenpairs(
         most_products: give up there, with a warning and `converged=False`.
         expired: asked after each product; True ends the search with what it has.
     """
-    return _ends(operator, generator, top, bottom, tolerance, most_products=most_products, expired=expired)
-
-
-def _ends(
-    operator: Operator,
-    generator: torch.Generator,
-    top: int,
-    bottom: int,
-    tolerance: float,
-    *,
-    shift: float = 0.0,
-    most_products: int = 5000,
-    expired: Callable[[], bool] = never,
-) -> list[Eigenpair]:
-    """Lanczos with restarts until every residual is below the tolerance; small matrices are multiplied out."""
     size = operator.shape[0]
     if not 0 < tolerance < 1:
         raise InputError("a tolerance between 0 and 1", str(tolerance), where="eigenvalues")
@@ -142,8 +100,8 @@ def _ends(
             continue
         values, residuals, coefficients = space.ritz()
         wanted = _places(space.size, top, bottom)
-        distances = (values - shift).abs()
-        least = tolerance * distances.clamp_min(SMALL_SHARE * float(distances.max()))[wanted]
+        sizes = values.abs()
+        least = tolerance * sizes.clamp_min(SMALL_SHARE * float(sizes.max()))[wanted]
         looks.append((space.products, values[wanted]))
         hidden = (values[wanted].abs() < HIDDEN * float(values.abs().max())) & (not space.closed)
         reached = (residuals[wanted] <= least) & (~hidden | _settled(looks, least))
@@ -155,7 +113,7 @@ def _ends(
     release(operator)
     if not done:
         message = f"{int((~reached).sum())} of {len(wanted)} eigenvalues not converged after {space.products} products"
-        warnings.warn(message, NumericalWarning, stacklevel=3)
+        warnings.warn(message, NumericalWarning, stacklevel=2)
     vectors = space.vectors(coefficients[:, wanted]).double().cpu()
     return [
         Eigenpair(float(values[i]), vectors[n], float(residuals[i]), bool(reached[n]), space.products)

@@ -145,7 +145,7 @@ def _times(value: Value, factor: float) -> Value:
     falls_with_loss=True,
     conventions=CONVENTIONS,
 )
-def kappa(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
+def kappa(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
     """Squared norm of a layer's weights times the largest eigenvalue of its Hessian.
 
     Args:

@@ -8,7 +8,7 @@ from flatscope.context import Context
 from flatscope.curvature.both_ends import BothEnds
 from flatscope.curvature.layer_blocks import layer_blocks
 from flatscope.curvature.products import curvature_operator
-from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpair
+from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpairs
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
@@ -105,7 +105,7 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     falls_with_loss=True,
     conventions="algebraically largest eigenvalue; the layer's weight without its bias",
 )
-def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-6) -> dict[str, Value]:
+def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
     """Largest eigenvalue of the Hessian with respect to each layer's weights.
 
     Args:
@@ -197,6 +197,6 @@ def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
     names = {layer.weight: layer.name for layer in measured_layers(ctx)}
     late = partial(out_of_time, ctx)
     return {
-        names[weight]: extreme_eigenpair(block, generator, tolerance=tolerance, expired=late)
+        names[weight]: extreme_eigenpairs(block, generator, tolerance=tolerance, expired=late)[0]
         for weight, block in blocks.items()
     }
