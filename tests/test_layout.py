@@ -109,7 +109,7 @@ REPEATED_CLASSES: set[str] = set()
 REPEATED_MODULES = {"pac_bayes", "products", "robustness"}
 MOST_HIDDEN_IMPORTS = 20
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
-OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow")
+OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow", "wandb")
 
 LIBRARY_FILES, PAPERS_FILES = sorted(SOURCE.rglob("*.py")), sorted(PAPERS_SOURCE.rglob("*.py"))
 FILES = LIBRARY_FILES + PAPERS_FILES

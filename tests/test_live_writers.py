@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope import live
-from flatscope.live import scalars, write_mlflow, write_tensorboard
+from flatscope.live import scalars, write_mlflow, write_tensorboard, write_wandb
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +76,28 @@ def test_mlflow_gets_what_was_measured(table: fs.Table, tmp_path: Path) -> None:
     assert [entry.step for entry in history] == [7]
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_weights_and_biases_gets_what_was_measured(
+    table: fs.Table, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    logged: list[tuple[dict[str, float], int]] = []
+    run = SimpleNamespace(log=lambda values, step: logged.append((values, step)))
+    stand_in = SimpleNamespace(run=run if started else None, init=lambda: run)  # the package needs an account
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    write_wandb(table, step=7)
+    write_wandb(table, step=8, prefix="")
+    assert logged == [({f"flatscope/{name}": value for name, value in scalars(table).items()}, 7), (scalars(table), 8)]
+
+
 def test_a_missing_package_is_named(table: fs.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(fs.InputError, match=r"tensorboard.*flatscope\[live\]"):
         write_tensorboard(table, tmp_path, 0)
     with pytest.raises(fs.InputError, match="mlflow"):
         write_mlflow(table, 0)
+    with pytest.raises(fs.InputError, match="pip install wandb"):
+        write_wandb(table, 0)
     live.callbacks.trainer_callback_class.cache_clear()
     with pytest.raises(fs.InputError, match="transformers"):
         _ = live.FlatscopeTrainerCallback

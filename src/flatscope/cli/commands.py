@@ -128,6 +128,19 @@ def _typed(context: typer.Context, name: str) -> bool:
 
 
 @command
+def watch(
+    run: Annotated[str, typer.Argument(help="The --out of flatscope train, or the --store of flatscope sweep.")],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 5.0,
+    report: Annotated[Path | None, typer.Option(help="A page that refreshes itself, .html.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
+) -> None:
+    """Follow a training or a sweep while it goes on: progress, losses, measures so far."""
+    from flatscope.cli.run_watch import watch_run
+
+    watch_run(run, every, report, once)
+
+
+@command
 def report(given: ReportCommand) -> None:
     """Make one self-contained HTML page from saved results, and figures for papers."""
     from flatscope.cli.run_report import run_report

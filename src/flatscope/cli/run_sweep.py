@@ -40,6 +40,16 @@ def run_remembered(name: str | None, given: EngineOptions) -> None:
 def show_status(store: str) -> None:
     """How far the sweeps of a store are."""
     kept = Store(store)
+    show_grid(*status_rows(kept))
+    failures = kept.failures()
+    for key, error in failures.items():
+        show_note(f"{key[:8]} failed: {error.splitlines()[0]}")
+    if failures:
+        raise typer.Exit(code=1)
+
+
+def status_rows(kept: Store) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: of every sweep how many trials are done, running, failed and waiting."""
     running, failures = kept.running(), kept.failures()
     rows = []
     for plan in _plans(kept).values():
@@ -48,11 +58,7 @@ def show_status(store: str) -> None:
         failed, busy = left & failures.keys() - running, left & running
         counts = [len(keys), len(keys) - len(left), len(busy), len(failed), len(left - busy - failed)]
         rows.append([plan.name, *map(str, counts)])
-    show_grid(["sweep", "trials", "done", "running", "failed", "waiting"], rows)
-    for key, error in failures.items():
-        show_note(f"{key[:8]} failed: {error.splitlines()[0]}")
-    if failures:
-        raise typer.Exit(code=1)
+    return ["sweep", "trials", "done", "running", "failed", "waiting"], rows
 
 
 def export_results(out: Path, store: str) -> None:

@@ -1,4 +1,4 @@
-"""Measures recorded while a network is being trained: plain loops, Lightning, Hugging Face; TensorBoard and MLflow.
+"""Measures recorded while a network is being trained: plain loops, Lightning, Hugging Face; writers for trackers.
 
 `FlatscopeCallback` (for lightning.pytorch or pytorch_lightning) and `FlatscopeTrainerCallback` (for transformers) are
 made when they are first asked for, so that neither package is needed by those who do not train with it.
@@ -7,14 +7,14 @@ made when they are first asked for, so that neither package is needed by those w
 from typing import Any
 
 from flatscope.live.callbacks import lightning_callback_class, trainer_callback_class
-from flatscope.live.recorder import Recorder, scalars, write_mlflow, write_tensorboard
+from flatscope.live.recorder import Recorder, scalars, write_mlflow, write_tensorboard, write_wandb
 
 _MADE_WHEN_ASKED = {
     "FlatscopeCallback": lightning_callback_class,
     "FlatscopeTrainerCallback": trainer_callback_class,
 }
 
-__all__ = ["Recorder", "scalars", "write_mlflow", "write_tensorboard"]
+__all__ = ["Recorder", "scalars", "write_mlflow", "write_tensorboard", "write_wandb"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Recorder: chosen measures on fixed samples while the weights change, sent to TensorBoard and MLflow if wanted."""
+"""Recorder: chosen measures on fixed samples while the weights change, sent to trackers if wanted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Recorder:
         loss: as in `Problem`.
         seed: of all random streams, the same every time.
         options: {measure: {option: value}}.
-        send: called with every table and its step: `write_mlflow`, or
+        send: called with every table and its step: `write_mlflow`, `write_wandb`, or
             `lambda table, step: write_tensorboard(table, writer, step)`.
 
     Attributes:
@@ -190,7 +190,21 @@ def write_mlflow(table: Table, step: int, prefix: str = "flatscope") -> None:
     importlib.import_module("mlflow").log_metrics(allowed, step=step)
 
 
+def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
+    """Write the numbers of a table as metrics of the active run of Weights & Biases; one is started without any.
+
+    Args:
+        table: any table of measures or bounds.
+        step: number of the step.
+        prefix: first part of every name; none if empty.
+    """
+    _refuse_missing("wandb")
+    wandb = importlib.import_module("wandb")
+    run = wandb.run or wandb.init()
+    run.log({f"{prefix}/{name}" if prefix else name: value for name, value in scalars(table).items()}, step=step)
+
+
 def _refuse_missing(package: str) -> None:
     if importlib.util.find_spec(package) is None:
-        fix = 'Run pip install "flatscope[live]"'
+        fix = "Run pip install wandb" if package == "wandb" else 'Run pip install "flatscope[live]"'
         raise InputError(f"the package {package}", "none installed", where="flatscope.live", fix=fix)

@@ -19,6 +19,7 @@ from flatscope.table import Table
 UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
 ONE_TRAINING = "Another seed or other samples can give another order: the ± is of the measures, not of training."
+ONE_NETWORK = "Invariant measures such as rho_sum say which of two networks is flatter, not whether one is flat."
 MOST_HEADLINES = 5
 MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
 
@@ -50,6 +51,8 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     sentences = [element("p", str(found.conclusion), class_="conclusion") for found in comparisons.values()]
     if comparisons and any(found.conclusion.voices for found in comparisons.values()):
         sentences.append(element("p", ONE_TRAINING, class_="quiet"))
+    if len(tables) == 1:
+        sentences.append(element("p", ONE_NETWORK, class_="conclusion"))
     warnings = [text for found in comparisons.values() for text in found.warnings()]
     for found in tables.values():
         warnings += [f"{words[0].upper()}{words[1:].rstrip('.')}." for words in found.meta.get("remarks", ())]

@@ -178,6 +178,12 @@ def listed(sentences: Iterable[object]) -> Markup:
     return element("ul", *items, class_="findings") if items else Markup("")
 
 
+def told(sentences: Sequence[object]) -> Markup:
+    """An answer: its first sentence large, the others as a list."""
+    first = element("p", sentences[0], class_="conclusion") if sentences else Markup("")
+    return first + listed(sentences[1:])
+
+
 class Section(NamedTuple):
     """A part of the page that opens under its heading; `gist` says beside the heading what is inside."""
 

@@ -41,7 +41,12 @@ META_WORDS = {
 
 
 def report(
-    items: object, path: str | os.PathLike[str], *, title: str | None = None, command: str | None = None
+    items: object,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    command: str | None = None,
+    refresh: float | None = None,
 ) -> Path:
     """Write one HTML page that opens anywhere without a network, whole or not at all.
 
@@ -54,6 +59,7 @@ def report(
         path: where to write the page; folders are made.
         title: heading of the page.
         command: the command line that produced it, shown with the provenance.
+        refresh: seconds after which a browser reads the page anew, for one that is written again and again.
 
     Returns:
         The path of the page.
@@ -72,7 +78,7 @@ def report(
         raise InputError(
             "the path of a file", f"the folder {path}", where="report", fix="Add a name such as report.html"
         )
-    page = page_text(items, title=title, command=command)
+    page = page_text(items, title=title, command=command, refresh=refresh)
     with whole_file(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", errors="replace"))
     return Path(path)
@@ -95,7 +101,9 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
     return save_plots(plots, folder, formats)
 
 
-def page_text(items: object, *, title: str | None = None, command: str | None = None) -> str:
+def page_text(
+    items: object, *, title: str | None = None, command: str | None = None, refresh: float | None = None
+) -> str:
     """The page that `report` writes."""
     kinds = with_comparison(by_kind(items))
     colours = _colours(kinds)
@@ -115,6 +123,7 @@ def page_text(items: object, *, title: str | None = None, command: str | None = 
         sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
         provenance=_provenance([part.provenance for part in parts.values()]),
         command=command,
+        refresh=None if refresh is None else f"{refresh:g}",
         version=__version__,
         written=datetime.now(UTC),
         style=Markup(style),
@@ -135,6 +144,8 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
     """The title where none is given: what a reader of this page wants to know."""
     if kinds == {"studies"}:
         return "Do the claims hold?"
+    if kinds == {"audits"}:
+        return "Which measures depend on how the weights are written?"
     if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"

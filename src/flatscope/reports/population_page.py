@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from flatscope.formatting import numbered, written
 from flatscope.registry import PAPERS
-from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table
+from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
 from flatscope.reports.measured import MANY, STANDING_WORDS, standing
 from flatscope.reports.plots import COLOURS, Plot, card, legend_above, on_axes, picture, scale_axis, shortened
 from flatscope.reports.population_frame import (
@@ -43,7 +43,7 @@ def populations_part(populations: Mapping[str, PopulationFrame], colours: Colour
         plots = list(population_plots({name: population}, colours))
         scatters = plots[1:]
         answers += [element("h3", name)] if len(populations) > 1 else []
-        answers.append(listed(summary_sentences(population, population.statistics)))
+        answers.append(told(summary_sentences(population, population.statistics)))
         if scatters and not top:
             caption = element("figcaption", scatters[0].caption, class_="quiet")
             top = element("figure", picture(scatters[0]._replace(stem="closest")), caption, class_="hero")

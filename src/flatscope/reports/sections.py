@@ -31,6 +31,7 @@ from flatscope.reports.markup import (
     fragment,
     listed,
     table,
+    told,
 )
 from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
@@ -247,7 +248,7 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
         answers.append(audit_words(name, audit))
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
     gist = "which measures move when the weights are rewritten"
-    return Part(listed(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+    return Part(told(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
 
 
 def audit_words(name: str, audit: Audit) -> str:
