@@ -133,9 +133,9 @@ def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again
 
 def test_public_names_are_there_whatever_is_imported_first() -> None:
     code = """
-import flatscope.bounds.psi as q, flatscope.bounds.compositional as c, flatscope.reports.page, flatscope.landscapes
+import flatscope.bounds.psi as q, flatscope.bounds.pac_bayes as c, flatscope.reports.page, flatscope.landscapes
 import inspect, flatscope as fs
-assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.compositional"
+assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.pac_bayes"
 missing = [name for name in fs.__all__ if not hasattr(fs, name)]
 assert not missing, missing
 assert fs.stats.__name__ == "flatscope.stats" and set(fs.__all__) <= set(dir(fs))
