@@ -1,5 +1,6 @@
 """Training: the same bits as a plain torch loop, stop rules, resume after kills, files that cannot be trusted."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -230,6 +231,25 @@ def test_precision_changes_the_steps_and_not_what_is_kept(make, tmp_path):
         train(make(), (x, y), config, checkpoint=tmp_path / "float32")
     with pytest.raises(InputError, match="float32 weights"):
         train(make().double(), (x.double(), y), TrainConfig(precision="bf16"))
+
+
+class Own(nn.Sequential):
+    """A module of the user's, whose forward pass may do anything."""
+
+
+def test_only_what_is_the_same_in_every_step_becomes_a_graph():
+    x, model = torch.ones(2, 1, 6, 6), noisy()
+    before, state = copy.deepcopy(model), torch.get_rng_state()
+    assert gpu_steps.is_steady(model, x)
+    assert same_bits(model, before)
+    assert torch.equal(state, torch.get_rng_state())
+    assert gpu_steps.is_steady(build("vgg", input_shape=(1, 8, 8), classes=3), torch.ones(2, 1, 8, 8))
+    assert not gpu_steps.is_steady(Own(*noisy()), x)
+    model[1].momentum = None  # averages over all batches, whose number it has to look at
+    assert not gpu_steps.is_steady(model, x)
+    hooked = noisy()
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert not gpu_steps.is_steady(hooked, x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from flatscope.network.operations import LEAVES_TORCH
+from flatscope.network.program import Operation, watched
+from flatscope.training.initialization import private_randomness
 
 WARM_UP_STEPS = 3
 # Packages whose modules do the same in every step; whatever else a forward pass does in Python happens once in a graph.
@@ -35,11 +41,29 @@ def wants_channels_last(precision: str, images: Tensor) -> bool:
     return precision != "float32" and images.is_cuda and images.dim() == 4
 
 
-def is_steady(model: nn.Module) -> bool:
-    """Whether every step of a training is the same to Python, so that a graph can stand for it."""
-    return all(type(part).__module__.partition(".")[0] in STEADY_PACKAGES for part in model.modules()) and not any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in model.modules()
-    )
+def is_steady(model: nn.Module, inputs: Tensor) -> bool:
+    """Whether every step of a training is the same to Python, so that a graph can stand for it.
+
+    Args:
+        model: left as it is.
+        inputs: some samples.
+    """
+    for part in model.modules():
+        if type(part).__module__.partition(".")[0] not in STEADY_PACKAGES:
+            return False
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+            return False
+    waits = False
+
+    def rule(op: Operation) -> Any:
+        nonlocal waits
+        result = op.run()
+        waits |= op.name in LEAVES_TORCH and not isinstance(result, Tensor)
+        return result
+
+    with private_randomness(0, inputs.device), torch.no_grad(), watched(rule):
+        copy.deepcopy(model).train()(inputs)
+    return not waits
 
 
 def captured(step: Callable[[], None], touched: Sequence[Tensor], device: torch.device) -> Callable[[], None]:

@@ -241,7 +241,7 @@ class _Steps:
         self.channels_last = wants_channels_last(config.precision, x)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._graphs = x.is_cuda and is_steady(model)
+        self._graphs = x.is_cuda and is_steady(model, x[: config.batch_size])
         self._replay: Callable[[], None] | None = None
         self._replayed_rate = 0.0
         for weight in self._weights if self._graphs and config.momentum else ():
