@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 PICTURES = ("png", "svg", "pdf")
 CHECKSUM = "flatscope_checksum"
-JSON_CHECKSUM = "checksum"
+JSON_CHECKSUM, ANNOUNCED = "checksum", "has checksum"
 CHANGED = "its bytes are not those that were written (the checksum differs)"
 LEAST_LIMIT, LARGEST_RATIO = 1 << 30, 50  # unpacked content: a gibibyte, or 50 times the file where that is more
 _SEAL = re.compile(rb'\n"checksum": "([0-9a-f]{32})"\n}\n\Z')
@@ -54,9 +54,9 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def json_bytes(text: str) -> bytes:
-    """The text of a JSON object (indented, as people read it) with a checksum as its last entry."""
-    body = text.rstrip().removesuffix("}").rstrip().encode()
-    body += b"" if body.endswith(b"{") else b","
+    """The text of a JSON object, indented as people read it, with a checksum at its end that its beginning announces."""
+    inside = text.strip().removeprefix("{").removesuffix("}").strip("\n")
+    body = f'{{\n "{ANNOUNCED}": true,{chr(10) if inside else ""}{inside}{"," if inside else ""}'.encode()
     return body + f'\n"{JSON_CHECKSUM}": "{digest([body])}"\n}}\n'.encode()
 
 
@@ -71,10 +71,10 @@ def from_json_bytes(
         found = json.loads(content, object_hook=object_hook)
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
-    if sealed:
-        del found[JSON_CHECKSUM]
-    elif isinstance(found, dict) and isinstance(found.get(JSON_CHECKSUM), str):
-        raise ValueError(CHANGED)
+    if isinstance(found, dict):
+        announced, checksum = found.pop(ANNOUNCED, False), found.pop(JSON_CHECKSUM, None)
+        if not sealed and (announced or isinstance(checksum, str)):
+            raise ValueError(CHANGED)
     return found
 
 
