@@ -54,7 +54,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def json_bytes(text: str) -> bytes:
-    """The text of a JSON object, indented as people read it, with a checksum at its end that its beginning announces."""
+    """The text of a JSON object, indented as people read it, with a checksum at its end; its beginning announces it."""
     inside = text.strip().removeprefix("{").removesuffix("}").strip("\n")
     body = f'{{\n "{ANNOUNCED}": true,{chr(10) if inside else ""}{inside}{"," if inside else ""}'.encode()
     return body + f'\n"{JSON_CHECKSUM}": "{digest([body])}"\n}}\n'.encode()
