@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from flatscope.errors import InputError
 from flatscope.network import trace
-from flatscope.network.sameness import relative_difference
+from flatscope.network.program import relative_difference
 from flatscope.symmetries import fold_batchnorm
 from flatscope.symmetries.folding import has_batchnorm
 

@@ -98,6 +98,6 @@ def test_a_missing_package_is_named(table: fs.Table, tmp_path: Path, monkeypatch
         write_mlflow(table, 0)
     with pytest.raises(fs.InputError, match="pip install wandb"):
         write_wandb(table, 0)
-    live.callbacks.trainer_callback_class.cache_clear()
+    live.trainer_callback_class.cache_clear()
     with pytest.raises(fs.InputError, match="transformers"):
         _ = live.FlatscopeTrainerCallback

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.network import trace
-from flatscope.network.sameness import FunctionChangedError, refuse_if_different, relative_difference
+from flatscope.network.program import FunctionChangedError, refuse_if_different, relative_difference
 from flatscope.params import named_parameters
 from flatscope.symmetries import (
     fold_batchnorm,

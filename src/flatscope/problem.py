@@ -35,7 +35,7 @@ from flatscope.inspection import (
 from flatscope.loss import Loss, PerSample, as_loss
 from flatscope.network.layers import ACTING
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
-from flatscope.network.sameness import refuse_if_different
+from flatscope.network.program import refuse_if_different
 from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import (

@@ -19,10 +19,9 @@ from flatscope.measures.margins import FUNCTION_SYMMETRIES, from_log, positive_m
 from flatscope.measures.path_norms import log_gradient_bounds
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
-from flatscope.network.operator_norms import matrix_norm, operator_norm
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
-from flatscope.network.stretch_rules import Stretches
+from flatscope.network.stretch_rules import Stretches, matrix_norm, operator_norm
 from flatscope.registry import Value, measure
 from flatscope.samples import output_tensor, parts_of
 

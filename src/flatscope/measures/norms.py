@@ -11,7 +11,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.lipschitz import layer_norms, rows_of
 from flatscope.measures.margins import Capacity, declare_with_margin, from_log
-from flatscope.network.operator_norms import matrix_norm
+from flatscope.network.stretch_rules import matrix_norm
 from flatscope.params import count
 from flatscope.registry import SYMMETRIES, Value, measure
 

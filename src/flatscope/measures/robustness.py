@@ -16,7 +16,7 @@ from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.network.layers import Call, recorded
-from flatscope.network.operator_norms import matrix_norm
+from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs

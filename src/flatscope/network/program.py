@@ -4,6 +4,8 @@ The network is run, not compiled: whatever Python its forward contains (shape ar
 simply happens, and the operations that were reached are seen. So there is nothing that cannot be traced, the
 user's modules keep their names, and the same mechanism serves to replay a network with other rules (absolute
 weights for path norms, say).
+
+Also the check behind every rewriting of a network: it must still be the same function.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
-from flatscope.guards import running_model
+from flatscope.guards import own_settings, running_model
 from flatscope.params import Params
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
@@ -246,3 +248,40 @@ def two_samples(example: Inputs) -> Inputs:
     if all(part.ndim > 0 and len(part) == 1 for part in parts_of(example)):
         return each_part(example, lambda value: torch.cat([value, value]))
     return cut(example, 0, 2)
+
+
+_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
+_LOW_PRECISION = 5e-2
+
+
+class FunctionChangedError(FlatscopeError, RuntimeError):
+    """A rewritten network gives other outputs: a tie or a wall that was not seen. Nothing is returned then."""
+
+
+def relative_difference(model: nn.Module, other: nn.Module, example: Inputs) -> float:
+    """Largest difference between the outputs of two networks, relative to the largest output."""
+    with own_settings(), torch.no_grad():
+        before, after = _outputs(model, example), _outputs(other, example)
+    scale = max((float(value.abs().max()) for value in before), default=0.0)
+    gaps = [float((a.double() - b.double()).abs().max()) for a, b in zip(before, after, strict=True)]
+    return max(gaps, default=0.0) / (scale or 1.0)
+
+
+def refuse_if_different(model: nn.Module, other: nn.Module, example: Inputs, what: str) -> None:
+    """Compare two networks in eval mode on the example, to the rounding of their type."""
+    dtype = next(value.dtype for value in model.parameters() if value.is_floating_point())
+    allowed = _TOLERANCES.get(dtype, _LOW_PRECISION)
+    found = relative_difference(model, other, example)
+    if not found <= allowed:  # also where the outputs are not finite
+        raise FunctionChangedError(
+            f"the same outputs to {allowed:g} relative ({dtype})",
+            f"outputs that differ by {found:.3g}",
+            where=what,
+            fix="Please report the network: an operation in it was misread; or use float64 if this is rounding",
+        )
+
+
+def _outputs(model: nn.Module, example: Inputs) -> list[Tensor]:
+    inputs = fitting(model, example)
+    raw = model(**inputs) if isinstance(inputs, dict) else model(*parts_of(inputs))
+    return [value for value in output_tensors(raw) if value.is_floating_point() and value.numel()]

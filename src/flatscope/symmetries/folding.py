@@ -20,8 +20,7 @@ from flatscope.inspection import replica
 from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain, plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
-from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
-from flatscope.network.sameness import refuse_if_different
+from flatscope.network.program import Operation, fitting, refuse_if_different, run, tensors_in, two_samples
 from flatscope.network.units import entry_channels
 from flatscope.network.weights import WeightPlan
 from flatscope.samples import Inputs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, NotApplicable
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
-from flatscope.network.sameness import refuse_if_different
+from flatscope.network.program import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters

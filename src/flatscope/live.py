@@ -1,13 +1,19 @@
-"""Recorder: chosen measures on fixed samples while the weights change, sent to trackers if wanted."""
+"""Measures recorded while a network is being trained: plain loops, Lightning, Hugging Face; writers for trackers.
+
+`FlatscopeCallback` (for lightning.pytorch or pytorch_lightning) and `FlatscopeTrainerCallback` (for transformers) are
+made when they are first asked for, so that neither package is needed by those who do not train with it.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -164,7 +170,7 @@ def write_tensorboard(table: Table, writer: str | os.PathLike[str] | Any, step: 
         prefix: first part of every tag; none if empty.
     """
     if isinstance(writer, str | os.PathLike):
-        _refuse_missing("tensorboard")
+        _first_of(("tensorboard",), "tensorboard")
         with importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(writer)) as own:
             write_tensorboard(table, own, step, prefix)
         return
@@ -184,10 +190,9 @@ def write_mlflow(table: Table, step: int, prefix: str = "flatscope") -> None:
         step: number of the step.
         prefix: first part of every name; none if empty.
     """
-    _refuse_missing("mlflow")
     named = {f"{prefix}/{name}" if prefix else name: value for name, value in scalars(table).items()}
     allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in named.items()}
-    importlib.import_module("mlflow").log_metrics(allowed, step=step)
+    _first_of(("mlflow",), "mlflow").log_metrics(allowed, step=step)
 
 
 def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
@@ -198,13 +203,128 @@ def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
         step: number of the step.
         prefix: first part of every name; none if empty.
     """
-    _refuse_missing("wandb")
-    wandb = importlib.import_module("wandb")
+    wandb = _first_of(("wandb",), "wandb")
     run = wandb.run or wandb.init()
     run.log({f"{prefix}/{name}" if prefix else name: value for name, value in scalars(table).items()}, step=step)
 
 
-def _refuse_missing(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        fix = "Run pip install wandb" if package == "wandb" else 'Run pip install "flatscope[live]"'
-        raise InputError(f"the package {package}", "none installed", where="flatscope.live", fix=fix)
+Take = Callable[[nn.Module], nn.Module]
+
+
+class LightningHooks:
+    """Records every few epochs of a Lightning training, and before its first step.
+
+    Args:
+        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
+        network: takes the network to measure out of the LightningModule; the module itself by default.
+        log: also send the values to the trainer's loggers, as `flatscope/<measure>`.
+        **kwargs: those of `Recorder`.
+
+    Attributes:
+        recorder: holds the tables and their history.
+    """
+
+    def __init__(self, *args: Any, network: Take | None = None, log: bool = True, **kwargs: Any) -> None:
+        super().__init__()
+        self.recorder = Recorder(*args, **kwargs)
+        self.network, self.log = network, log
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """The network before its first step; a training that is taken up again goes on recording instead."""
+        if trainer.current_epoch == 0:
+            self._record(trainer, pl_module, 0)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """After the last step of an epoch."""
+        epoch = trainer.current_epoch + 1
+        if self.recorder.due(epoch):
+            self._record(trainer, pl_module, epoch)
+
+    def _record(self, trainer: Any, pl_module: nn.Module, epoch: int) -> None:
+        if not trainer.is_global_zero:
+            return
+        model = pl_module if self.network is None else self.network(pl_module)
+        table = self.recorder.record(model, epoch, trainer.global_step)
+        if table is not None and self.log:
+            values = {f"flatscope/{name}": value for name, value in scalars(table).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+
+
+class TrainerHooks:
+    """Records every few epochs of a Hugging Face `Trainer`, and before its first step.
+
+    Args:
+        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
+        network: takes the network to measure out of the trained model; the model itself by default.
+        **kwargs: those of `Recorder`.
+
+    Attributes:
+        recorder: holds the tables and their history.
+    """
+
+    def __init__(self, *args: Any, network: Take | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.recorder = Recorder(*args, **kwargs)
+        self.network = network
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The network before its first step; a training that is taken up again goes on recording instead."""
+        if state.global_step == 0:
+            self._record(state, kwargs["model"], 0)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the last step of an epoch."""
+        epoch = round(state.epoch)
+        if self.recorder.due(epoch):
+            self._record(state, kwargs["model"], epoch)
+
+    def _record(self, state: Any, model: nn.Module, epoch: int) -> None:
+        if state.is_world_process_zero:
+            self.recorder.record(model if self.network is None else self.network(model), epoch, state.global_step)
+
+
+@functools.cache
+def lightning_callback_class() -> Any:
+    """`FlatscopeCallback`: a Callback of whichever package of Lightning is in use."""
+    packages = ("lightning.pytorch", "pytorch_lightning")
+    used = [name for name in packages if name in sys.modules]  # the base that the user's trainer knows
+    bases = [_module(name).Callback for name in used] or [_first_of(packages, "lightning").Callback]
+    return _made("FlatscopeCallback", LightningHooks, *bases)
+
+
+@functools.cache
+def trainer_callback_class() -> Any:
+    """`FlatscopeTrainerCallback`: a TrainerCallback of transformers."""
+    return _made("FlatscopeTrainerCallback", TrainerHooks, _first_of(("transformers",), "transformers").TrainerCallback)
+
+
+def _made(name: str, *bases: type) -> type:
+    # Found again by that name when a callback is pickled on its way to another process.
+    return type(name, bases, {"__doc__": bases[0].__doc__, "__module__": "flatscope.live"})
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _first_of(names: tuple[str, ...], package: str) -> Any:
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            return _module(name)
+    fix = "Run pip install wandb" if package == "wandb" else 'Run pip install "flatscope[live]"'
+    raise InputError(f"the package {package}", "none installed", where="flatscope.live", fix=fix)
+
+
+_MADE_WHEN_ASKED = {
+    "FlatscopeCallback": lightning_callback_class,
+    "FlatscopeTrainerCallback": trainer_callback_class,
+}
+
+__all__ = ["Recorder", "scalars", "write_mlflow", "write_tensorboard", "write_wandb"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MADE_WHEN_ASKED:
+        return _MADE_WHEN_ASKED[name]()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
