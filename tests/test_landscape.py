@@ -378,3 +378,44 @@ def test_deep_network_whose_path_values_are_too_small_for_floats() -> None:
     surface = fs.landscape(problem, "psi", grid=3, relative=True)
     assert surface.loss.isfinite().all()
     assert surface.meta["path_values"]["min"] < 1e-60
+
+
+def moved(network: nn.Module, *ways: tuple[float, int]) -> nn.Module:
+    """The network with multiples of fixed directions added to its weights."""
+    twin = copy.deepcopy(network)
+    with torch.no_grad():
+        for share, seed in ways:
+            generator = torch.Generator().manual_seed(seed)
+            for value in twin.parameters():
+                value += share * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    return twin
+
+
+def test_the_plane_of_a_path_holds_its_networks_where_it_says() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    data = (torch.eye(3, dtype=torch.float64), torch.tensor([0, 1, 0]))
+    problem = fs.Problem(network, train=data)
+
+    straight = [moved(network, (share, 1)) for share in (0.9, 0.6, 0.3)]
+    line = fs.landscape(problem, directions=straight, grid=7, dimensions=1)
+    assert line.meta["explained"] == [pytest.approx(1.0)]
+    for twin, (place,) in zip(straight, line.meta["path"], strict=True):
+        nearest = int((line.axes[0] - place).abs().argmin())
+        assert float(line.axes[0][nearest]) == pytest.approx(place)
+        own = torch.nn.functional.cross_entropy(twin(data[0]), data[1])
+        assert float(line.loss[nearest]) == pytest.approx(float(own.detach()))
+
+    bent = [moved(network, (a, 1), (b, 2)) for a, b in ((0.9, 0.0), (0.5, 0.4), (0.2, -0.1))]
+    plane = fs.landscape(problem, directions=bent, grid=5)
+    assert sum(plane.meta["explained"]) == pytest.approx(1.0)  # a path in a plane is seen whole
+    assert plane.meta["cosine"] == pytest.approx(0.0, abs=1e-12)
+    for axis in range(2):
+        assert max(abs(point[axis]) for point in plane.meta["path"]) == pytest.approx(1.0)
+    assert plane.directions == "path"
+    assert "<svg" in plane._repr_html_()
+
+    with pytest.raises(InputError, match="at least 2 networks"):
+        fs.landscape(problem, directions=bent[:1], grid=3)
+    with pytest.raises(InputError, match="in fewer"):
+        fs.landscape(problem, directions=straight, grid=3)

@@ -105,6 +105,30 @@ def towards(ctx: Context, template: nn.Module, others: tuple[Any, ...]) -> list[
     return found
 
 
+def along(ways: Sequence[Params], number: int) -> tuple[list[Params], list[list[float]], list[float]]:
+    """The plane in which a path of networks moves most: its principal directions (Li et al. 2018, section 7).
+
+    They are the right singular vectors of the matrix of all ways, which are not centred, so that the plane holds the
+    network that the ways lead from. Each is as long as the path reaches along it.
+
+    Args:
+        ways: from the network to each one of the path.
+        number: of directions.
+
+    Returns:
+        The directions; the coordinates of every network of the path; the share of the squared ways in each direction.
+    """
+    matrix = torch.stack([flatten(way) for way in ways]).double()  # (networks, parameters)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    if len(values) < number or not float(values[number - 1]) > 1e-12 * float(values[0]):
+        raise InputError(f"a path in at least {number} directions", "one in fewer", where="directions")
+    reached = (left * values)[:, :number]  # (networks, directions)
+    lengths = reached.abs().amax(dim=0)
+    found = [unflatten(right[i] * lengths[i], ways[0]) for i in range(number)]
+    shares = values[:number].square() / values.square().sum()
+    return found, (reached / lengths).tolist(), shares.tolist()
+
+
 def cosine(first: Params, second: Params) -> float:
     """Cosine of the angle between two directions; 0 where one of them is zero."""
     scale = norm(first) * norm(second)

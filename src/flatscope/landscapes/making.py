@@ -20,6 +20,7 @@ from flatscope.landscapes.directions import (
     PathPlane,
     Plane,
     WeightPlane,
+    along,
     cosine,
     filter_normalised,
     gaussian,
@@ -46,7 +47,7 @@ LINE_PIECE = 8  # points of a line that are kept together
 def landscape(
     problem: Problem,
     space: str = "weights",
-    directions: str | nn.Module | Mapping[str, Tensor] | tuple[Any, ...] = "gaussian",
+    directions: str | nn.Module | Mapping[str, Tensor] | tuple[Any, ...] | list[Any] = "gaussian",
     grid: int = 41,
     span: float = 1.0,
     seed: int = 0,
@@ -75,7 +76,9 @@ def landscape(
             "filter": every filter's part as long as the filter with its bias (Li et al. 2018), whatever `noise` is;
             "hessian": eigenvectors of the largest eigenvalues of the training loss, of the Gaussian's length;
             another network (a module or a state dict, or a pair of them): the way to it, of its own length. A plane to
-            one network has a Gaussian direction, orthogonal to the way and as long, for its second axis.
+            one network has a Gaussian direction, orthogonal to the way and as long, for its second axis. A list of
+            networks, as of the checkpoints of a training: the plane through this network in which they move most (Li
+            et al. 2018); the picture shows their path, and `meta` its coordinates and the share of it that is seen.
         grid: points per axis; odd, so that the network itself is one of them (any number on the way to a network).
         span: coordinates run from −span to span in units of the direction; on the way to another network from
             1 − span to span, so that 1 goes from one network to the other.
@@ -124,13 +127,14 @@ def landscape(
             "weights": fingerprint(ctx.params),
             **about,
         }
-        key.pop("eigenvalues", None)
+        for known_to_rounding in ("eigenvalues", "path", "explained"):
+            key.pop(known_to_rounding, None)
         loss, error, poles = _rows(losses, axes, KeptRows(checkpoint, key, float(centre)))
     origin = tuple((axis == 0).nonzero().flatten() for axis in axes)
     if all(len(place) for place in origin):  # evaluated with its row: the same to the last digit
         centre = loss[origin]
         centre_error = None if error is None else error[origin]
-    name = directions if isinstance(directions, str) else "checkpoint"
+    name = directions if isinstance(directions, str) else "path" if isinstance(directions, list) else "checkpoint"
     meta = {
         "seed": seed,
         "part": part,
@@ -199,6 +203,8 @@ def _plane(
         found = towards(ctx, template, others)
         if len(found) < dimensions:
             found.append(_beside(found[0], gaussian(ctx, 1, norm(found[0]))[0]))
+    elif isinstance(directions, list):
+        found, about["path"], about["explained"] = along(towards(ctx, template, tuple(directions)), dimensions)
     elif directions == "hessian":
         found = kept_directions(checkpoint, ctx.trainable, lambda: hessian(ctx, dimensions, length))
         if len(found) != dimensions or not all(math.isclose(norm(direction), length) for direction in found):
@@ -246,9 +252,13 @@ def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
                 fix='Filters and the Hessian belong to weights: take space="weights"',
             )
         return ()
-    others = directions if isinstance(directions, tuple) else (directions,)
     if space == "psi":
         raise InputError('"gaussian" directions in path space', "another network", where="directions")
+    if isinstance(directions, list):
+        if len(directions) < dimensions:
+            raise InputError(f"at least {dimensions} networks of a path", str(len(directions)), where="directions")
+        return ()
+    others = directions if isinstance(directions, tuple) else (directions,)
     if not 1 <= len(others) <= dimensions:
         raise InputError(f"at most {dimensions} other networks", str(len(others)), where="directions")
     return others

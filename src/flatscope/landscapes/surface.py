@@ -189,6 +189,8 @@ def draw(
     ax.contour(first, second, shown, levels=levels[::3], colors="white", linewidths=0.4, alpha=0.7)
     if _holds_origin(surface):
         ax.plot([0], [0], marker="+", color="white", markersize=8, markeredgewidth=1.4)
+    if path := surface.meta.get("path"):
+        ax.plot(*zip(*path, (0.0, 0.0), strict=True), color="white", marker="o", markersize=2.5, linewidth=1.0)
     ax.set_aspect("equal" if np.isclose(np.ptp(first), np.ptp(second)) else "auto")
     return filled
 
