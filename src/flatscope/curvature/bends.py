@@ -62,7 +62,6 @@ class _Curved(Linearity):
         self._count: Counter[str] = Counter()
         self._now: Operation | None = None
         self.found: set[tuple[str, int]] = set()
-        self.in_place = False
 
     def follow(self, op: Operation) -> Any:
         self._now = op
@@ -73,7 +72,6 @@ class _Curved(Linearity):
     def _taint(self, mask: int, reason: str) -> None:
         if mask and self._now is not None:
             self.found.add((self._now.name, self._count[self._now.name]))
-            self.in_place |= is_in_place(self._now)
         super()._taint(mask, reason)
 
 
@@ -113,13 +111,18 @@ class BendRecorder:
         if not own:  # curved in parameters of its own alone
             return op.run()
         places = {id(value): place for place, value in enumerate(own)}
+        writes = is_in_place(op) or any(value is True for value in (*op.args, *op.kwargs.values()))  # inplace=True
+
+        def run(inputs: Sequence[Tensor]) -> Any:
+            """The operation of other inputs, of copies of them where it may write to them."""
+            swap = {key: inputs[place].clone() if writes else inputs[place] for key, place in places.items()}
+            args, kwargs = with_tensors(given, lambda value: swap.get(id(value), value))
+            return op.function(*args, **kwargs)
 
         def function(inputs: Sequence[Tensor]) -> list[Tensor]:
-            swap = {key: inputs[place] for key, place in places.items()}
-            args, kwargs = with_tensors(given, lambda value: swap.get(id(value), value))
-            return [value for value in tensors_in(op.function(*args, **kwargs)) if value.requires_grad]
+            return [value for value in tensors_in(run(inputs)) if value.requires_grad]
 
-        result = op.function(*given[0], **given[1])
+        result = run(own)
         edges = [get_gradient_edge(value) for value in tensors_in(result) if value.requires_grad]
         meaning = TABLE.get(op.name)
         entrywise = len(own) == 1 and meaning is not None and meaning.slope is not None
@@ -136,25 +139,33 @@ def find_bends(ctx: Context) -> Places | None:
     """The curved operations; None where there are none, or they cannot be followed sample by sample."""
     inputs = ctx.problem.example()
     n = len(parts_of(inputs)[0])
-    parts, rules = (inputs, cut(inputs, 0, 1)), []
+    parts, rules, outputs = (inputs, cut(inputs, 0, 1)), [], []
     for part in parts:
         rules.append(_Curved(leaves := _leaves(ctx)))
-        _run(ctx, part, leaves, rules[-1].follow)
+        outputs.append(_run(ctx, part, leaves, rules[-1].follow))
     found = frozenset(rules[0].found)
-    if found != rules[1].found or rules[0].in_place or not found:
+    if found != rules[1].found or not found:
         return None
     sizes = []
-    for part in parts:
+    for part, output in zip(parts, outputs, strict=True):
         recorder = BendRecorder(found)
-        _run(ctx, part, _leaves(ctx), recorder.follow)
+        # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
+        if not _same(_run(ctx, part, _leaves(ctx), recorder.follow), output):
+            return None
         sizes.append([value.numel() for bend in recorder.bends for value in bend.inputs])
     return found if recorder.complete and sizes[1] and sizes[0] == [n * size for size in sizes[1]] else None
 
 
-def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> None:
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Whether outputs are the same but for rounding."""
+    rounding = 1e3 * torch.finfo(expected.dtype).eps
+    return bool((found - expected).abs().max() <= rounding * (1 + expected.abs().max()))
+
+
+def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> Tensor:
     params = {**ctx.params, **leaves}
     with torch.enable_grad(), watched(rule):
-        ctx.problem.forward(inputs, params)
+        return ctx.problem.forward(inputs, params).detach()
 
 
 def _leaves(ctx: Context) -> Params:

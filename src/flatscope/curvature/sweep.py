@@ -162,7 +162,10 @@ def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
     """
     left_out = find_left_out(ctx, "hessian")
     if sum(ctx.params[name].numel() for name in left_out) > FEW_DIRECTIONS and (found := ctx.sweep(find_bends)):
-        still = ctx.sweep(find_unseen) | ctx.sweep(find_curved, bends=True)
+        try:
+            still = ctx.sweep(find_unseen) | ctx.sweep(find_curved, bends=True)
+        except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
+            return frozenset(), left_out
         if len(still) < len(left_out):
             return found, still
     return frozenset(), left_out
