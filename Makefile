@@ -77,8 +77,8 @@ versions:
 	$(PYTHON) -m venv .venv-$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet torch==$(TORCH)
 	.venv-$(TORCH)/bin/python -m pip install --quiet -e . pytest
-	.venv-$(TORCH)/bin/python -m pytest tests/test_contract.py tests/test_golden.py tests/test_problem.py tests/test_losses.py \
-		tests/test_basis_paths.py tests/test_operators.py tests/test_population.py
+	.venv-$(TORCH)/bin/python -m pytest -m "not slow" tests/test_contract.py tests/test_golden.py tests/test_problem.py \
+		tests/test_losses.py tests/test_operators.py tests/test_basis_paths.py
 
 # What the page of networks is made of, which measure works on which: some minutes.
 networks: setup
