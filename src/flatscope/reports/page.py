@@ -95,7 +95,7 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
     Returns:
         The files, in the order of the report.
     """
-    kinds = by_kind(items)
+    kinds = with_comparison(by_kind(items))
     colours = _colours(kinds)
     plots = (plot for name, kind in KINDS.items() for plot in kind.plots(kinds[name], colours))
     return save_plots(plots, folder, formats)
