@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "images" / "examples"
 # What to run them with, where their own defaults take minutes or need data sets.
 ARGUMENTS = {
+    "two_basins": ["--quick"],
     "geometric_margins": ["--data", "digits", "--quick"],
     "polynomial_network": ["--data", "digits"],
     "true_and_random_labels": [
