@@ -33,6 +33,7 @@ from flatscope_papers.petzka2019.lenet import (
 )
 from flatscope_papers.petzka2019.stop_rules import judged_at
 
+OF_OUTPUT = [column for column in COLUMNS if column.endswith("/fc3")]
 OF_HESSIAN = ("layer_trace", "layer_max_eigenvalue")
 WEAK = 0.3  # up to here a correlation is "very weak"
 
@@ -46,7 +47,7 @@ def figure_2(runs: Runs) -> Analysis:
     points, missing = judged_at(own, RULES[0], judged_networks(runs))
     along = pd.concat(
         [
-            stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, RULES)).assign(when=when)
+            stop_rules.correlations(rows, OF_OUTPUT, stop_rules.rules(rows, RULES)).assign(when=when)
             for when, rows in both.items()
         ],
         ignore_index=True,

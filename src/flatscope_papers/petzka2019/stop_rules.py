@@ -51,7 +51,7 @@ def rules(looks: pd.DataFrame, limits: Iterable[Rule] = ()) -> list[Rule]:
 
 
 def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]) -> pd.DataFrame:
-    """One row per rule, measure and target: Pearson with its interval, by rank, and with settings or the loss held.
+    """One row per rule, measure and target: Pearson (with an interval for the loss), by rank, with something held.
 
     Args:
         looks: one row per network and look: `network`, `batch`, `init`, `epoch`, `train_loss`, the targets, measures.
@@ -66,9 +66,11 @@ def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]
                 known = points[np.isfinite(points[column]) & np.isfinite(points[target])]
                 if known[[column, target]].nunique().min() < 4:
                     continue
-                found = intervals.correlation(known[column], known[target])
                 row = {"rule": rule.name, "measure": column, "target": target, "networks": len(known)}
-                row |= {"pearson": found.value, "low": found.low, "high": found.high}
+                row["pearson"] = float(known[column].corr(known[target]))
+                if target == "gap":
+                    found = intervals.correlation(known[column], known[target])
+                    row |= {"low": found.low, "high": found.high}
                 row["spearman"] = float(known[column].corr(known[target], method="spearman"))
                 rows.append(row | {name: holding(known, column, held, target) for name, held in HELD.items()})
     return pd.DataFrame(rows)
@@ -76,9 +78,9 @@ def correlations(looks: pd.DataFrame, columns: Sequence[str], at: Sequence[Rule]
 
 def holding(points: pd.DataFrame, column: str, held: str, target: str = "gap") -> float:
     """Pearson's correlation with the batch size, the initialisation or the training loss held fixed."""
-    words = {name: points[name].astype(str) for name in ("batch", "init")}
-    frame = points.assign(**words).rename(columns={column: "measure"})
-    return partial_correlation(frame, "measure", target, [held], "pearson").value
+    fixed = points[held].astype(str) if held in ("batch", "init") else points[held]
+    frame = pd.DataFrame({"measure": points[column], "target": points[target], "held": fixed})
+    return partial_correlation(frame, "measure", "target", ["held"], "pearson").value
 
 
 def judged_at(looks: pd.DataFrame, rule: Rule, trained: int) -> tuple[pd.DataFrame, str]:
@@ -117,7 +119,13 @@ def turn(along: pd.DataFrame, column: str) -> str:
     line = along[(along["measure"] == column) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
     values = dict(zip(line["rule"].str.split().str[1].astype(int), line["pearson"], strict=True))
     signs = [epoch for before, epoch in itertools.pairwise(values) if values[before] * values[epoch] < 0]
-    ends = ", ".join(f"{values[epoch]:.2f} after epoch {epoch}" for epoch in list(values)[:: max(1, len(values) - 1)])
+    known = {epoch: value for epoch, value in values.items() if math.isfinite(value)}
+    if not known:
+        return "no correlation"
+    shown = dict.fromkeys(
+        [min(known), max(known, key=known.__getitem__), min(known, key=known.__getitem__), max(known)]
+    )
+    ends = ", ".join(f"{values[epoch]:.2f} after epoch {epoch}" for epoch in sorted(shown))
     return f"{ends}; " + (f"the sign turns by epoch {', '.join(map(str, signs))}" if signs else "its sign never turns")
 
 
@@ -150,14 +158,21 @@ def draw_line(axes: Any, line: pd.DataFrame, value: str, colour: str, label: str
 
 
 def finish(axes: Any, along: pd.DataFrame) -> None:
-    """Scale and labels of a panel of correlations against the epoch."""
-    rest = [rule for rule in along["rule"].unique() if not rule.startswith("epoch")]
-    last = along["rule"][along["rule"].str.startswith("epoch")].str.split().str[1].astype(float).max()
+    """Scale and labels of a panel of correlations: epochs, and to the right of them the other rules."""
+    rules_seen = list(along["rule"].unique())
+    epochs = [float(rule.split()[1]) for rule in rules_seen if rule.startswith("epoch")]
+    rest = [rule for rule in rules_seen if not rule.startswith("epoch")]
+    marked = [epoch for epoch in epochs if str(int(epoch)).rstrip("0") in ("1", "2", "5") or epoch == max(epochs)]
     axes.set_xscale("log")
-    for number, rule in enumerate(rest, start=1):
-        axes.annotate(rule, (last * 1.5**number, -1.02), rotation=90, fontsize=5.5, va="bottom", ha="center")
+    axes.minorticks_off()
+    axes.set_xticks(
+        [*marked, *(max(epochs) * 1.5**number for number in range(1, len(rest) + 1))],
+        [*(f"{epoch:g}" for epoch in marked), *rest],
+        rotation=60,
+        fontsize=6,
+    )
     axes.axhline(0, color="0.7", lw=0.6)
     axes.set_ylim(-1.05, 1.05)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel("epoch; first look with a training loss, or gradient, of at most")
     axes.set_ylabel("correlation with the gap")
     axes.legend(fontsize=6)
