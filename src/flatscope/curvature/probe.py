@@ -18,6 +18,7 @@ from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.network.layers import Call, recorded
 from flatscope.network.program import watched
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
+from flatscope.stopping import end_in_time
 
 PROBED_SAMPLES = 4
 CANDIDATES = 64
@@ -114,6 +115,7 @@ def _quadratic_forms_by_hessian(
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
     forms = {}
     for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+        end_in_time(ctx)
         forms[name] = 0.0
         if gradient.requires_grad:
             product = torch.autograd.grad(gradient, leaf, directions[name], retain_graph=True, materialize_grads=True)[
@@ -155,6 +157,7 @@ def _quadratic_forms_by_factors(
                 along[name] = along[name] + value.sum() if name in along else value.sum()
     forms, lengths = {}, {}
     for name, total in along.items():
+        end_in_time(ctx)
         moves, *others = torch.autograd.grad(total, columns, retain_graph=True, materialize_grads=True)  # Jv, (n, …)
         forms[name] = float(root.forms(moves).sum()) + (float(local.forms(others)) if local else 0.0)
         lengths[name] = 2 * float(moves.square().sum())
