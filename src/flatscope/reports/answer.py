@@ -12,7 +12,7 @@ from markupsafe import Markup
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.formatting import written
-from flatscope.reports.markup import Cell, element, listed, table
+from flatscope.reports.markup import Cell, breakable, element, listed, table
 from flatscope.reports.measured import MeasuredCell, headline_words, lines, minimum_verdict
 from flatscope.table import Table
 
@@ -138,7 +138,7 @@ def _headline_rows(
         if not first or len(rows) >= MOST_HEADLINES:
             continue
         found = dict(zip(tables, line.cells, strict=True))
-        label = element("span", element("span", line.label, class_="name"), element("small", words.get(line.name, "")))
+        label = element("span", element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, "")))
         rows.append([label, *(_cell_words(found.get(name)) for name in names)])
     return rows
 
