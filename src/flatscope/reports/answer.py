@@ -138,7 +138,8 @@ def _headline_rows(
         if not first or len(rows) >= MOST_HEADLINES:
             continue
         found = dict(zip(tables, line.cells, strict=True))
-        label = element("span", element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, "")))
+        name, gist = element("span", breakable(line.label), class_="name"), element("small", words.get(line.name, ""))
+        label = element("span", name, gist)
         rows.append([label, *(_cell_words(found.get(name)) for name in names)])
     return rows
 
