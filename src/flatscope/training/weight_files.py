@@ -21,6 +21,7 @@ from flatscope.guards import write_whole
 from flatscope.params import plain_names
 
 WEIGHTS_FILE = "weights.safetensors"
+FOLDER = 0x10  # bit of a zip entry's attributes
 MODEL_PREFIX = "model."  # of the network's own tensors in a checkpoint, where momentum and others lie beside them
 STATE_KEY = "flatscope_training_state"  # header entry that tells a checkpoint from a plain weight file
 
@@ -161,6 +162,8 @@ def _refuse_changed_archive(file: BinaryIO, size: int) -> None:
             if sum(entry.file_size for entry in archive.infolist()) > 2 * size:
                 raise ValueError("it declares more than twice its own bytes")
             for entry in archive.infolist():
+                if entry.external_attr & FOLDER:
+                    raise ValueError(f"{entry.filename} in it is marked as a folder")  # torch would read past it
                 found = 0
                 with archive.open(entry) as member:
                     member._expected_crc = None  # type: ignore[attr-defined]  # compared below: it may be switched off
