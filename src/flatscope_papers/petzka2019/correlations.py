@@ -59,6 +59,7 @@ def figure_1(runs: Runs) -> Analysis:
         "trace_lower_loss": answer_at(own, lower, trained, TRACE),
         "trace_gradient": answer_at(own, gradient, trained, TRACE),
         "trace_last_epoch": answer_at(own, last, trained, TRACE),
+        "trace_common": answer_at(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
         "eigenvalue": answer_at(own, low, trained, TOP),
         "stronger": stronger(own, low, trained),
     }
