@@ -149,7 +149,8 @@ def draw_line(axes: Any, line: pd.DataFrame, value: str, colour: str, label: str
     of_epochs = line["rule"].str.startswith("epoch")
     epochs = line[of_epochs]
     places = epochs["rule"].str.split().str[1].astype(float)
-    axes.plot(places, epochs[value], color=colour, marker="o", ms=2.5, lw=1.2, label=label)
+    marker = "o" if len(epochs) < 3 else ""  # a line of many shows them by itself, in a smaller file
+    axes.plot(places, epochs[value], color=colour, marker=marker, ms=2.5, lw=1.2, label=label)
     if band:
         low, high = (epochs[end].astype(float) for end in ("low", "high"))
         axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
