@@ -78,7 +78,7 @@ def equal() -> nn.Module:
 
 
 ODD = {"zero": zero, "equal": equal, "in place": InPlace, "counting": Counting, "drawing": Drawing}
-NAMES = ["gradient_norm", "kappa_trace", "hessian_max_eigenvalue", "expected_flatness", "l2_path_norm", "psi_balance"]
+NAMES = ["gradient_norm", "kappa_trace", "hessian_max_eigenvalue", "expected_flatness", "psi_balance"]
 CALLS: dict[str, Callable[[nn.Module, Any], object]] = {
     "measure": lambda model, data: fs.measure(fs.Problem(model, data), NAMES),
     "bounds": lambda model, data: fs.bounds(fs.Problem(model, data), ["pac_bayes", "covering"]),
@@ -141,7 +141,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(call: str) -> None:
     CALLS[call](model, data)
     needed = 10**9 - Interrupted.left
     assert needed > 0
-    for left in sorted({0, 1, needed - 1, *random.Random(call).sample(range(needed), min(needed, 6))}):
+    for left in sorted({0, 1, needed - 1, *random.Random(call).sample(range(needed), min(needed, 2))}):
         Interrupted.left = left
         with pytest.raises(KeyboardInterrupt):
             CALLS[call](model, data)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.sweeps.store import Store
-from flatscope_papers import studies
+from flatscope_papers import studies, study_commands
 from flatscope_papers.claims import COUNTED
 from flatscope_papers.study_result import StudyResult
 
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_with_advice() -> None:
 
 
 def command(store: Path, out: Path) -> list[str]:
-    study = ["study", "run", "petzka2019-feature-robustness", "--scale", "smoke", "--workers", "1"]
+    study = ["study", "run", "zhang2017-fig6", "--scale", "smoke", "--workers", "1"]
     return [sys.executable, "-m", "flatscope", *study, "--store", str(store), "--out", str(out)]
 
 
@@ -213,6 +213,7 @@ def test_before_anything_was_run_there_is_a_list_and_nothing_to_export(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_commands, "SHIPPED", tmp_path / "none")  # a package without results
     assert "not run" in line_of(invoke("list"), STUDY)
     for name in ("x.md", "x.csv", "x.parquet", "x.html"):
         with pytest.raises(InputError, match="nothing has been run"):

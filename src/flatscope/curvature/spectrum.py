@@ -111,7 +111,7 @@ def extreme_eigenpairs(
         if space.full and not space.closed:
             space.shrink(_kept(space.size, top, bottom))
     release(operator)
-    if not done:
+    if not done and not expired():  # where the time was up, the row says so
         message = f"{int((~reached).sum())} of {len(wanted)} eigenvalues not converged after {space.products} products"
         warnings.warn(message, NumericalWarning, stacklevel=2)
     vectors = space.vectors(coefficients[:, wanted]).double().cpu()
