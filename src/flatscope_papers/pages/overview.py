@@ -60,9 +60,9 @@ def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 def badge(found: Sequence[Entry]) -> str:
     """At which scale the studies of a paper are judged, in a few words."""
-    scales = {entry.study.name: entry.scale for entry in found if entry.finding.counts}
-    at_paper = sum(scale == "paper" for scale in scales.values())
-    return f"{at_paper} of {len(scales)} studies at paper scale"
+    counted = [entry for entry in found if entry.finding.counts]
+    judged = {e.study.name for e in counted if e.scale == "paper" and e.finding.verdict != UNTESTABLE}
+    return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale"
 
 
 def _grid(cards: Iterable[Sequence[str]]) -> list[str]:
@@ -87,7 +87,8 @@ def _item(entry: Entry) -> str:
     scale = " *(reduced scale)*" if entry.group == REDUCED else ""
     mark = AFTER if claim.after_results else ""
     number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
-    return f"- {sign} {text(claim.headline)}: **{number}**{mark}; paper: {text(claim.reported)}{scale}"
+    why = f" ({text(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""
+    return f"- {sign} {text(claim.headline)}: **{number}**{mark}; paper: {text(claim.reported)}{scale}{why}"
 
 
 def _counts(found: Sequence[Entry], folder: str) -> list[str]:
