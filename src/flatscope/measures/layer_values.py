@@ -69,7 +69,8 @@ def network_value(ctx: Context, quantity: str, precision: float | None = None, m
     key = "", quantity
     value = known + float(rest.values[key]) if key in rest.values else known
     stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
-    return Value(value, stderr, data_stderr=data_stderr, exact=not covered.draws and rest.exact)
+    exact = not covered.draws and (rest.exact or key not in rest.values)
+    return Value(value, stderr, data_stderr=data_stderr, exact=exact)
 
 
 def _rest(

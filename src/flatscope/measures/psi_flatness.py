@@ -10,6 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -68,8 +69,13 @@ def psi_trace(
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: the most Hessian products to take.
     """
+    found = _trace(ctx, rule, ctx.effort.precision if precision is None else precision, most_products)
+    matrix = "" if ctx.effort.curvature == "hessian" else "of the Hessian: no Gauss-Newton form"
+    return replace(found, reason="; ".join(filter(None, (matrix, found.reason))))
+
+
+def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     paths = ctx.sweep(path_coordinates, rule=rule)
-    wanted = ctx.effort.precision if precision is None else precision
     edges = ScalingEdges(paths)
     if find_left_out(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
@@ -86,13 +92,11 @@ def psi_trace(
         rest = math.fsum(float(beyond.quadratic(some).sum()) for some in torch.split(chosen, _together(ctx)))
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
-    signs = _signs(ctx.generator("psi_trace"), _together(ctx), len(squared))
-    drawn = (known + beyond.quadratic(some) for some in signs)
+    drawn = (known + beyond.quadratic(z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), len(squared)))
     found = draw_until_precise(ctx, drawn, most_products, wanted, FEW_DRAWS)
     beyond.release()
     reason = f"a part of {len(squared)} of {paths.count} values by products with random signs: {found.remark()}"
-    if not found.precise(wanted):
-        reason += f"; asked for {wanted:.2g} relative"
+    reason += "" if found.precise(wanted) else f"; asked for {wanted:.2g} relative"
     return Value(found.means[0], found.stderrs[0], exact=False, reason=_remark(paths, "hessian_trace", reason))
 
 
