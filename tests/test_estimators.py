@@ -71,7 +71,7 @@ def test_standard_error_covers_and_accuracy_is_reached(name: str, monkeypatch: p
     always_estimated(monkeypatch, sketch=True)
     true, matrix = float(SPECTRA[name].sum()), Matrix(SPECTRA[name])
     zs = []
-    for seed in range(80):
+    for seed in range(200):
         value, stderr, found = trace(matrix, seed, 0.02, 4096)
         assert not found.missed
         assert not found.exact

@@ -40,7 +40,9 @@ def test_smoke(name: str, store: Path) -> None:
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert len(result.table)
     assert "<svg" in result.svg
-    assert all(math.isfinite(finding.answer.value) or finding.answer.note for finding in result.findings)
+    # `bound` has no number where every right-hand side is vacuous, as on so few networks
+    numbers = {finding.claim.key: finding.answer.value for finding in result.findings}
+    assert [key for key, value in numbers.items() if not math.isfinite(value)] in ([], ["bound"])
 
 
 @pytest.mark.parametrize("name", [name for name in studies() if name.startswith(("yi2019", "zhang2017"))])
