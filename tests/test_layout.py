@@ -91,7 +91,6 @@ USED_INSIDE = {
     "flatscope.sweeps.configuration",
     "flatscope.sweeps.engines",
     "flatscope.sweeps.store",
-    "flatscope.sweeps.stored_networks",
     "flatscope.sweeps.work",
     "flatscope.symmetries.basis_paths",
     "flatscope.symmetries.path_skeleton",

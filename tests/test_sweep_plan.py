@@ -58,8 +58,8 @@ def test_grid_trials_and_groups(tmp_path: Path) -> None:
     [
         ({"gird": {"x": [1]}}, "grid"),
         ({"name": ""}, "a name"),
-        ({"grid": {"x": 1}}, "list of values"),
-        ({"grid": {"x": []}}, "list of values"),
+        ({"grid": {"x": 1}}, "list with at least one value"),
+        ({"grid": {"x": []}}, "list with at least one value"),
         ({"grid": {}}, "neither"),
         ({"trials": {"x": 1}}, "tables"),
         ({"trials": [1]}, "tables"),

@@ -9,10 +9,8 @@ trials (of every entry of `[[trials]]`, if there are both).
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +26,7 @@ from flatscope.errors import InputError, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
+from flatscope.sweeps.configuration import Sweep, read_toml
 from flatscope.training import data as data_sets
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.initialization import initialize
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 BESIDE_POPULATION = ("population", "out", "device", "data_root")
 TABLES = ("data", "model", "train", "trials", "grid")
-NESTED = ("model_options", "init_options", "labels")
 SHOWN = 20
 
 
@@ -101,7 +99,10 @@ def _step(entry: str) -> list[float]:
 def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> None:
     """Train what the file describes into `out`; run the same command again to resume."""
     place = usable_device(device)
-    content = _read(path)
+    content = read_toml(path)
+    for key in content:
+        if key not in TABLES:
+            raise UnknownNameError(f"one of {', '.join(TABLES)}", repr(key), where=str(path))
     model, options = _named(content.get("model"), "model", path)
     options, model_seed = _as_in_a_sweep(options, path)
     name, settings = _named(content.get("data"), "data", path)
@@ -129,27 +130,14 @@ def train_file(path: Path, out: Path, device: str, data_root: Path | None) -> No
 
 
 def expand(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """One dictionary per trial: what all share, then the cell of the grid, then the trial's own."""
-    defaults, given = content.get("train", {}), content.get("trials", [{}])
-    axes = _axes(content.get("grid", {}), where)
-    if "trials" not in content and not axes:
-        raise InputError(
-            "[[trials]] or [grid]", "neither", where=where, fix="Add [grid] with lists, as lr = [0.1, 0.01]"
-        )
-    if not isinstance(given, list) or not all(isinstance(trial, dict) for trial in given):
-        raise InputError("tables [[trials]]", type(given).__name__, where=where)
-    trials = []
-    for own in given:
-        for values in itertools.product(*axes.values()):
-            trial: dict[str, Any] = {}
-            for part in (defaults, _nested(dict(zip(axes, values, strict=True))), own):
-                trial = _merged(trial, part)
-            trials.append(trial)
+    """One dictionary per trial, with a name: what all share, then the cell of the grid, then the trial's own."""
+    given = {key: content[key] for key in ("trials", "grid") if key in content}
+    sweep = Sweep.from_dict({"name": "population", "base": content.get("train", {}), **given}, where)
+    trials = sweep.combinations()
     digits = len(str(len(trials) - 1))
     for position, trial in enumerate(trials):
-        repeated = "name" in trial and len(axes) > 0
-        base = f"{trial['name']}-" if repeated else ""
-        if repeated or "name" not in trial:
+        if sweep.grid or "name" not in trial:  # a name that several trials of the grid would share
+            base = f"{trial['name']}-" if "name" in trial else ""
             trial["name"] = f"{base}{position:0{digits}d}"
         if not re.fullmatch(r"[\w.=,+-]+", str(trial["name"])) or set(str(trial["name"])) == {"."}:
             expected = "a name of letters, digits and . _ - + = , since it names a folder"
@@ -177,19 +165,6 @@ def save_population(population: Population, out: Path) -> None:
         frame.to_parquet(temporary, index=False)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError("a file to read", problem.strerror or str(problem), where=f"--population {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError("a TOML file", str(problem), where=f"--population {path}") from None
-    for key in content:
-        if key not in TABLES:
-            raise UnknownNameError(f"one of {', '.join(TABLES)}", repr(key), where=str(path))
-    return content
-
-
 def _named(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:
     """The `name` of [model] or [data], and the other entries, which are its options."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
@@ -206,39 +181,6 @@ def _as_in_a_sweep(options: dict[str, Any], path: Path) -> tuple[dict[str, Any],
         got = f"{next(iter(beside))} beside them" if beside else repr(options["options"])
         raise InputError("all options of the model in options = {…}", got, where=f"[model] in {path}")
     return options["options"], options.get("seed")
-
-
-def _axes(grid: Any, where: str) -> dict[str, list[Any]]:
-    """Lists by key; a list in a table of the grid by `table.key`."""
-    if not isinstance(grid, dict):
-        raise InputError("a table [grid] of lists", type(grid).__name__, where=where)
-    axes: dict[str, list[Any]] = {}
-    for key, value in grid.items():
-        if isinstance(value, dict):
-            axes |= {f"{key}.{inner}": entries for inner, entries in _axes(value, where).items()}
-        elif isinstance(value, list) and value:
-            axes[key] = value
-        else:
-            raise InputError("a list with at least one value", repr(value), where=f"{where}, grid, {key}")
-    return axes
-
-
-def _nested(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"labels.random": 1}` as `{"labels": {"random": 1}}`."""
-    trial: dict[str, Any] = {}
-    for key, value in cell.items():
-        table, dot, inner = key.partition(".")
-        trial = _merged(trial, {table: {inner: value}} if dot else {key: value})
-    return trial
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The second over the first; options of model, labels and initialisation one by one."""
-    joined = dict(first) | dict(second)
-    for key in NESTED:
-        if isinstance(first.get(key), dict) and isinstance(second.get(key), dict):
-            joined[key] = {**first[key], **second[key]}
-    return joined
 
 
 def _show(population: Population, out: Path) -> None:

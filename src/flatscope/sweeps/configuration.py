@@ -23,7 +23,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,20 +84,15 @@ def key_of(config: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """One entry per number or word, named by its path; lists as JSON text, so that a cell holds one thing.
 
     Example:
         >>> flat({"train": {"lr": 0.1}, "widths": [8, 2]})
         {'train.lr': 0.1, 'widths': '[8, 2]'}
     """
-    cells: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            cells |= flat(value, f"{prefix}{name}.")
-        else:
-            cells[prefix + name] = to_json(value) if isinstance(value, list | tuple) else value
-    return cells
+    cells = _dotted(values)
+    return {name: to_json(value) if isinstance(value, list | tuple) else value for name, value in cells.items()}
 
 
 def _whole_as_integer(value: Any) -> Any:
@@ -166,9 +161,11 @@ class Sweep:
         grid = _dotted(given.get("grid", {}))
         for name, listed in grid.items():
             if not isinstance(listed, list) or not listed:
-                raise InputError("a list of values", repr(listed), f"{where}, grid, {name}", "Put it into [base]")
+                raise InputError(
+                    "a list with at least one value", repr(listed), f"{where}, grid, {name}", "Put it into [base]"
+                )
         if not grid and not given.get("trials"):
-            raise InputError("a [grid] or [[trials]]", "neither", where=where)
+            raise InputError("[[trials]] or [grid]", "neither", where=where)
         if any(not isinstance(trial, dict) for trial in given.get("trials", [])):
             raise InputError("tables", repr(given["trials"]), where=f"{where}, trials")
         names = given.get("group_by")
@@ -182,28 +179,21 @@ class Sweep:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Sweep:
         """The sweep that a TOML file describes; its name is the file's unless it has one."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError("a readable TOML file", error.strerror or str(error), where=str(path)) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError("TOML", str(error), where=str(path)) from None
-        return cls.from_dict({"name": Path(path).stem, **values}, where=str(path))
+        return cls.from_dict({"name": Path(path).stem, **read_toml(path)}, where=str(path))
 
     def to_dict(self) -> Config:
         """Plain values, from which `from_dict` makes the same sweep."""
         values = {name: getattr(self, name) for name in PARTS}
         return {name: plain(value) for name, value in values.items() if value is not None}
 
+    def combinations(self) -> list[Config]:
+        """Resolved configurations of all trials; what a trial sets itself comes before the grid."""
+        cells = [dict(zip(self.grid, chosen, strict=True)) for chosen in itertools.product(*self.grid.values())]
+        return [_changed(self.base, {**cell, **_dotted(trial)}) for trial in self.trials or [{}] for cell in cells]
+
     def configs(self) -> list[Config]:
-        """Resolved configurations of all trials, each once."""
-        combinations = [dict(zip(self.grid, chosen, strict=True)) for chosen in itertools.product(*self.grid.values())]
-        made = [
-            _changed(self.base, {**_dotted(trial), **combination})
-            for trial in self.trials or [{}]
-            for combination in combinations
-        ]
-        return list({key_of(config): config for config in made}.values())
+        """The combinations, each once."""
+        return list({key_of(config): config for config in self.combinations()}.values())
 
     def units(self) -> list[list[Config]]:
         """The configurations, those that belong together in one list."""
@@ -215,17 +205,28 @@ class Sweep:
             groups.setdefault(to_json([_part(config, name) for name in self.group_by]), []).append(config)
         for name in self.group_by:
             if all(_part(config, name) is None for config in configs):
-                known = {part for config in configs for path in flat(config) for part in _prefixes(path)}
+                paths = {tuple(path.split(".")) for config in configs for path in _dotted(config)}
+                known = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
                 raise UnknownNameError.among(name, known, "name in group_by")
         size = self.group_size or max(1, len(configs))
         return [group[start : start + size] for group in groups.values() for start in range(0, len(group), size)]
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError("a readable TOML file", error.strerror or str(error), where=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("TOML", str(error), where=str(path)) from None
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"lr": 1}}` as `{"train.lr": 1}`: a file may write both."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             found |= _dotted(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = value
@@ -253,8 +254,3 @@ def _part(config: Mapping[str, Any], path: str) -> Any:
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def _prefixes(path: str) -> Iterable[str]:
-    parts = path.split(".")
-    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))

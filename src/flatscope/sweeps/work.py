@@ -17,7 +17,9 @@ A configuration is plain JSON; only `data`, `model` and `train` are needed:
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,11 +44,13 @@ from flatscope.training.initialization import schemes
 from flatscope.training.known_files import SETS
 from flatscope.training.label_noise import confusion_set
 from flatscope.training.population import Population, PopulationView, train_population
+from flatscope.training.population_group import fill, tensors_of
 from flatscope.training.public_sets import EMBEDDED
-from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, read_trials
+from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, build_model, count_classes, read_trials, trial_data
 
 Report = Callable[[float, str], None]
 Config = Mapping[str, Any]
+Find = Callable[[str], object]
 
 PARTS = ("data", "labels", "model", "init", "train", "measures", "bounds", "measure_options", "measure_seed", "device")
 FINAL = ("train_loss", "train_error", "test_loss", "test_error", "distance")
@@ -121,13 +125,15 @@ def _measure_and_store(population: Population, i: int, config: Config, store: St
     metrics |= {name: float(row[name]) for name in GAPS if name in row}
     diverged = stopped_by == "diverged"
     metrics |= {"epochs": int(last["epoch"]), "stopped_by": stopped_by, "diverged": diverged}
-    tables = [] if diverged else tables_of(population.problem(i), config)
-    frames = {"history": history}
-    for table in tables:
-        metrics |= table_metrics(table)
-    if tables:
-        frames["table"] = pd.concat([table.to_frame() for table in tables], ignore_index=True)
-    store.write(config, metrics, weights=population.state(i), frames=frames)
+    numbers, frames = ({}, {}) if diverged else _measured(population.problem(i), config)
+    store.write(config, metrics | numbers, weights=population.state(i), frames={"history": history, **frames})
+
+
+def _measured(problem: Problem, config: Config) -> tuple[dict[str, float], dict[str, pd.DataFrame]]:
+    """Numbers by name, and the frame "table" of them all where anything was asked for."""
+    tables = tables_of(problem, config)
+    numbers = {name: value for table in tables for name, value in table_metrics(table).items()}
+    return numbers, {"table": pd.concat([table.to_frame() for table in tables])} if tables else {}
 
 
 def tables_of(problem: Problem, config: Config) -> list[Table]:
@@ -168,6 +174,49 @@ def _train(group: Sequence[Config], folder: Path | None, report: Report) -> Popu
     )
 
 
+def measure_stored(configs: list[dict[str, Any]], store: Store, report: Report) -> None:
+    """Measure networks that `train_and_measure` stored, without training them again; numbers have the same names.
+
+    A configuration names the network by `network`, its own configuration, and has `measures`, `bounds`,
+    `measure_options`, `measure_seed` and `device` as in `train_and_measure`.
+    """
+    for number, config in enumerate(configs):
+        problem = stored_problem(store, config["network"], device=config.get("device"))
+        metrics, frames = _measured(problem, config)
+        store.write(config, metrics, frames=frames)
+        report((number + 1) / len(configs), "measuring")
+
+
+def stored_problem(store: Store, network: Mapping[str, Any], *, device: str | None = None) -> Problem:
+    """A network of the store with its own training data and labels, the test data and its starting weights.
+
+    Args:
+        store: where the network is.
+        network: the configuration it was trained under.
+        device: where to put it; the CPU by default.
+    """
+    data = _loaded(json.dumps(dict(network["data"]), sort_keys=True))
+    build = builder_of(network["model"]["name"])
+    (trial,) = read_trials([trial_of(network, "0")], build)
+    x, y = training_pair(data, network.get("labels"))
+    n_classes = count_classes(data, y)
+    part = trial_data(trial, x, y, n_classes)
+    model = build_model(build, trial, part.images, n_classes)
+    initial = {name: value.clone() for name, value in tensors_of(model).items()}
+    fill(model, store.read(network).weights())
+    parameters = {name for name, _ in model.named_parameters()}
+    starting = {name: value for name, value in initial.items() if name in parameters}
+    place = usable_device(device or "cpu")
+    loss = trial.config.loss
+    return Problem(model.eval(), train=part.pair(), test=data.test, loss=loss, initial=starting, device=place)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(settings: str) -> Data:
+    """Samples as `load` gives them; the networks of a study share theirs."""
+    return load(**json.loads(settings))
+
+
 def builder_of(name: str) -> str | Callable[[Mapping[str, Any]], nn.Module]:
     """What `train_population` builds networks with: a built-in name, or a function of the trial."""
     if ":" not in name:
@@ -199,25 +248,21 @@ def training_pair(data: Data, labels: Mapping[str, Any] | None) -> tuple[Tensor,
     return confusion_set(data, labels["confusion"], **settings).train
 
 
+MODEL_KEYS, CONFUSION_KEYS = ("name", "options", "seed"), ("confusion", "true_size", "seed")
+DATA_KEYS = tuple(inspect.signature(load).parameters)
+
+
 def check_parts(config: Config) -> None:
     """Refuse a configuration with parts that are not known, or without those that are needed."""
-    for name in config:
-        if name not in PARTS and name != "name":
-            raise UnknownNameError(f"one of {', '.join(PARTS)}", repr(name), where="configuration")
+    _known_keys(config, (*PARTS, "name"), "configuration")
     for name in ("data", "model", "train"):
         if not isinstance(config.get(name), Mapping):
             raise InputError(f"a dictionary {name!r}", repr(config.get(name)), where="configuration")
     for name in ("data", "model"):
         if not isinstance(config[name].get("name"), str):
             raise InputError("a name", repr(config[name].get("name")), where=f"configuration, {name}")
-    options = config.get("measure_options") or {}
-    for name in options:
-        if name not in declarations() and name not in declarations("bound"):
-            raise UnknownNameError.among(name, [*declarations(), *declarations("bound")], "measure in measure_options")
-
-
-MODEL_KEYS, CONFUSION_KEYS = ("name", "options", "seed"), ("confusion", "true_size", "seed")
-DATA_KEYS = tuple(inspect.signature(load).parameters)
+    known = declarations() | declarations("bound")
+    _refuse_unknown(config.get("measure_options") or {}, known, "measure in measure_options")
 
 
 def check_configs(configs: Iterable[Config], where: str) -> None:
@@ -226,12 +271,12 @@ def check_configs(configs: Iterable[Config], where: str) -> None:
     Raises:
         InputError: what is wrong, and in which trial of `where`.
     """
-    found: set[str] = set()
+    find = functools.cache(find_factory)  # the user's function, looked for once however many trials name it
     for number, config in enumerate(configs):
         try:
             check_parts(config)
-            _check_data(config["data"], found)
-            _check_model(config["model"], found)
+            _check_data(config["data"], find)
+            _check_model(config["model"], find)
             _check_training(config)
             _check_measures(config)
         except InputError as problem:
@@ -239,42 +284,36 @@ def check_configs(configs: Iterable[Config], where: str) -> None:
             raise
 
 
-def _check_data(data: Config, found: set[str]) -> None:
+def _check_data(data: Config, find: Find) -> None:
     _known_keys(data, DATA_KEYS, "key of data")
     name = data["name"]
     if ":" in name and not name.endswith(".npz"):
-        _find(name, found)
+        find(name)
     elif name not in (EMBEDDED, *SETS) and not name.endswith(".npz") and not Path(name).exists():
         raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
 
 
-def _check_model(model: Config, found: set[str]) -> None:
+def _check_model(model: Config, find: Find) -> None:
     _known_keys(model, MODEL_KEYS, "key of model")
     name, options = model["name"], model.get("options") or {}
     if ":" in name:
-        _find(name, found)
+        find(name)
         return
-    if name not in models.available():
-        raise UnknownNameError.among(name, models.available(), "model")
+    _refuse_unknown([name], models.available(), "model")
     if not isinstance(options, Mapping):
         raise InputError("a dictionary", repr(options), where="model, options")
-    for option in options:
-        if option not in models.model_options(name):
-            raise UnknownNameError.among(option, models.model_options(name), f"option of model {name}")
+    _refuse_unknown(options, models.model_options(name), f"option of model {name}")
 
 
 def _check_training(config: Config) -> None:
-    known = (*CONFIG_KEYS, *OWN_KEYS)
-    for name in config["train"]:
-        if name not in known:
-            raise UnknownNameError.among(name, known, "training setting")
+    _refuse_unknown(config["train"], (*CONFIG_KEYS, *OWN_KEYS), "training setting")
     labels = config.get("labels") or {}
     if "confusion" in labels:
         _known_keys(labels, CONFUSION_KEYS, "key of labels")
     trial = trial_of(config, "0")
     read_trials([trial], lambda _: nn.Identity())  # which is not called: the settings are read, nothing is built
-    if trial.get("init") is not None and trial["init"] not in schemes():
-        raise UnknownNameError.among(str(trial["init"]), schemes(), "initialisation scheme")
+    if trial.get("init") is not None:
+        _refuse_unknown([str(trial["init"])], schemes(), "initialisation scheme")
 
 
 def _check_measures(config: Config) -> None:
@@ -292,8 +331,7 @@ def _known_keys(given: Mapping[str, Any], known: Iterable[str], kind: str) -> No
             raise UnknownNameError(f"one of {', '.join(known)}", repr(name), where=kind)
 
 
-def _find(source: str, found: set[str]) -> None:
-    """The user's function, looked for once however many trials name it."""
-    if source not in found:
-        find_factory(source)
-        found.add(source)
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], kind: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownNameError.among(name, known, kind)

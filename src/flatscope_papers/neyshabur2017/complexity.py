@@ -20,7 +20,7 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.pac_bayes import NoiseLevel, bi_criteria, kl_at_sharpness, read_off
 from flatscope.samples import parts_of
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.curves import bars, lines

@@ -23,7 +23,7 @@ from flatscope.measures.interactions import (
     steepest,
 )
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.tables import grid
 

@@ -17,8 +17,7 @@ from flatscope import Context, Problem, measure, rescale
 from flatscope.bounds.sharpness_theorem import TheoremConstants, flip_constant, simplified, theorem_1
 from flatscope.measures.interactions import ReluChain, relu_chain
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
-from flatscope.sweeps.work import train_and_measure
+from flatscope.sweeps.work import stored_problem, train_and_measure
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatscope import Problem, measure, rescale
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study

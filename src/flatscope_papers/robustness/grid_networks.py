@@ -15,7 +15,7 @@ import torch
 from flatscope import Problem, Table, measure, rescale
 from flatscope.registry import declarations
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope_papers.declaration import Config, Measured, Runs, Stage, each_trial
 from flatscope_papers.tables import grid
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from flatscope import BasisPaths, bounds, measure
 from flatscope.bounds.psi import PathSpread, psi_of
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer

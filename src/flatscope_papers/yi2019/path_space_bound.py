@@ -13,7 +13,7 @@ from torch import Tensor
 from flatscope import BasisPaths, Problem
 from flatscope.bounds.psi import pac_bayes_gap
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope.training.loop import evaluate
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer

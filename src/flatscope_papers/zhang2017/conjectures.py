@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from flatscope import SGLD, Table
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
-from flatscope.sweeps.work import tables_of, train_and_measure
+from flatscope.sweeps.work import stored_problem, tables_of, train_and_measure
 from flatscope.training.data import load
 from flatscope.training.loop import evaluate
 from flatscope.training.models import build

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatscope.sweeps.stored_networks import measure_stored
+from flatscope.sweeps.work import measure_stored
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from flatscope import Context
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import stored_problem
+from flatscope.sweeps.work import stored_problem
 from flatscope_papers import intervals
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope.sweeps.store import Store
-from flatscope.sweeps.stored_networks import measure_stored
+from flatscope.sweeps.work import measure_stored
 from flatscope.training.data import load
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
