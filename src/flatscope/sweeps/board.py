@@ -20,6 +20,18 @@ Work = Callable[[list[dict[str, Any]], Store, Report], None]
 TRACEBACK_LINES = 30
 
 
+def now_and_then(send: Report, seconds: float) -> Report:
+    """The function, called at most once in so many seconds."""
+    last = [0.0]
+
+    def report(fraction: float, note: str = "") -> None:
+        if time.monotonic() - last[0] > seconds:
+            last[0] = time.monotonic()
+            send(float(fraction), str(note))
+
+    return report
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt at a unit ended.

@@ -115,11 +115,15 @@ class _Worker:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
+    def close(self) -> None:
+        """Tell it that nothing more will come: it leaves."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
     def end(self) -> str:
         """End the process if it has not ended; what it died of."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
+        self.close()
         try:
             self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:
@@ -182,9 +186,7 @@ class _Workers:
 
     def stop(self) -> None:
         for worker in self._workers:
-            if worker.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    worker.process.stdin.close()  # all at once, so that they leave together
+            worker.close()  # all at once, so that they leave together
         for worker in self._workers:
             worker.end()
 

@@ -106,9 +106,8 @@ class _Lease:
     @classmethod
     def from_name(cls, name: str) -> _Lease | None:
         try:
-            key, machine, process, begun, nonce, state, lease, seen = name.split(".")
-            owner = Owner(machine, int(process), int(begun))
-            return cls(key, owner, nonce, state, int(lease) / 1000, int(seen) / 1000)
+            key, *owner, nonce, state, lease, seen = name.split(".")
+            return cls(key, Owner.from_name(".".join(owner)), nonce, state, int(lease) / 1000, int(seen) / 1000)
         except ValueError:
             return None
 

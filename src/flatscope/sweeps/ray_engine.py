@@ -6,11 +6,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatscope.errors import InputError
-from flatscope.sweeps.board import MAX_LOST, Board, Outcome, Unit, attempt
+from flatscope.sweeps.board import MAX_LOST, Board, Outcome, Unit, attempt, now_and_then
 from flatscope.sweeps.store import Store
 
 POLL_SECONDS = 0.2
@@ -83,27 +82,13 @@ class _Reports:
         return last
 
 
-def _unit(
-    work: str,
-    configs: Sequence[Mapping[str, Any]],
-    root: str,
-    threads: int,
-    number: int,
-    reports: Any,
-    paths: list[str],
-) -> Outcome:
+def _unit(work: str, configs: Any, root: str, threads: int, number: int, reports: Any, paths: list[str]) -> Outcome:
     """What runs on the cluster."""
     import torch
 
     sys.path += [path for path in paths if path not in sys.path]
     torch.set_num_threads(threads)
-    last = [time.monotonic()]
-
-    def report(fraction: float, note: str = "") -> None:
-        if time.monotonic() - last[0] > REPORT_SECONDS:
-            last[0] = time.monotonic()
-            reports.put.remote(number, float(fraction), str(note))
-
+    report = now_and_then(lambda fraction, note: reports.put.remote(number, fraction, note), REPORT_SECONDS)
     return attempt(work, configs, Store(root), report)
 
 

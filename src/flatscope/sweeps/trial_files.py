@@ -150,8 +150,7 @@ class TrialFiles:
                 shutil.rmtree(target)
                 partial.rename(target)
         except OSError as error:
-            got = error.strerror or str(error)
-            fix = "Choose another store, or make room there"
+            got, fix = error.strerror or str(error), "Choose another store, or make room there"
             raise InputError("a place that can be written to", got, f"store {self._path}", fix) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -17,7 +17,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 import warnings
 from typing import Any
 
@@ -30,7 +29,7 @@ if __name__ == "__main__" and sys.platform == "linux":
 
 import torch
 
-from flatscope.sweeps.board import attempt
+from flatscope.sweeps.board import attempt, now_and_then
 from flatscope.sweeps.configuration import from_json
 from flatscope.sweeps.store import Store
 
@@ -57,13 +56,7 @@ def main() -> None:
     torch.set_num_interop_threads(1)
     store = Store(first["store"])
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))
-    last = [0.0]
-
-    def report(fraction: float, note: str = "") -> None:
-        if time.monotonic() - last[0] > REPORT_SECONDS:
-            last[0] = time.monotonic()
-            send(fraction=float(fraction), note=str(note))
-
+    report = now_and_then(lambda fraction, note: send(fraction=fraction, note=note), REPORT_SECONDS)
     send(ready=True)
     while True:
         unit = units.get()
