@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import signal
 import subprocess
@@ -446,6 +447,55 @@ def test_a_stopped_training_keeps_its_checkpoint_and_says_how_to_go_on(tmp_path:
     assert "Traceback" not in err
     assert out == ""
     assert load_file(saved)["model.1.weight"].shape == (10, 64)
+
+
+STOPPED_MODEL = """
+import inspect, os
+from torch import nn
+
+class Stops(nn.Flatten):
+    def forward(self, x):
+        if any(frame.filename.endswith("sharpness.py") for frame in inspect.stack(0)):
+            os.kill(os.getpid(), int(os.environ["STOP_BY"]))
+        return super().forward(x)
+
+def build():
+    return nn.Sequential(Stops(), nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize(("command", "number"), [("measure", signal.SIGTERM), ("compare", signal.SIGINT)])
+def test_what_was_measured_before_a_signal_is_kept(
+    tmp_path: Path, command: str, number: signal.Signals, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(STOPPED_MODEL)
+    words = [command, "--model", f"{tmp_path / 'net.py'}:build", "--data", "digits", "--train-size", "30"]
+    words += ["-m", "l2_norm", "-m", "sharpness", "--out", f"{tmp_path / 'found.json'}"]
+    if command == "compare":
+        saved = {"1.weight": torch.randn(10, 64), "1.bias": torch.zeros(10)}
+        for name in "ab":
+            save_file(saved, tmp_path / f"{name}.safetensors")
+            words.insert(1, str(tmp_path / f"{name}.safetensors"))
+    (tmp_path / "found.json").write_text("of an earlier run")
+    monkeypatch.setenv("STOP_BY", str(int(number)))
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = run(*words)
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert done.code == 128 + number, done.err
+    assert "Traceback" not in done.err
+    assert (tmp_path / "found.json").read_text() == "of an earlier run"
+    found = json.loads((tmp_path / "found-unfinished.json").read_text())
+    tables = [found] if command == "measure" else [found["tables"][name] for name in "ba"]
+    rows = [{row["measure"]: row for row in table["rows"]} for table in tables]
+    assert float(rows[0]["l2_norm"]["value"]) > 0
+    assert all(math.isnan(float(row["sharpness"]["value"])) for row in rows)
+    assert all("interrupted" in row["sharpness"]["reason"] for row in rows)
+    assert "l2_norm" in done.out
 
 
 def _commands(group: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

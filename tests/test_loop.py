@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn import functional
 
 import flatscope
-from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.training import gpu_steps
 from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate, stream_seed
 from flatscope.training.initialization import initialize
-from flatscope.training.loop import TrainingInterrupted, crop_and_flip, evaluate, train
+from flatscope.training.loop import crop_and_flip, evaluate, train
 from flatscope.training.models import build, mlp
 from flatscope.training.weight_files import load_weights, read_weights, save_weights
 
@@ -314,7 +314,7 @@ def test_resume_after_ctrl_c_is_bit_identical(tmp_path, call):
     try:
         model = noisy()
         stops_at(model, call, lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(TrainingInterrupted, match="goes on from the last checkpoint") as caught:
+        with pytest.raises(Interrupted, match="goes on from the last checkpoint") as caught:
             train(model, data, CONFIG, checkpoint=tmp_path)
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn import functional
 
 import flatscope
-from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.training import group_training, stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
-from flatscope.training.population import PopulationInterrupted, train_population
+from flatscope.training.population import train_population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
 from flatscope.training.trials import CONFIG_KEYS, build_model, read_trials
 
@@ -565,7 +565,7 @@ def test_control_c_leaves_every_trial_at_its_last_finished_epoch(tmp_path):
         if epoch == 4:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(PopulationInterrupted, match="goes on from the last checkpoint") as caught:
+    with pytest.raises(Interrupted, match="goes on from the last checkpoint") as caught:
         train_population(conv_batchnorm, RESUMED, data, dtype=torch.float64, checkpoint=tmp_path, after_epoch=stop)
     result = caught.value.result
     assert result.frame()["stopped_by"].tolist() == ["interrupted", "epochs", "interrupted", "interrupted"]
@@ -592,7 +592,7 @@ def test_control_c_within_an_epoch_undoes_that_epoch(monkeypatch):
 
     trials = [{"lr": 0.05, "epochs": 3, "batch_size": 8, "seed": seed} for seed in range(2)]
     monkeypatch.setattr(Stack, "_step", interrupted)
-    with pytest.raises(PopulationInterrupted, match="nothing was saved") as caught:
+    with pytest.raises(Interrupted, match="nothing was saved") as caught:
         train_population(conv_batchnorm, trials, data, dtype=torch.float64)
     monkeypatch.undo()
     one = train_population(conv_batchnorm, [{**trial, "epochs": 1} for trial in trials], data, dtype=torch.float64)

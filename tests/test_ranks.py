@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,51 @@ def test_a_measure_that_breaks_ends_a_shared_run(monkeypatch: pytest.MonkeyPatch
     problem.ranks = ALONE
     with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
         assert len(fs.measure(problem, "parameter_count").to_frame()) == 1
+
+
+LOST = """
+import inspect, os, signal, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch import nn
+import flatscope as fs
+
+class Lost(nn.Flatten):
+    def forward(self, x):
+        if os.environ["RANK"] == "1" and any(f.filename.endswith("sharpness.py") for f in inspect.stack(0)):
+            if os.environ["LOST_BY"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)
+        return super().forward(x)
+
+def build():
+    return nn.Sequential(Lost(), nn.Linear(64, 10))
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    torch.manual_seed(0)
+    problem = fs.Problem(build().eval(), train=(torch.randn(20, 64), torch.arange(20) % 10))
+    begun = time.monotonic()
+    try:
+        fs.measure(problem, "sharpness")
+    except fs.FlatscopeError as problem:
+        print(f"after {time.monotonic() - begun:.1f} s: {problem}", flush=True)
+        raise SystemExit(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_the_others_end_with_the_cause_where_a_rank_is_lost(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    monkeypatch.setenv("LOST_BY", how)
+    chosen = ["--model", f"{script}:build", "--data", "digits", "--train-size", "40", "-m", "sharpness"]
+    begun = time.monotonic()
+    done = by_ranks(3, "-m", "flatscope", "measure", *chosen) if how == "kill" else by_ranks(2, str(script))
+    assert done.returncode != 0
+    assert time.monotonic() - begun < 120  # most of it for starting
+    said = done.stdout + done.stderr
+    assert "every rank to stay" in said or "another rank has ended" in said, said

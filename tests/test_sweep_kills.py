@@ -16,7 +16,8 @@ import pandas as pd
 import pytest
 from trial_work import completions, log_of
 
-from flatscope.sweeps.engines import SweepInterrupted, run
+from flatscope.errors import Interrupted
+from flatscope.sweeps.engines import run
 from flatscope.sweeps.store import Store
 
 pytestmark = [
@@ -47,7 +48,7 @@ def fork(function: Callable[[], object]) -> int:
         try:
             function()
             code = 0
-        except SweepInterrupted:
+        except Interrupted:
             code = 130
         finally:
             os._exit(code)
@@ -192,7 +193,7 @@ def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(trial_work, "square", interrupt)
-    with pytest.raises(SweepInterrupted, match=r"0 of 5 trials in .*; the same call goes on"):
+    with pytest.raises(Interrupted, match=r"0 of 5 trials in .*; the same call goes on"):
         run(trials(5, 0), WORK, Store(tmp_path), workers=0)
     assert Store(tmp_path).running() == set()
 

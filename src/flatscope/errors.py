@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FlatscopeError(Exception):
@@ -67,6 +68,14 @@ class UnknownNameError(InputError, KeyError):
         near += [other for other in names if name and name in other and other not in near][:3]
         fix = "Did you mean " + ", ".join(near) + "?" if near else "Known: " + ", ".join(names)
         return cls(f"a known {kind}", repr(name), where=kind, fix=fix)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during a long call: scripts stop, what was reached is in `result`, and it says how to go on."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class NumericalWarning(UserWarning):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatscope.context import Context, Effort
 from flatscope.effort import make_effort, time_text
-from flatscope.errors import FlatscopeError, InputError, NotApplicable, UnknownNameError
+from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, UnknownNameError
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
 from flatscope.planning import Schedule, has_time, make_schedule
@@ -31,6 +31,7 @@ NOT_A_NUMBER = (
     "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
     "or a network whose training did not diverge"
 )
+INTERRUPTED = "not done: the call was interrupted"
 INFINITE = "infinite: more than a float holds, or a division by zero"
 
 
@@ -165,17 +166,23 @@ def _run(
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
     found: dict[str, list[dict[str, Any]]] = {}
+
+    def table() -> Table:
+        rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
+        return Table(rows, ctx.facts(begun) | ({"remarks": list(problem.remarks)} if problem.remarks else {}))
+
     with own_settings(problem.generators):
         begun = time.perf_counter()
-        for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
-            found[entry.name] = rows
-            if watch is not None:
-                watch(entry, rows)
-    rows = [row for entry in chosen for row in found[entry.name]]
-    meta = ctx.facts(begun)
-    if problem.remarks:
-        meta["remarks"] = list(problem.remarks)
-    return Table(rows, meta)
+        try:
+            for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
+                found[entry.name] = rows
+                if watch is not None:
+                    watch(entry, rows)
+        except KeyboardInterrupt as stop:
+            left = ", ".join(entry.name for entry in chosen if entry.name not in found)
+            text = f"{stop or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
+            raise Interrupted(text, table()) from None
+    return table()
 
 
 def _steps(
@@ -197,14 +204,18 @@ def _steps(
                 rows = list(_rows(ctx, step.entry, dict(options.get(step.entry.name, {})), common))
                 ctx.effort = whole
             else:
-                late = _without_value(f"not begun: would take about {time_text(seconds)}")
-                rows = list(_laid_out(ctx, step.entry, late, {}, common, 0.0, 0.0))
+                rows = not_done(ctx, step.entry, f"not begun: would take about {time_text(seconds)}", common)
             left -= step.units
             if step.units >= 1 and schedule.seconds:  # passes of other kinds may cost more here than they usually do
                 spent, expected = spent + time.monotonic() - begun, expected + step.units * schedule.seconds
                 slowness = max(1.0, spent / expected)
             advance(step.units, note=note)
             yield step.entry, rows
+
+
+def not_done(ctx: Context, entry: Declaration, reason: str, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row of a measure for which there was no time."""
+    return list(_laid_out(ctx, entry, _without_value(reason), {}, common, 0.0, 0.0))
 
 
 def _without_value(reason: str) -> Value:

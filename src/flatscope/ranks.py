@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flatscope.errors import InputError
+from flatscope.errors import FlatscopeError, InputError
 
 PATIENCE = timedelta(minutes=5)
 
@@ -64,7 +64,8 @@ class Ranks:
         if self.size == 1 or not tensors:
             return list(tensors)
         flat = torch.cat([tensor.detach().double().reshape(-1).to(_wire()) for tensor in tensors])
-        dist.all_reduce(flat)
+        with _together():
+            dist.all_reduce(flat)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
         return [part.reshape(tensor.shape).to(tensor.device) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -90,11 +91,24 @@ class Ranks:
     def _everybodys(self, tensor: Tensor) -> list[Tensor]:
         sent = tensor.contiguous().to(_wire())
         found = [torch.empty_like(sent) for _ in range(self.size)]
-        dist.all_gather(found, sent)
+        with _together():
+            dist.all_gather(found, sent)
         return found
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What all ranks do at once; where one is gone, or is waited for too long, the others say so and end."""
+    try:
+        yield
+    except RuntimeError as problem:
+        lost = f"one that is gone or does not answer ({str(problem).splitlines()[0]})"
+        where = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        fix = "See what ended it (its own message, the memory of its machine), then start all of them again"
+        raise FlatscopeError("every rank to stay until all are done", lost, where=where, fix=fix) from problem
 
 
 def _wire() -> torch.device:
@@ -153,6 +167,7 @@ def process_group(device: str | None = None) -> Iterator[str | None]:
             if dist.get_rank():
                 warnings.simplefilter("ignore")  # the first rank says it for all
             yield own
-        dist.barrier()  # nobody hangs up while another still listens
+        with _together():
+            dist.barrier()  # nobody hangs up while another still listens
     finally:
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """The commands put together, and what a user sees when something goes wrong.
 
-Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main() -> None:
 
     def end(number: int, _: object) -> None:
         told_to_end.append(number)
-        raise KeyboardInterrupt("Terminated.")  # as Ctrl-C: what is finished is kept, and said
+        by = " by torchrun, as it does where another rank has ended" if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        raise KeyboardInterrupt(f"Terminated{by}")  # as Ctrl-C: what is finished is kept, and said
 
     signal.signal(signal.SIGTERM, end)
     try:

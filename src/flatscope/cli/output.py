@@ -118,6 +118,7 @@ def deliver(
     page: object = None,
     beside: Mapping[str, Result] | None = None,
     as_json: Callable[[], str] | None = None,
+    unfinished: bool = False,
 ) -> None:
     """Write what was asked for, and only then show it: whoever reads the first lines alone still has the files.
 
@@ -128,9 +129,11 @@ def deliver(
         page: what a page shows; the result by default.
         beside: results that go to files beside that of --out, by what their names end with.
         as_json: what --json prints; the result by default.
+        unfinished: whether it was interrupted: its files are named so, and whole ones of an earlier run stay.
     """
-    pages = [given.report] if given.report is not None else []
-    for path in given.out or ():
+    mark = "-unfinished" if unfinished else ""
+    pages = [given.report.with_stem(f"{given.report.stem}{mark}")] if given.report is not None else []
+    for path in (path.with_stem(f"{path.stem}{mark}") for path in given.out or ()):
         if path.suffix.lower() == ".html" and ".html" not in result.ENDINGS:
             pages.append(path)
             continue

@@ -18,7 +18,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.comparing import running
 from flatscope.comparing.comparison import Comparison
-from flatscope.errors import InputError
+from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
 
@@ -39,21 +39,26 @@ def run_compare(given: CompareCommand) -> None:
         raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
     names = _names(given.checkpoints, given.name)
     loaded = load_source(given)
-    with process_group(given.device) as own_device:
-        problems: dict[str, Problem] = {}
-        for called, path, factory in zip(
-            names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
-        ):
-            network = load_model(factory, path, loaded, given.seed, factory_options)
-            settings = load_loss(given) | {"device": own_device}
-            problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
-        found = running.compare(
-            problems, names=given.measures, seed=given.seed, options=options, tolerance=given.tolerance
-        )
-        if next(iter(problems.values())).ranks.rank:
-            return  # every rank has the same comparison; the first one shows it
-    found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
-    deliver(found, given, lambda: show_comparison(found))
+    problems: dict[str, Problem] = {}
+    stopped: Interrupted | None = None
+    try:
+        with process_group(given.device) as own_device:
+            for called, path, factory in zip(
+                names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
+            ):
+                network = load_model(factory, path, loaded, given.seed, factory_options)
+                settings = load_loss(given) | {"device": own_device}
+                problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
+            found = running.compare(
+                problems, names=given.measures, seed=given.seed, options=options, tolerance=given.tolerance
+            )
+    except Interrupted as stop:
+        found, stopped = stop.result, stop
+    if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
+        found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
+        deliver(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
+    if stopped:
+        raise stopped
 
 
 def show_answer(found: Comparison) -> None:

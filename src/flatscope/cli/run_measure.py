@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -38,10 +39,10 @@ from flatscope.cli.sources import (
     split_options,
 )
 from flatscope.comparing.running import standing_of
-from flatscope.comparing.verdicts import STANDING
+from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.context import Context
 from flatscope.effort import make_effort
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
@@ -78,21 +79,40 @@ def run_measure(given: MeasureCommand) -> None:
     make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
     number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
     check_outputs(given, Table)
-    with process_group(given.device) as own_device:
-        before = None if begun is None else read_weights(begun)
-        problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
-        context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
-        if not problem.ranks.rank:
-            show_note(str(measuring.plan(context, given.measures)))
-        watch = _shown_as_they_come(speaks=not problem.ranks.rank)
-        tables = {"measures": measuring.measure(problem, given.measures, options=options, context=context, watch=watch)}
-        if certificates:
-            tables["bounds"] = measuring.bounds(
-                problem, certificates, options=bound_options, delta=given.delta, context=context, watch=watch
-            )
-        fit, standing = Fit.of(context, loaded), standing_of(context)
-        if problem.ranks.rank:
-            return  # every rank has the same tables; the first one shows them
+    tables: dict[str, Table] = {}
+    stopped: Interrupted | None = None
+    try:
+        with process_group(given.device) as own_device:
+            before = None if begun is None else read_weights(begun)
+            problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
+            context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
+            if not problem.ranks.rank:
+                show_note(str(measuring.plan(context, given.measures)))
+            fit, standing = Fit.of(context, loaded), standing_of(context)
+            watch = _shown_as_they_come(speaks=not problem.ranks.rank)
+            measured = measuring.measure(problem, given.measures, options=options, context=context, watch=watch)
+            tables["measures"] = measured
+            if certificates:
+                tables["bounds"] = measuring.bounds(
+                    problem, certificates, options=bound_options, delta=given.delta, context=context, watch=watch
+                )
+    except Interrupted as stop:
+        tables["bounds" if tables else "measures"], stopped = stop.result, stop
+    if not problem.ranks.rank:  # every rank has the same tables; the first one shows them
+        _deliver(given, tables, fit, standing, begun, unfinished=stopped is not None)
+    if stopped:
+        raise stopped
+
+
+def _deliver(
+    given: MeasureCommand,
+    tables: dict[str, Table],
+    fit: Fit,
+    standing: Standing,
+    begun: Path | None,
+    *,
+    unfinished: bool,
+) -> None:
     doubt = fit.doubt(saved_error(given.weights))
     for table in tables.values():
         table.meta |= network_meta(given)
@@ -100,7 +120,7 @@ def run_measure(given: MeasureCommand) -> None:
             table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
     tables["measures"].meta[STANDING] = standing.to_dict()
     show_note(str(fit))
-    left = [name for name in declarations("bound") if name not in certificates]
+    left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
         show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
     if given.weights is not None and not fit.fits:
@@ -108,17 +128,26 @@ def run_measure(given: MeasureCommand) -> None:
     note_missing_weights(given.weights)
     note_found_initial(given.initial, begun)
 
+    others = {name: table for name, table in tables.items() if name != "measures"}
+
     def show() -> None:
         show_measured(tables["measures"], fit)
-        if certificates:
-            show_table(tables["bounds"], title="bounds")
+        for name, table in others.items():
+            show_table(table, title=name)
 
     def as_json() -> str:
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
-        return json.dumps(whole, indent=1) if certificates else tables["measures"].to_json()
+        return json.dumps(whole, indent=1) if others else tables["measures"].to_json()
 
-    others = {name: table for name, table in tables.items() if name != "measures"}
-    deliver(tables["measures"], given, show, page=list(tables.values()), beside=others, as_json=as_json)
+    deliver(
+        tables["measures"],
+        given,
+        show,
+        page=list(tables.values()),
+        beside=others,
+        as_json=as_json,
+        unfinished=unfinished,
+    )
 
 
 def _shown_as_they_come(speaks: bool) -> measuring.Watch:

@@ -14,15 +14,16 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.copies import TOLERANCE, find_copies
 from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
-from flatscope.errors import FlatscopeError, InputError
+from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
-from flatscope.measuring import Options, measure
+from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.network.tracing import trace
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import order_digest
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+from flatscope.table import Table
 from flatscope.version import __version__
 
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
@@ -69,17 +70,24 @@ def compare(
         >>> found.verdict("hessian_trace").word, found.verdict("l1_path_norm").word
         ('not comparable', 'equal')
     """
-    chosen, begun = [entry.name for entry in select(names)], time.perf_counter()
+    chosen, begun = select(names), time.perf_counter()
     problems = _problems(networks, data, test, loss)
     _refuse_other_data(problems)
     problems = {name: _prepared(problem) for name, problem in problems.items()}
-    tables, standings = {}, {}
+    contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
+    standings = {name: standing_of(context) for name, context in contexts.items()}
+    copies, tables, stopped = find_copies(problems, tolerance), {}, ""
     for name, problem in problems.items():
-        context = Context(problem, seed=seed)
-        tables[name] = measure(problem, chosen, options=options, context=context)
+        context = contexts.pop(name)  # what it has computed goes with it
+        try:
+            if stopped:
+                tables[name] = Table([row for entry in chosen for row in not_done(context, entry, INTERRUPTED, {})])
+            else:
+                tables[name] = measure(problem, [entry.name for entry in chosen], options=options, context=context)
+        except Interrupted as stop:
+            stopped = f"{name}: {stop}; the same call begins anew"
+            tables[name] = stop.result
         tables[name].meta["name"] = name
-        standings[name] = standing_of(context)
-    copies = find_copies(problems, tolerance)
     meta = {
         "version": __version__,
         "loss": next(iter(problems.values())).loss.name,
@@ -90,7 +98,10 @@ def compare(
         "confidence": confidence,
         "seconds": round(time.perf_counter() - begun, 3),
     }
-    return Comparison(tables, standings, copies, meta)
+    found = Comparison(tables, standings, copies, meta)
+    if stopped:
+        raise Interrupted(stopped, found)
+    return found
 
 
 def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:

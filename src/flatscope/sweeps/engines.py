@@ -24,7 +24,7 @@ from typing import IO, Any
 import pandas as pd
 import torch
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.factories import find_factory
 from flatscope.progress import Advance, progress
 from flatscope.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
@@ -202,13 +202,9 @@ class _Workers:
         self.start(worker.device)
 
 
-__all__ = ["ENGINES", "SweepFailed", "SweepInterrupted", "run"]
+__all__ = ["ENGINES", "SweepFailed", "run"]
 
 ENGINES = ("local", "ray")
-
-
-class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep: everything finished is stored, and the same call goes on from there."""
 
 
 def run(
@@ -245,7 +241,7 @@ def run(
 
     Raises:
         SweepFailed: some trials could not be done, after all others were.
-        SweepInterrupted: Ctrl-C; the same call goes on where this one stopped.
+        Interrupted: Ctrl-C; the same call goes on where this one stopped.
     """
     if engine not in ENGINES:
         raise UnknownNameError.among(str(engine), ENGINES, "engine")
@@ -282,7 +278,7 @@ def run(
         except KeyboardInterrupt:
             done = sum(config in store for configs in resolved for config in configs)
             text = f"sweep stopped with {done} of {total} trials in {store.root}; the same call goes on from there"
-            raise SweepInterrupted(text) from None
+            raise Interrupted(text) from None
     if board.errors:
         raise SweepFailed(board.errors, total)
     return store.frame(config for configs in resolved for config in configs)

@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from flatscope.errors import Interrupted
 from flatscope.progress import Advance
 from flatscope.training.checkpoint import CheckpointPace, learning_rate
 from flatscope.training.evaluation import Pair
 from flatscope.training.fused_stack import FusedNetwork, FusedStack
-from flatscope.training.loop import COLUMNS, TrainingInterrupted, TrainResult, stop_rule, train
+from flatscope.training.loop import COLUMNS, TrainResult, stop_rule, train
 from flatscope.training.population_group import (
     Group,
     PopulationView,
@@ -153,7 +154,7 @@ def train_alone(
             after_epoch=finished,
             show_progress=False,
         )
-    except TrainingInterrupted as interrupt:
+    except Interrupted as interrupt:
         keep(interrupt.result, None)
         raise
     keep(result, result.stopped_by)

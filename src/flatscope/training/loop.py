@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, Interrupted
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
     CheckpointPace,
@@ -42,7 +42,7 @@ from flatscope.training.evaluation import (
 from flatscope.training.gpu_steps import activations_in, captured, is_steady, products_in, wants_channels_last
 from flatscope.training.initialization import private_randomness
 
-__all__ = ["TrainConfig", "TrainResult", "TrainingInterrupted", "epoch_order", "evaluate", "learning_rate", "train"]
+__all__ = ["TrainConfig", "TrainResult", "epoch_order", "evaluate", "learning_rate", "train"]
 
 BAR_SECONDS = 0.25  # between two updates of the progress bar within an epoch
 CROP_PADDING = 4
@@ -91,14 +91,6 @@ class TrainResult:
         return self.stopped_by == "diverged"
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `train`: still a KeyboardInterrupt, so that scripts stop, with what was reached in `result`."""
-
-    def __init__(self, message: str, result: TrainResult) -> None:
-        super().__init__(message)
-        self.result = result
-
-
 def train(
     model: nn.Module,
     data: Any,
@@ -132,7 +124,7 @@ def train(
 
     Raises:
         InputError: model, data, settings and checkpoint do not fit together; nothing has been trained then.
-        TrainingInterrupted: Ctrl-C. The model and the checkpoint hold the last finished epoch.
+        Interrupted: Ctrl-C. The model and the checkpoint hold the last finished epoch.
 
     Example:
         >>> x = torch.tensor([[-1.0], [1.0], [2.0]])
@@ -200,7 +192,7 @@ def train(
                     after_epoch(done, model)
     except KeyboardInterrupt:
         model.load_state_dict(kept)
-        raise TrainingInterrupted(_advice(state.epoch, config, folder), result("interrupted")) from None
+        raise Interrupted(_advice(state.epoch, config, folder), result("interrupted")) from None
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)

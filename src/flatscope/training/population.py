@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, Interrupted
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import CheckpointPace, prepare_folder
@@ -35,17 +35,9 @@ from flatscope.training.trials import (
     trial_data,
 )
 
-__all__ = ["Population", "PopulationInterrupted", "PopulationView", "train_population"]
+__all__ = ["Population", "PopulationView", "train_population"]
 
 PROBED_SAMPLES = 4
-
-
-class PopulationInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `train_population`: a KeyboardInterrupt, so scripts stop, with what was reached in `result`."""
-
-    def __init__(self, message: str, result: Population) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 def train_population(
@@ -106,7 +98,7 @@ def train_population(
 
     Raises:
         InputError: trials, data and checkpoint do not fit together; nothing has been trained then.
-        PopulationInterrupted: Ctrl-C; its `result` holds every trial as of its last finished epoch.
+        Interrupted: Ctrl-C; its `result` holds every trial as of its last finished epoch.
 
     Example:
         >>> x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -148,7 +140,7 @@ def train_population(
                 run = train_alone if group.network is None else train_stacked
                 run(group, own_test, folder, (checkpoint_every, checkpoint_seconds), after_epoch, advance)
     except KeyboardInterrupt:
-        raise PopulationInterrupted(_advice(population, folder), population) from None
+        raise Interrupted(_advice(population, folder), population) from None
     return population
 
 
