@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +18,8 @@ from test_results import old_data, old_network
 
 import flatscope as fs
 from flatscope.errors import InputError
+from flatscope.files import digest
+from flatscope.sweeps import leases
 from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
@@ -85,6 +91,81 @@ def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
         Store(small_disk / "store").write({"x": 2}, {"loss": 0.5})
     with pytest.raises(InputError):
         save_weights(old_network(1), small_disk / "w.safetensors")
+
+
+@pytest.mark.parametrize("what", ["file", "marker", "trial", "name"])
+def test_what_leads_out_of_a_store_is_refused_before_it_is_read(tmp_path: Path, what: str) -> None:
+    store, elsewhere = Store(tmp_path / "store"), Store(tmp_path / "elsewhere")
+    for each in (store, elsewhere):
+        each.write({"x": 1}, {"loss": 0.5}, weights={"w": torch.zeros(3)})
+    trial, other = (Path(each.root) / store.key({"x": 1}) for each in (store, elsewhere))
+    if what == "trial":
+        shutil.rmtree(trial)
+        trial.symlink_to(other)
+    elif what == "name":  # a marker whose checksum is right, and which names a file of others
+        shutil.move(trial / "config.json", tmp_path / "config.json")
+        text = (trial / "metrics.json").read_text().replace("config.json", "../../config.json")
+        body = text[: text.rindex('\n"checksum"')].encode()
+        (trial / "metrics.json").write_bytes(body + f'\n"checksum": "{digest([body])}"\n}}\n'.encode())
+    else:
+        name = {"file": "weights.safetensors", "marker": "metrics.json"}[what]
+        (trial / name).unlink()
+        (trial / name).symlink_to(other / name)
+    before = {path: path.read_bytes() for path in other.iterdir()}
+    assert len(store.frame()) == (1 if what == "file" else 0)  # the size of a link's target can be known
+    with pytest.raises(InputError):
+        store.read({"x": 1}).weights()
+    assert not store.is_sound({"x": 1})
+    with suppress(InputError):  # written anew, or refused; never through the link
+        store.write({"x": 1}, {"loss": 0.25}, weights={"w": torch.ones(3)})
+    assert {path: path.read_bytes() for path in other.iterdir()} == before
+
+
+@pytest.mark.parametrize("folder", [".claims", ".partial", ".failed", ".plans", ".unfinished"])
+def test_a_store_whose_folders_are_elsewhere_is_refused(tmp_path: Path, folder: str) -> None:
+    Store(tmp_path / "store").write({"x": 1}, {"loss": 0.5})
+    shutil.rmtree(tmp_path / "store" / folder, ignore_errors=True)
+    (tmp_path / "store" / folder).symlink_to(tmp_path)
+    with pytest.raises(InputError):
+        Store(tmp_path / "store")
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of this machine, budgets and checkpoints do not ask it; what is dated in the future is read all the same."""
+    store, config, day = Store(tmp_path / "store"), {"x": 1}, 86400.0
+    now, jumps = time.time, iter(itertools.cycle((0.0, day, -day, 400 * day)))
+    calm = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "sharpness"]).to_frame()["value"]
+    trained = train(old_network(0), old_data(), TrainConfig(epochs=2), show_progress=False).history["train_loss"]
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    with store.claim(config) as mine:
+        assert mine
+        for _ in range(4):
+            assert store.running() == {store.key(config)}
+            with Store(tmp_path / "store").claim(config) as again:
+                assert not again
+        store.write(config, {"loss": 0.5})
+    again = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "sharpness"], budget="1h").to_frame()[
+        "value"
+    ]
+    assert again.tolist() == calm.tolist()
+    place = tmp_path / "run"
+    found = train(old_network(0), old_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
+    assert found.history["train_loss"].tolist() == trained.tolist()
+    for path in [*place.rglob("*"), *Path(store.root).rglob("*")]:
+        os.utime(path, (now() + 400 * day,) * 2)
+    assert Store(store.root).frame()["loss"].tolist() == [0.5]
+    resumed = train(old_network(0), old_data(), TrainConfig(epochs=2), checkpoint=place, show_progress=False)
+    assert resumed.resumed_from == 2
+
+
+def test_a_lease_of_another_machine_from_the_far_future_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = Store(tmp_path), time.time
+    monkeypatch.setattr(leases, "this_process", lambda: leases.Owner("0123456789ab", 1, 1))
+    monkeypatch.setattr(time, "time", lambda: now() + 1e6)
+    assert store._leases._take(store.key({"x": 1}), lease=60.0)
+    monkeypatch.undo()
+    with store.claim({"x": 1}) as mine:
+        assert mine
 
 
 def test_the_page_of_promises_names_tests_that_exist() -> None:

@@ -6,8 +6,9 @@ Of two who ask at the same time at most one sees nobody (a file put before a loo
 trial, on any file system that lists what was written; none has to offer locks. Of two who see each other asking,
 both withdraw and ask again after a random pause.
 
-A lease ends when its owner releases it, when its process is known to be dead (same machine), or when there was no sign
-of life for the length of its lease. Clocks of different machines may differ by less than that.
+A lease ends when its owner releases it or is dead. Of a process on this machine that is known, whatever the clock says;
+one of another machine counts as dead when there was no sign of life for the length of its lease, or when the last sign
+is further in the future than that: clocks of different machines may differ by less.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Owner:
         machine, process, begun = name.split(".")
         return cls(machine, int(process), int(begun))
 
-    def is_dead(self) -> bool:
-        """Whether the process is known to be gone; False where that cannot be known."""
+    def is_dead(self) -> bool | None:
+        """Whether the process is gone; None where that cannot be known."""
         if self.machine != this_machine() or not Path("/proc/self/stat").exists():
-            return False
+            return None
         return _begun(self.process) != self.begun
 
 
@@ -98,7 +99,8 @@ class _Lease:
 
     @property
     def is_over(self) -> bool:
-        return time.time() - self.seen > self.lease or self.owner.is_dead()
+        dead = self.owner.is_dead()
+        return abs(time.time() - self.seen) > self.lease if dead is None else dead
 
     def held_now(self) -> _Lease:
         return replace(self, state=HELD, seen=time.time())

@@ -30,7 +30,7 @@ from flatscope.files import tensor_bytes
 from flatscope.guards import whole_file, write_whole
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope.sweeps.leases import Leases
-from flatscope.sweeps.trial_files import DamagedTrial, TrialFiles
+from flatscope.sweeps.trial_files import PARTIAL, DamagedTrial, TrialFiles
 from flatscope.training.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.version import __version__
 
@@ -98,7 +98,9 @@ class Store:
             raise InputError("a folder or an address that fsspec knows", str(error), f"store {root}", fix) from error
         self._path = str(path).rstrip("/")
         self._trials = TrialFiles(self._fs, self._path)
-        self._leases = Leases(self._fs, f"{self._path}/{CLAIMS}")
+        for folder in (PARTIAL, FAILED, PLANS, UNFINISHED):
+            self._trials.place(folder)
+        self._leases = Leases(self._fs, self._trials.place(CLAIMS))
         self.root = self._path if self._trials.renames else os.fspath(root)
 
     def __repr__(self) -> str:
@@ -283,4 +285,8 @@ class Store:
         for path in paths:
             if path.endswith(".json"):
                 with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or torn
-                    yield path.rpartition("/")[2].removesuffix(".json"), from_json(self._fs.cat_file(path))
+                    name = path.rpartition("/")[2]
+                    yield (
+                        name.removesuffix(".json"),
+                        from_json(self._fs.cat_file(self._trials.place(f"{folder}/{name}"))),
+                    )

@@ -42,6 +42,14 @@ class TrialFiles:
         self._fs, self._path = fs, path
         self.renames = isinstance(fs, LocalFileSystem)
 
+    def place(self, name: str) -> str:
+        """Path of something in the store; what leads out of it, by its name or by a link, is refused."""
+        path = f"{self._path}/{name}"
+        leaves = self.renames and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._path))
+        if leaves or ".." in name.split("/"):
+            raise InputError("files inside of the store", "one that leads out of it", path, "Put it there")
+        return path
+
     def keys(self) -> list[str]:
         """Names of all folders of trials, whole or not."""
         self._fs.invalidate_cache()
@@ -56,9 +64,7 @@ class TrialFiles:
         """Whether the marker can be read and every file has its size."""
         try:
             marker = self.marker(key)
-            sizes = {
-                entry["name"].rpartition("/")[2]: entry["size"] for entry in self._fs.ls(f"{self._path}/{key}", True)
-            }
+            sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in self._fs.ls(self.place(key), True)}
         except (InputError, OSError):
             return False
         return all(sizes.get(name) == expected["size"] for name, expected in marker["files"].items())
@@ -67,7 +73,7 @@ class TrialFiles:
         """What the marker says, once its own checksum has been found right."""
         self._fs.invalidate_cache()
         try:
-            lines = self._fs.cat_file(f"{self._path}/{key}/{MARKER_FILE}")
+            lines = self._fs.cat_file(self.place(f"{key}/{MARKER_FILE}"))
         except FileNotFoundError:
             raise InputError("a finished trial", "none with this configuration", where=f"trial {key}") from None
         try:
@@ -82,7 +88,7 @@ class TrialFiles:
     def content(self, key: str, file: str, expected: Mapping[str, Any]) -> bytes:
         """A file of the trial, checked against what the marker says about it."""
         try:
-            found: bytes = self._fs.cat_file(f"{self._path}/{key}/{file}")
+            found: bytes = self._fs.cat_file(self.place(f"{key}/{file}"))
         except FileNotFoundError:
             raise _damaged(key, file) from None
         if len(found) != expected["size"] or digest([found]) != expected["checksum"]:
@@ -113,9 +119,9 @@ class TrialFiles:
 
     def remove(self, key: str) -> None:
         """Remove a trial; the marker goes first, so that what is left counts as absent."""
-        for path in (f"{self._path}/{key}/{MARKER_FILE}", f"{self._path}/{key}"):
+        for name in (f"{key}/{MARKER_FILE}", key):
             with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(path, recursive=True)
+                self._fs.rm(self.place(name), recursive=True)
 
     def clear_leftovers(self) -> None:
         """Remove what killed processes of this machine had half written."""
@@ -132,7 +138,7 @@ class TrialFiles:
             self._fs.pipe_file(f"{self._path}/{key}/{name}", data)
 
     def _write_and_rename(self, key: str, contents: Mapping[str, bytes]) -> None:
-        target = Path(self._path) / key
+        target = Path(self.place(key))
         partial = Path(self._path) / PARTIAL / f"{key}.{this_process().name}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
