@@ -131,7 +131,7 @@ def test_a_store_whose_folders_are_elsewhere_is_refused(tmp_path: Path, folder: 
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases of this machine, budgets and checkpoints do not ask it; what is dated in the future is read all the same."""
+    """Leases of this machine, budgets and checkpoints do not ask it; what has a date in the future is read."""
     store, config, day = Store(tmp_path / "store"), {"x": 1}, 86400.0
     now, jumps = time.time, iter(itertools.cycle((0.0, day, -day, 400 * day)))
     calm = fs.measure(fs.Problem(old_network(0), old_data()), ["l2_norm", "sharpness"]).to_frame()["value"]
