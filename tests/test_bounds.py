@@ -14,13 +14,17 @@ from torch.distributions import Normal, kl_divergence
 
 import flatscope as fs
 from flatscope.bounds.classical import (
+    TriedPartition,
+    best_gap,
     log_covering_number,
+    log_weight,
     multitask_gap,
+    robust_gap,
     sample_complexity,
+    spread_by_sample,
 )
+from flatscope.bounds.norm_based import L1Class, l1_class, local_margin_bound, margin_bound
 from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl
-from flatscope.bounds.rademacher import L1Class, l1_class, local_margin_bound, margin_bound
-from flatscope.bounds.robustness import TriedPartition, best_gap, log_weight, robust_gap, spread_by_sample
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.training.loop import TrainConfig, epoch_order, train
 from flatscope_papers.theory.sample_sizes import (

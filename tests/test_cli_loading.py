@@ -27,7 +27,7 @@ from flatscope.cli.options import (
     ProblemOptions,
     TrainCommand,
 )
-from flatscope.comparing.copies import TOLERANCE
+from flatscope.comparing.running import TOLERANCE
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 

@@ -370,7 +370,7 @@ def test_checkpoints_of_two_architectures_have_a_model_each(
 
 
 def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> None:
-    from flatscope.comparing.copies import find_copies
+    from flatscope.comparing.running import find_copies
 
     problem = fs.Problem(build("mlp", seed=0, widths=WIDTHS).eval(), train=data)
     broken = copy.copy(problem)

@@ -9,8 +9,7 @@ import pytest
 from test_report import row
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.copies import SameFunction
-from flatscope.comparing.verdicts import Standing
+from flatscope.comparing.verdicts import SameFunction, Standing
 from flatscope.table import Table
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.context import Context
-from flatscope.effort import bytes_of, make_effort, seconds_of, time_text
+from flatscope.context import Context, bytes_of, make_effort, seconds_of, time_text
 from flatscope.errors import InputError
 
 

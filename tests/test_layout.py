@@ -22,17 +22,17 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "version"},
-    {"papers", "formatting", "noise"},
-    {"progress", "guards", "params", "loss", "factories", "registry", "stats", "ranks"},
+    {"formatting", "noise"},
+    {"progress", "guards", "params", "factories", "registry", "stats", "ranks"},
     {"files"},
     {"results"},
     {"samples", "table"},
-    {"targets"},
+    {"loss"},
     {"network"},
     {"inspection"},
     {"problem"},
     {"context", "symmetries"},
-    {"stopping", "effort"},
+    {"stopping"},
     {"curvature", "perturbation"},
     {"planning"},
     {"measuring"},
@@ -65,8 +65,8 @@ PAPERS_LEVELS = (
 PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.stats"}
 USED_INSIDE = {
     "flatscope.bounds.psi",
-    "flatscope.bounds.robustness",
-    "flatscope.bounds.sharpness_theorem",
+    "flatscope.bounds.classical",
+    "flatscope.bounds.pac_bayes",
     "flatscope.cli.output",
     "flatscope.files",
     "flatscope.formatting",

@@ -10,7 +10,7 @@ from networks import mlp, smooth
 from test_interactions import network
 
 import flatscope as fs
-from flatscope.bounds.sharpness_theorem import (
+from flatscope.bounds.pac_bayes import (
     TheoremConstants,
     flip_constant,
     flip_constant_corrected,

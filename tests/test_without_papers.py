@@ -10,7 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from flatscope import papers
+from flatscope import factories
 
 SOURCE = Path(__file__).parents[1] / "src"
 WITHOUT = """
@@ -42,14 +42,14 @@ def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_package_announces_itself_with_the_names_that_the_library_asks_for() -> None:
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (package,) = project["entry-points"][papers.GROUP].values()
-    assert package == papers.PACKAGE
+    (package,) = project["entry-points"][factories.GROUP].values()
+    assert package == factories.PACKAGE
     asked = set()
     for path in (SOURCE / "flatscope").rglob("*.py"):
         asked |= set(re.findall(r'from_papers\("(\w+)"\)', path.read_text(encoding="utf-8")))
     assert asked == {"command", "load_result", "report_section", "study"}
     for name in asked:
-        assert papers.from_papers(name) is getattr(importlib.import_module(package), name)
+        assert factories.from_papers(name) is getattr(importlib.import_module(package), name)
 
 
 def test_the_library_measures_and_reports(tmp_path: Path) -> None:

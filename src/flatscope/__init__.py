@@ -4,7 +4,7 @@ import importlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from flatscope.papers import from_papers
+from flatscope.factories import from_papers
 from flatscope.version import __version__
 
 if TYPE_CHECKING:

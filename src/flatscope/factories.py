@@ -1,4 +1,9 @@
-"""Functions of the user's, named on the command line as `file.py:name` or `package.module:name`."""
+"""Code that the library finds by name: functions of the user's, and the studies of the four papers.
+
+A user's function is named on the command line as `file.py:name` or `package.module:name`. The package of the papers
+announces itself by an entry point and is asked for four names: `study` (a function), `command` (the commands
+`flatscope study …`), `report_section` (studies on the page of a report) and `load_result` (a saved result).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,3 +69,24 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+GROUP = "flatscope.papers"
+PACKAGE = "flatscope_papers"  # found by this name where the source runs without being installed
+
+
+def from_papers(name: str) -> Any:
+    """What the package of the papers offers under that name.
+
+    Raises:
+        InputError: the package is not there; the error says what to install.
+    """
+    for point in entry_points(group=GROUP):
+        return getattr(point.load(), name)
+    try:
+        return getattr(importlib.import_module(PACKAGE), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != PACKAGE:
+            raise
+        fix = f"Install the whole of flatscope (pip install flatscope), which brings {PACKAGE}"
+        raise InputError(f"the package {PACKAGE}", "not installed", where="studies", fix=fix) from missing

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError
+from flatscope.loss import TargetLook
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, Samples, copies, parts_of, shape_text
-from flatscope.targets import TargetLook
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.

@@ -316,10 +316,7 @@ def _first_of(names: tuple[str, ...], package: str) -> Any:
     raise InputError(f"the package {package}", "none installed", where="flatscope.live", fix=fix)
 
 
-_MADE_WHEN_ASKED = {
-    "FlatscopeCallback": lightning_callback_class,
-    "FlatscopeTrainerCallback": trainer_callback_class,
-}
+_MADE_WHEN_ASKED = {"FlatscopeCallback": lightning_callback_class, "FlatscopeTrainerCallback": trainer_callback_class}
 
 __all__ = ["Recorder", "scalars", "write_mlflow", "write_tensorboard", "write_wandb"]
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flatscope.context import Context, Effort
-from flatscope.effort import make_effort, time_text
+from flatscope.context import Context, Effort, make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, UnknownNameError
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flatscope.context import Context, Effort
-from flatscope.effort import time_text
+from flatscope.context import Context, Effort, time_text
 from flatscope.registry import Declaration
 
 # In units of a forward pass over the training data.

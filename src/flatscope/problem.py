@@ -32,7 +32,7 @@ from flatscope.inspection import (
     usable_dtype,
     wrapper_remarks,
 )
-from flatscope.loss import Loss, PerSample, as_loss
+from flatscope.loss import Loss, PerSample, are_one_hot, as_loss, check_next_tokens, check_targets, missing_classes
 from flatscope.network.layers import ACTING
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import refuse_if_different
@@ -50,7 +50,6 @@ from flatscope.samples import (
     output_tensor,
     shape_text,
 )
-from flatscope.targets import are_one_hot, check_next_tokens, check_targets, missing_classes
 from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
@@ -264,9 +263,7 @@ class Problem:
         outputs = self._try_forward(inputs, "train")
         if outputs.ndim < 1 or len(outputs) != len(targets):
             raise InputError(
-                f"one output row per sample ({len(targets)})",
-                f"outputs {tuple(outputs.shape)}",
-                where="model",
+                f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", where="model"
             )
         if not torch.isfinite(outputs).all():
             raise InputError(

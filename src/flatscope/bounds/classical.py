@@ -1,13 +1,19 @@
-"""Bounds that count: parameters, what training can have reached, tasks that share layers."""
+"""Bounds that count: parameters, what training can have reached, tasks that share layers, cells of a partition."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.params import count
 from flatscope.registry import Value, bound
+from flatscope.samples import Inputs, parts_of
 
 
 def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) -> float:
@@ -28,11 +34,7 @@ def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) ->
     symbol=r"\sqrt{\tfrac{2}{n}\,(kW\log 2 + \log\tfrac{2}{\delta})}",
     paper="zhang2017",
     equation="(14), solved for the gap",
-    assumptions=(
-        "loss in [0, 1] (0/1 error)",
-        "weights stored with `bits` bits each",
-        "samples drawn independently",
-    ),
+    assumptions=("loss in [0, 1] (0/1 error)", "weights stored with `bits` bits each", "samples drawn independently"),
 )
 def parameter_counting(ctx: Context, *, delta: float, bits: int = 32) -> Value:
     """Gap between training and expected error that counting parameters allows.
@@ -134,3 +136,142 @@ def multitask(ctx: Context, *, delta: float, tasks: int = 10, bits: int = 32) ->
     shared = count(ctx.params.values()) - own
     log_two = bits * math.log(2)
     return Value(multitask_gap(ctx.problem.n_train, tasks, own * log_two, shared * log_two, delta))
+
+
+def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float, log_weight: float = 0.0) -> float:
+    """ε(S) + M √((2K log 2 + 2 log(1/πδ)) / n): Zhang et al. 2017, eq (18), and a term of (19).
+
+    Args:
+        spread: ε(S), the largest difference of losses within a cell.
+        cells: K.
+        largest: M, the largest loss.
+        n: number of samples.
+        delta: the bound holds with probability at least 1 - delta.
+        log_weight: log(1/π) of the partition among those that were tried; 0 for a single one.
+    """
+    if spread < 0 or cells < 1 or largest < 0 or n < 1 or not 0 < delta < 1 or log_weight < 0:
+        raise InputError(
+            "ε ≥ 0, K ≥ 1, M ≥ 0, samples, 0 < delta < 1, a weight of at most 1",
+            f"{spread}, {cells}, {largest}, {n}, {delta}, {log_weight}",
+            where="robust_gap",
+        )
+    return spread + largest * math.sqrt((2 * cells * math.log(2) + 2 * (math.log(1 / delta) + log_weight)) / n)
+
+
+def log_weight(index: int) -> float:
+    """log(1/π) of the k-th of countably many partitions, π = 6 / (π² k²): 2 log k + log(π²/6)."""
+    if index < 1:
+        raise InputError("partitions numbered from 1", str(index), where="log_weight")
+    return 2 * math.log(index) + math.log(math.pi**2 / 6)
+
+
+@dataclass(frozen=True)
+class TriedPartition:
+    """One of the partitions tried: its number, cells K and spread ε(S)."""
+
+    index: int
+    cells: float
+    spread: float
+
+
+def best_gap(
+    partitions: Iterable[TriedPartition], largest: float, n: int, delta: float
+) -> tuple[float, TriedPartition]:
+    """The smallest value of (19) over partitions, and where it is."""
+    found = [(robust_gap(p.spread, p.cells, largest, n, delta, log_weight(p.index)), p) for p in partitions]
+    if not found:
+        raise InputError("at least one partition", "none", where="robustness")
+    return min(found, key=lambda pair: pair[0])
+
+
+@bound(
+    symbol=r"\min_C\ \epsilon_C(S) + \sqrt{\tfrac{2 K_C \log 2 + 2\log(1/(\pi(C)\delta))}{n}}",
+    paper="zhang2017",
+    equation="Theorems 1 and 2, eq (18), (19)",
+    assumptions=(
+        "loss in [0, 1]: clipped at 1 (so by construction)",
+        "partitions independent of the training sample: cells around test inputs, times the labels",
+        "NOT CERTIFIED: ε(S) is the largest difference seen among training and test samples, not over whole cells",
+        "samples drawn independently (cannot be checked)",
+    ),
+    needs={"test", "classes"},
+    cost="sweep",
+)
+def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
+    """Gap by how much the clipped loss differs between samples of one cell; the best of several partitions.
+
+    The k-th partition has a cell around each of the first 2^(k-1) test inputs, in an order drawn at random, for each
+    label. Coarse ones have few cells and large differences.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+        levels: number of partitions.
+    """
+    if levels < 1:
+        raise InputError("at least one partition", str(levels), where="levels")
+    centres = _centres(ctx, 2 ** (levels - 1))
+    classes, n = ctx.problem.n_classes, ctx.problem.n_train
+    sizes = [2**k for k in range(levels) if 2**k <= len(centres)]
+    cells, losses = (torch.cat(parts) for parts in zip(*_placed(ctx, centres, sizes), strict=True))
+    partitions = [
+        TriedPartition(index, size * classes, float(spread_by_sample(cells[:, index - 1], losses, n).max()))
+        for index, size in enumerate(sizes, start=1)
+    ]
+    value, best = best_gap(partitions, 1.0, n, delta)
+    remark = f"K = {best.cells:g}, ε(S) = {best.spread:.4g}, partition {best.index} of {len(sizes)}"
+    return Value(value, exact=False, reason=remark)
+
+
+def _centres(ctx: Context, most: int) -> Tensor:
+    """At most that many test inputs as vectors, at random and in random order: (k, d)."""
+    n = ctx.problem.part("test").n
+    order = torch.randperm(n, generator=ctx.generator("robustness"))[:most]
+    found: dict[int, Tensor] = {}
+    start, wanted = 0, set(order.tolist())
+    for inputs, targets in ctx.batches("test"):
+        vectors = input_vectors(inputs)
+        found |= {start + i: vectors[i] for i in range(len(targets)) if start + i in wanted}
+        start += len(targets)
+    if len({len(vector) for vector in found.values()}) > 1:
+        raise NotApplicable("inputs of one shape")
+    return torch.stack([found[int(i)] for i in order])
+
+
+def _placed(ctx: Context, centres: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cells (n, partitions) and clipped losses (n,) of a batch at a time, training samples first."""
+    with torch.no_grad():
+        for part in ("train", "test"):
+            for inputs, targets in ctx.batches(part):
+                vectors = input_vectors(inputs)
+                if vectors.shape[1] != centres.shape[1]:
+                    raise NotApplicable("inputs of one shape")
+                distances = torch.cdist(vectors, centres)  # (n, k)
+                nearest = torch.stack([distances[:, :size].argmin(1) for size in sizes], dim=1)
+                cells = nearest * ctx.problem.n_classes + targets[:, None].to(nearest.device)
+                losses = ctx.problem.loss(ctx.forward(inputs), targets).double().clamp(0, 1)
+                ctx.count("forward", len(targets))
+                yield cells.cpu(), losses.cpu()
+
+
+def spread_by_sample(cell: Tensor, losses: Tensor, n_train: int) -> Tensor:
+    """Largest difference between each training sample's loss and those of the samples in its cell: (n_train,).
+
+    Args:
+        cell: number of the cell of every sample, the training samples first.
+        losses: of every sample.
+        n_train: how many of them are training samples.
+    """
+    k = int(cell.max()) + 1
+    highest = torch.full((k,), -math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amax")
+    lowest = torch.full((k,), math.inf, dtype=losses.dtype).scatter_reduce(0, cell, losses, "amin")
+    own, at = losses[:n_train], cell[:n_train]
+    return torch.maximum(highest[at] - own, own - lowest[at])
+
+
+def input_vectors(inputs: Inputs) -> Tensor:
+    """The one input of each sample as a vector: (n, d), float64."""
+    parts = parts_of(inputs)
+    if len(parts) != 1 or not parts[0].is_floating_point():
+        raise NotApplicable("needs one input of real numbers")
+    return parts[0].flatten(1).double()

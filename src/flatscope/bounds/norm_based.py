@@ -1,11 +1,23 @@
-"""Generalization gaps of the order that norms of the weights allow, relative to the margin."""
+"""Gaps that norms of the weights allow: of their order relative to the margin, and by Rademacher complexity.
+
+The latter (Zhang et al. 2017, eq 24, 57 and 60) are for networks with bounded ℓ1 norms, and are statements about y f(x)
+with y = ±1. A network with two outputs is the function f = f_1 - f_0. For K > 2 outputs the margin takes the place of
+y f(x), and 2K times the complexity of a single output that of the complexity of f (Kuznetsov, Mohri and Syed 2015): in
+min(margin, θ) = f_y - max_k (f_k - θ 1[k = y]) the first part is a sum over the classes, and a maximum of K functions
+is no richer than all of them together. Cutting the margin off changes nothing for a loss that is constant above θ.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+import torch
 
 from flatscope.context import Context
-from flatscope.errors import NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.measures.interactions import relu_chain
+from flatscope.measures.margins import margin
 from flatscope.registry import Value, bound, declarations
 from flatscope.samples import parts_of
 
@@ -82,3 +94,184 @@ def _largest_inputs(ctx: Context) -> dict[str, float]:
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
+
+
+STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of
+_CLASS = (
+    "a chain of dense layers with ReLU between them (checked)",
+    "y f(x) is the margin where there are more than two classes",
+    "inputs no larger than the largest training input",
+    "NOT CERTIFIED: the norms B_i are read off the trained weights, the theorem fixes them before",
+    "samples drawn independently (cannot be checked)",
+)
+
+
+@dataclass(frozen=True)
+class L1Class:
+    """Networks whose units have incoming weights of ℓ1 norm at most B_i in layer i.
+
+    Attributes:
+        bounds: B_1 … B_k.
+        dimension: number of inputs.
+        largest: largest absolute entry of an input.
+        classes: 2 where the function is a difference of outputs; more where it is any one of as many.
+    """
+
+    bounds: tuple[float, ...]
+    dimension: int
+    largest: float = 1.0
+    classes: int = 2
+
+    @property
+    def supremum(self) -> float:
+        """No output is larger in absolute value."""
+        return self.largest * math.prod(self.bounds)
+
+    def rademacher(self, n: int) -> float:
+        """Bound on the Rademacher complexity of n samples: ½ Π(2B_i) √(2 ln(2d) / n), half of (57).
+
+        The paper prints ln d, which is zero for one input although the complexity is not.
+        """
+        if n < 1 or self.dimension < 1:
+            raise InputError("at least one sample and one input", f"{n}, {self.dimension}", where="rademacher")
+        factors = math.prod(2 * b for b in self.bounds)
+        return 0.5 * self.largest * factors * math.sqrt(2 * math.log(2 * self.dimension) / n)
+
+    def margin_complexity(self, n: int) -> float:
+        """Bound on the complexity of y f(x), or of the margins of K > 2 classes: 2K times that of an output."""
+        return (1 if self.classes == 2 else 2 * self.classes) * self.rademacher(n)
+
+
+def l1_class(ctx: Context) -> L1Class:
+    """The smallest class that contains the network's difference of outputs, or each of more than two outputs.
+
+    Biases are weights from an input that is always one, which every hidden layer hands on: then no B_i is below one.
+    """
+    classes = ctx.problem.n_outputs
+    if classes < 2:
+        raise NotApplicable("at least two outputs", f"{classes}")
+    chain = ctx.sweep(relu_chain, samples=STRUCTURE_SAMPLES)
+    biased = any(bool(bias.any()) for bias in chain.biases)
+    weights, biases = list(chain.weights), list(chain.biases)
+    if classes == 2:
+        weights[-1], biases[-1] = weights[-1][1:] - weights[-1][:1], biases[-1][1:] - biases[-1][:1]
+    norms = [float((w.abs().sum(1) + b.abs()).max()) for w, b in zip(weights, biases, strict=True)]
+    largest = largest_inputs(ctx)["linf"]
+    if biased:
+        norms = [max(b, 1.0) for b in norms[:-1]] + norms[-1:]
+        largest = max(largest, 1.0)
+    return L1Class(tuple(norms), chain.widths[0] + biased, largest, classes)
+
+
+@bound(
+    symbol=r"\sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
+    paper="zhang2017",
+    equation="Lemma 4, eq (57), with log 2d",
+    assumptions=(
+        "loss in [0, 1], 1-Lipschitz in y f(x) and constant where that is large, as the ramp loss is",
+        *_CLASS,
+    ),
+    needs={"classes", "chain"},
+    on_folded=True,
+)
+def rademacher_l1(ctx: Context, *, delta: float) -> Value:
+    """Gap of any network with these ℓ1 norms for a loss in [0, 1] that is 1-Lipschitz in the margin.
+
+    (57) bounds the expected supremum; the second term makes it hold with probability 1 - delta.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+    """
+    n, own = ctx.problem.n_train, ctx.sweep(l1_class)
+    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
+
+
+def margin_bound(fraction: float, complexity: float, gamma: float, supremum: float, n: int, delta: float) -> float:
+    """The right-hand side of (60), with log₂ inside: fraction + 4R/γ + √(log log₂(4C/γ) / n) + √(log(1/δ) / 2n).
+
+    With the printed natural logarithm the root does not exist for γ > 4C/e; with log₂ it does for γ ≤ 2C.
+    """
+    if not 0 < gamma <= 2 * supremum or n < 1:
+        raise InputError("0 < gamma ≤ 2C and at least one sample", f"{gamma}, {supremum}, {n}", where="margin_bound")
+    union = math.sqrt(math.log(math.log2(4 * supremum / gamma)) / n)
+    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+
+
+@bound(
+    symbol=r"\tfrac{\#\{y_if(x_i) < \gamma\}}{n} + \tfrac{4}{\gamma} \hat R + \sqrt{\tfrac{\log\log_2(4C/\gamma)}{n}}"
+    r" + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
+    paper="zhang2017",
+    equation="Theorem 5, eq (60), with log₂",
+    assumptions=("holds for all margins γ at once: the best is taken", *_CLASS),
+    needs={"classes", "chain"},
+    on_folded=True,
+)
+def margin_l1(ctx: Context, *, delta: float) -> Value:
+    """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+    """
+    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    assert margins is not None  # class labels are needed, by declaration
+    complexity, ordered = own.margin_complexity(n), margins.sort().values
+    # Summed over the margins of a geometric grid the failures come to π²/6 times δ, which (60) leaves out.
+    delta = _checked(delta) if own.classes == 2 else _checked(delta) / 2
+    candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
+    best, gamma = math.inf, math.nan
+    for candidate in candidates:
+        if 0 < candidate <= 2 * own.supremum:
+            below = int(torch.searchsorted(ordered, candidate)) / n  # strictly smaller
+            value = margin_bound(below, complexity, candidate, own.supremum, n, delta)
+            best, gamma = min((best, gamma), (value, candidate))
+    if math.isinf(best):
+        raise NotApplicable("the network's outputs are all equal")
+    return Value(best, reason=f"at γ = {gamma:.3g}; R = {complexity:.3g}, C = {own.supremum:.3g}")
+
+
+def local_margin_bound(
+    fraction: float, complexity: float, gamma: float, supremum: float, n: int, delta: float, constant: float
+) -> float:
+    """The right-hand side of (24): 1.01 fraction + K((2 log³n / γ²) R² + 2 log(log(4b/γ)/δ) / n)."""
+    if not 0 < gamma <= supremum or n < 1 or not constant > 0:
+        raise InputError("0 < gamma ≤ b, samples, K > 0", f"{gamma}, {supremum}, {n}, {constant}", where="(24)")
+    inner = 2 * math.log(n) ** 3 / gamma**2 * complexity**2
+    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / _checked(delta)) / n)
+
+
+@bound(
+    symbol=r"1.01\, I_{S,\gamma} + K\left(\tfrac{2\log^3 n}{\gamma^2} R_n^2"
+    r" + \tfrac{2\log(\log(4b/\gamma)/\delta)}{n}\right)",
+    paper="zhang2017",
+    equation="Theorem 3, eq (24)",
+    assumptions=("NOT CERTIFIED: the constant K is not known; the value is for the K that is given", *_CLASS),
+    needs={"classes", "chain"},
+    on_folded=True,
+)
+def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsilon: float = 0.05) -> Value:
+    """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.
+
+    Args:
+        ctx: the network.
+        delta: the bound holds with probability at least 1 - delta.
+        constant: K, which the theorem leaves open.
+        epsilon: γ is the margin that this fraction of the samples reach at most.
+    """
+    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    assert margins is not None
+    gamma = float(margin(ctx, epsilon=epsilon))
+    if not gamma > 0:
+        raise NotApplicable(f"a positive margin of all but {epsilon:g} of the samples", f"{gamma:.4g}")
+    fraction, complexity = float((margins < gamma).double().mean()), own.margin_complexity(n)
+    supremum = own.supremum if own.classes == 2 else 2 * own.supremum  # a margin is a difference of outputs
+    value = local_margin_bound(fraction, complexity, gamma, supremum, n, delta, constant)
+    return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {complexity:.3g}")
+
+
+def _checked(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise InputError("0 < delta < 1", str(delta), where="delta")
+    return delta

@@ -25,7 +25,7 @@ from flatscope.cli.options import (
     TrainCommand,
     spread,
 )
-from flatscope.papers import from_papers
+from flatscope.factories import from_papers
 
 # In the order of the help, which is that of this file: what declares a command puts it here.
 Run = Callable[..., None]

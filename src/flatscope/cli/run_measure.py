@@ -40,8 +40,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.comparing.running import standing_of
 from flatscope.comparing.verdicts import STANDING, Standing
-from flatscope.context import Context
-from flatscope.effort import make_effort
+from flatscope.context import Context, make_effort
 from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.comparing.conclusion import Conclusion, conclude
-from flatscope.comparing.copies import SameFunction
 from flatscope.comparing.rankings import (
+    Conclusion,
     agreement,
     close_text,
+    conclude,
     consensus,
     family_ranks,
     order_text,
@@ -26,6 +26,7 @@ from flatscope.comparing.verdicts import (
     LOSS_FACTOR,
     Quantity,
     Remark,
+    SameFunction,
     Standing,
     Verdict,
     differs,

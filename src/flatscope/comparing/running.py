@@ -1,18 +1,22 @@
-"""`compare`: measure several networks on the same data and see what may be said about them."""
+"""`compare`: measure several networks on the same data and see what may be said about them.
+
+Also which of them are the same function, and how one was written from the other.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from flatscope.auditing import in_double
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.copies import TOLERANCE, find_copies
-from flatscope.comparing.verdicts import Standing
+from flatscope.comparing.verdicts import SameFunction, Standing
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.guards import own_settings, untouched_randomness
@@ -22,10 +26,16 @@ from flatscope.network.tracing import trace
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import order_digest
+from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table
 from flatscope.version import __version__
 
+# Weights stored in float32 and multiplied by random factors change the outputs by some 1e-6 of the largest one; moving
+# one weight of a small network by a few per cent, by more than 1e-5.
+TOLERANCE = 1e-5
+MOST_SAMPLES = 2_000
+_SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
 
@@ -189,3 +199,72 @@ def standing_of(context: Context) -> Standing:
         test_error=math.nan if test is None or not classes else test.error,
         rescalable=rescalable,
     )
+
+
+def find_copies(problems: Mapping[str, Problem], tolerance: float = TOLERANCE) -> list[SameFunction]:
+    """Pairs of networks whose outputs on the training samples agree, up to 2,000 of them.
+
+    Args:
+        problems: the networks by name, without BatchNorm and in float64, on the same data.
+        tolerance: largest difference of the outputs, relative to the largest output.
+    """
+    gaps, samples = _gaps(problems)
+    alike = {pair: gap for pair, gap in gaps.items() if gap <= tolerance}
+    return [
+        SameFunction(one, other, gap, samples, _how(problems[one], problems[other]))
+        for (one, other), gap in alike.items()
+    ]
+
+
+def _gaps(problems: Mapping[str, Problem]) -> tuple[dict[tuple[str, str], float], int]:
+    """Relative difference of the outputs of every pair, and the number of samples, in one pass over the data."""
+    reader = next(iter(problems.values()))
+    largest = dict.fromkeys(problems, 0.0)
+    gaps = dict.fromkeys(itertools.combinations(problems, 2), 0.0)
+    samples = 0
+    with own_settings(reader.generators), torch.no_grad():
+        # The batches of one of them for all: loaders that shuffle would give every network another order.
+        for inputs, targets in reader.batches():
+            outputs = {name: problem.forward(inputs).double().cpu() for name, problem in problems.items()}
+            for name, found in outputs.items():
+                largest[name] = max(largest[name], float(found.abs().max()))
+            for pair in gaps:
+                one, other = (outputs[name] for name in pair)
+                gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf
+                gaps[pair] = max(gaps[pair], gap if math.isfinite(gap) else math.inf)  # NaN compares with nothing
+            samples += len(targets)
+            if samples >= MOST_SAMPLES:
+                break
+    return {pair: gap / (max(largest[name] for name in pair) or 1.0) for pair, gap in gaps.items()}, samples
+
+
+def _how(one: Problem, other: Problem) -> str:
+    """The way from one network to the other, where their path values tell it."""
+    layout = {name: value.shape for name, value in one.params.items()}
+    if str(one.model) != str(other.model) or layout != {name: value.shape for name, value in other.params.items()}:
+        return "written otherwise"
+    if all(_to_rounding(one.params[name], other.params[name]) for name in layout):
+        return "equal weights"
+    try:
+        paths = BasisPaths(one.model, one.example())
+        # On the skeleton of the first: two of nearly equal strength may be chosen differently after rounding.
+        if _agree(paths.values().double(), paths.values_of(other.params)):
+            return "units rescaled"
+        if _agree(_sorted_values(paths), _sorted_values(BasisPaths(other.model, other.example()))):
+            return "units rescaled and exchanged"
+    except FlatscopeError:
+        pass  # a zero weight on every way through a unit, or a network that cannot be traced: no path values
+    return "written otherwise"
+
+
+def _to_rounding(one: Tensor, other: Tensor) -> bool:
+    """Equal up to what folding a BatchNorm in float32 leaves."""
+    return not one.numel() or float((one - other).abs().max()) <= 1e-6 * float(one.abs().max())
+
+
+def _sorted_values(paths: BasisPaths) -> Tensor:
+    return paths.values().double().sort().values
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=_SAME_PATH, atol=0.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from flatscope.comparing.copies import SameFunction
 from flatscope.formatting import labelled, number
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
@@ -161,6 +160,33 @@ class Standing:
         """What `to_dict` gave."""
         filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
         return cls(**filled)
+
+
+@dataclass(frozen=True)
+class SameFunction:
+    """Two networks that give the same outputs.
+
+    Attributes:
+        first: name of one.
+        second: name of the other.
+        difference: largest difference of the outputs over the samples, relative to the largest output.
+        samples: how many samples were looked at.
+        how: "equal weights", "units rescaled", "units rescaled and exchanged", or "written otherwise".
+    """
+
+    first: str
+    second: str
+    difference: float
+    samples: int
+    how: str
+
+    def __str__(self) -> str:
+        if self.how == "equal weights":
+            return f"{self.second} has the weights of {self.first}"
+        return (
+            f"{self.second} is the same function as {self.first} written with other weights ({self.how}; outputs "
+            f"equal to {self.difference:.1g} on {self.samples} samples)"
+        )
 
 
 @dataclass(frozen=True)

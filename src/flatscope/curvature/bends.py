@@ -24,8 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.context import Context
 from flatscope.curvature.signs import Signs
-from flatscope.network.linearity import Linearity
-from flatscope.network.operations import TABLE
+from flatscope.network.operations import TABLE, Linearity
 from flatscope.network.program import Operation, is_in_place, tensors_in, watched, with_tensors
 from flatscope.params import Params
 from flatscope.samples import Inputs, cut, parts_of

@@ -12,7 +12,7 @@ from flatscope.context import Context
 from flatscope.curvature.bends import BendRecorder, find_bends
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
-from flatscope.network.linearity import Choices, Linearity
+from flatscope.network.operations import Choices, Linearity
 from flatscope.network.program import watched
 from flatscope.params import Params
 from flatscope.samples import Inputs, cut, parts_of

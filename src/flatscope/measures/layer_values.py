@@ -74,12 +74,7 @@ def network_value(ctx: Context, quantity: str, precision: float | None = None, m
 
 
 def _rest(
-    ctx: Context,
-    covered: Curvature,
-    quantity: str,
-    precision: float | None,
-    most_products: int,
-    wanted: Iterable[str],
+    ctx: Context, covered: Curvature, quantity: str, precision: float | None, most_products: int, wanted: Iterable[str]
 ) -> DiagonalSums:
     """What products give of a quantity, where something was left out."""
     if not any(name in covered.left_out for name in wanted):

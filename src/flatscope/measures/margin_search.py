@@ -52,12 +52,7 @@ class Nearest:
 
 
 def nearest_changes(
-    network: Network,
-    x: Tensor,
-    y: Tensor,
-    restarts: int,
-    generator: torch.Generator,
-    late: Callable[[], bool] = bool,
+    network: Network, x: Tensor, y: Tensor, restarts: int, generator: torch.Generator, late: Callable[[], bool] = bool
 ) -> Nearest:
     """Search from samples that are classified correctly.
 

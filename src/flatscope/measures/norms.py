@@ -67,8 +67,7 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
 
 
 @layer_norm(
-    symbol=r"\prod_i \|W_i\|_F",
-    conventions="weights only, no biases; the product of the norms, not of their squares",
+    symbol=r"\prod_i \|W_i\|_F", conventions="weights only, no biases; the product of the norms, not of their squares"
 )
 def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.

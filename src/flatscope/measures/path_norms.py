@@ -37,9 +37,7 @@ _norm_of_paths = partial(
 )
 
 
-@_norm_of_paths(
-    symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|",
-)
+@_norm_of_paths(symbol=r"\phi_1(w) = \sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|")
 def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Sum over all paths from input to output of the product of their absolute weights.
 
@@ -53,9 +51,7 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     return from_log(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
 
 
-@_norm_of_paths(
-    symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
-)
+@_norm_of_paths(symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}")
 def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Square root of the sum over all paths of the product of their squared weights.
 
@@ -68,9 +64,7 @@ def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     return from_log(log_path_norm(ctx, p=2.0, pooling=pooling, biases=biases), log)
 
 
-@_norm_of_paths(
-    symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}",
-)
+@_norm_of_paths(symbol=r"\phi_p(w) = \Big(\sum_{\mathrm{paths}} \prod_i |W_i[j_i, j_{i-1}]|^p\Big)^{1/p}")
 def path_norm(
     ctx: Context,
     *,

@@ -143,11 +143,7 @@ class _Watch(TorchFunctionMode):
         self._rule, self._stack = rule, stack
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._rule(Operation(_plain_name(func), func, args, kwargs or {}, self._stack[-1], _WITHIN.get()))
 

@@ -17,9 +17,9 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
+from flatscope.network.path_rules import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 from flatscope.network.products import LAYER_CALLS, norm_as_affine
 from flatscope.network.program import Operation, tensors_in, with_tensors
-from flatscope.network.windows import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
 
 
 class Stretches(ABC):

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.guards import own_settings
-from flatscope.network.labels import CONSTANT, Labels
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
-from flatscope.network.result import LayerRecord, graph_of
-from flatscope.network.scales import Step, constant_labels
-from flatscope.network.units import Graph
+from flatscope.network.scales import CONSTANT, Labels, Step, constant_labels
+from flatscope.network.units import Graph, LayerRecord, graph_of
 from flatscope.network.weights import Weights
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of

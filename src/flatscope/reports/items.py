@@ -11,10 +11,10 @@ import pandas as pd
 
 from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
+from flatscope.factories import from_papers
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
-from flatscope.papers import from_papers
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.markup import Colours, Part
 from flatscope.reports.plots import Plot

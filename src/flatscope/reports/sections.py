@@ -12,10 +12,10 @@ import pandas as pd
 from markupsafe import Markup
 
 from flatscope.comparing.comparison import ERRORS, Comparison
+from flatscope.factories import from_papers
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, percent, written
 from flatscope.interpolation import Simplex
-from flatscope.papers import from_papers
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.reports.figure_data import comparison_data
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from flatscope.context import Context
+from flatscope.context import Context, make_effort
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.spectrum import extreme_eigenpairs, lanczos_quadrature
-from flatscope.effort import make_effort
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import own_settings
 from flatscope.problem import Problem

@@ -289,14 +289,7 @@ def correlation_table(
         columns(frame, name, target, parameters)  # names checked before anything is computed
     for name in measures:
         for kind in kinds:
-            found = correlate(
-                frame[name],
-                frame[target],
-                kind,
-                confidence=confidence,
-                resamples=resamples,
-                seed=seed,
-            )
+            found = correlate(frame[name], frame[target], kind, confidence=confidence, resamples=resamples, seed=seed)
             rows.append((name, kind, found))
         if parameters:
             rows += _given_settings(frame, name, target, parameters, confidence)
@@ -313,11 +306,7 @@ def correlation_table(
 
 
 def _given_settings(
-    frame: pd.DataFrame,
-    name: str,
-    target: str,
-    parameters: Sequence[str],
-    confidence: float,
+    frame: pd.DataFrame, name: str, target: str, parameters: Sequence[str], confidence: float
 ) -> list[tuple[str, str, Estimate]]:
     partial = [
         (f"partial_{kind}", partial_correlation(frame, name, target, parameters, kind, confidence=confidence))

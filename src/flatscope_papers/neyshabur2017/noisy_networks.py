@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, Problem, measure, rescale
-from flatscope.bounds.sharpness_theorem import TheoremConstants, flip_constant, simplified, theorem_1
+from flatscope.bounds.pac_bayes import TheoremConstants, flip_constant, simplified, theorem_1
 from flatscope.measures.interactions import ReluChain, relu_chain
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import stored_problem, train_and_measure

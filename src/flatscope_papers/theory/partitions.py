@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatscope import Context
-from flatscope.bounds.robustness import input_vectors, spread_by_sample
+from flatscope.bounds.classical import input_vectors, spread_by_sample
 from flatscope.errors import InputError, NotApplicable
 
 
