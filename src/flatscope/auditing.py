@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.guards import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.tracing import trace
@@ -92,15 +92,11 @@ def audit(
         ('moved', 'invariant')
     """
     if not isinstance(problem, Problem):
-        raise InputError(
-            "a Problem", type(problem).__name__, where="audit", fix="Make one: Problem(model, train=(x, y))"
-        )
+        raise InputError("a Problem", type(problem).__name__, "audit", "Make one: Problem(model, train=(x, y))")
     ways = [by] if isinstance(by, str) else list(by)
     for way in ways:
-        if way not in SYMMETRY_OF:
-            raise UnknownNameError.among(str(way), SYMMETRY_OF, "symmetry to audit")
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise InputError("a whole number of at least 1", repr(trials), where="trials")
+        refuse_unknown(way, SYMMETRY_OF, "symmetry to audit")
+    refuse_unless_whole(trials, "trials")
     chosen, begun = select(names), time.perf_counter()
     wanted = [entry.name for entry in chosen]
     given = in_double(problem)

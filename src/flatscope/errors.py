@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -76,6 +76,18 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+def refuse_unknown(name: object, known: Collection[object], kind: str) -> None:
+    """Raise where the name is not among the known ones of its kind."""
+    if name not in known:
+        raise UnknownNameError.among(str(name), map(str, known), kind)
+
+
+def refuse_unless_whole(value: object, where: str, least: int = 1) -> None:
+    """Raise where the value is not a whole number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"a whole number of at least {least}", repr(value), where=where)
 
 
 class NumericalWarning(UserWarning):

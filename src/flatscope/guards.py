@@ -202,9 +202,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as problem:
         found = problem.strerror or str(problem)
-        raise InputError(
-            "a place that can be written to", found, where=str(target), fix="Choose another path"
-        ) from problem
+        raise InputError("a place that can be written to", found, str(target), "Choose another path") from problem
 
 
 def write_whole(path: str | os.PathLike[str], payload: bytes) -> None:

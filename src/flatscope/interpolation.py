@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.context import sample_margins
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.guards import own_settings, untouched_randomness
@@ -141,8 +141,7 @@ class Simplex(DrawnResult):
         return f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
 
     def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        if quantity not in ("loss", "accuracy"):
-            raise UnknownNameError.among(quantity, ("loss", "accuracy"), "quantity to draw")
+        refuse_unknown(quantity, ("loss", "accuracy"), "quantity to draw")
         chosen = self.loss if quantity == "loss" else self.accuracy
         if chosen is None:
             raise InputError("class labels", "an interpolation without accuracy", where="quantity to draw")
@@ -237,10 +236,8 @@ def _check(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> No
     for network in networks:
         if not isinstance(network, nn.Module):
             raise InputError("a torch.nn.Module", type(network).__name__, where="interpolate")
-    if isinstance(resolution, bool) or not isinstance(resolution, int) or resolution < 1:
-        raise InputError("a whole number of at least 1", repr(resolution), where="resolution")
-    if batchnorm not in WAYS:
-        raise UnknownNameError.among(str(batchnorm), WAYS, "way to treat BatchNorm")
+    refuse_unless_whole(resolution, "resolution")
+    refuse_unknown(batchnorm, WAYS, "way to treat BatchNorm")
 
 
 def _checked(problem: Problem, model: nn.Module, number: int) -> Params:

@@ -127,12 +127,9 @@ def present_ranks() -> Ranks:
         try:
             dist.monitored_barrier(timeout=PATIENCE)
         except RuntimeError as problem:
-            raise InputError(
-                "every rank to make the same problem",
-                f"a rank that did not come within {PATIENCE} ({str(problem).splitlines()[0]})",
-                where="torch.distributed",
-                fix="Pass shard=False where only some of the ranks measure",
-            ) from problem
+            got = f"a rank that did not come within {PATIENCE} ({str(problem).splitlines()[0]})"
+            fix = "Pass shard=False where only some of the ranks measure"
+            raise InputError("every rank to make the same problem", got, "torch.distributed", fix) from problem
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 

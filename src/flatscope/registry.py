@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 
 # Packages whose import declares our measures and bounds. They stand on this file, so that only their names are here.
 OWN_FAMILIES = ("flatscope.measures", "flatscope.bounds")
@@ -157,8 +157,7 @@ class Declaration(Facts):
             raise InputError("a dictionary of options", repr(given), where=f"options of {self.name}")
         parameters = inspect.signature(self.function).parameters
         for name, value in given.items():
-            if name not in self.options:
-                raise UnknownNameError.among(name, self.options, f"option of {self.name}")
+            refuse_unknown(name, self.options, f"option of {self.name}")
             if (choices := _choices(self.function, parameters[name].annotation)) and value not in choices:
                 raise UnknownNameError.among(str(value), choices, f"{name} of {self.name}")
             takes_fractions = parameters[name].annotation in ("float", float)
@@ -213,12 +212,8 @@ def _add(facts: Facts, function: F, kind: str) -> F:
         _load_own_families()  # a name of ours is refused to others, whoever comes first
     known = _REGISTRY.get(declaration.name)
     if known is not None and known.source != declaration.source:
-        raise InputError(
-            "a name that is not taken",
-            f"{declaration.name}, declared at {known.source}",
-            where=declaration.source,
-            fix="Rename the new function",
-        )
+        got = f"{declaration.name}, declared at {known.source}"
+        raise InputError("a name that is not taken", got, declaration.source, "Rename the new function")
     _REGISTRY[declaration.name] = declaration
     return function
 
@@ -236,8 +231,7 @@ def _check(declaration: Declaration) -> None:
     )
     for name, used, known in vocabulary:
         for word in used:
-            if word not in known:
-                raise UnknownNameError.among(word, known, f"{name} of {declaration.name}")
+            refuse_unknown(word, known, f"{name} of {declaration.name}")
     if not declaration.summary:
         raise InputError("a docstring", "none", where=declaration.source, fix="Say in one line what is measured")
 

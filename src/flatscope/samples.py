@@ -188,12 +188,8 @@ def split_batch(raw: Any, where: str) -> Batch:
         *parts, last = _labels_last(raw)
         given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
         return _same_length(given, last, where)
-    raise InputError(
-        "batches of (inputs, targets) or a mapping with labels",
-        type(raw).__name__,
-        where=where,
-        fix="Several inputs go into a tuple: ((x1, x2), y)",
-    )
+    fix = "Several inputs go into a tuple: ((x1, x2), y)"
+    raise InputError("batches of (inputs, targets) or a mapping with labels", type(raw).__name__, where, fix)
 
 
 def _labels_last(raw: Any) -> Any:
@@ -216,11 +212,8 @@ def _same_length(given: Any, last: Any, where: str) -> Batch:
     targets = _tensor(last, where)
     shapes = [tuple(part.shape) for part in parts_of(inputs)]
     if not shapes or targets.ndim == 0 or any(shape[:1] != (len(targets),) for shape in shapes):
-        raise InputError(
-            "as many inputs as targets, along the first dimension",
-            f"inputs {shape_text(inputs) or 'none'} and targets {tuple(targets.shape)}",
-            where=where,
-        )
+        got = f"inputs {shape_text(inputs) or 'none'} and targets {tuple(targets.shape)}"
+        raise InputError("as many inputs as targets, along the first dimension", got, where=where)
     return inputs, targets
 
 
@@ -257,12 +250,9 @@ def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
         index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         indices = _sorted_indices(index_sampler)
         if indices != _sorted_indices(index_sampler):
-            raise InputError(
-                "a loader that gives the same samples on every pass",
-                "a sampler that picks other samples each time (drop_last with shuffle, or sampling with replacement)",
-                where=where,
-                fix="Use drop_last=False and a sampler without replacement",
-            )
+            got = "a sampler that picks other samples each time (drop_last with shuffle, or sampling with replacement)"
+            fix = "Use drop_last=False and a sampler without replacement"
+            raise InputError("a loader that gives the same samples on every pass", got, where, fix)
         if indices:
             _refuse_if_changing(Samples(lambda: _by_index(loader, indices[:PROBED_SAMPLES]), where=where))
         # Only torch's own collating surely gives one sample per index: others may drop some or make several of one.
@@ -293,12 +283,9 @@ def _refuse_if_changing(samples: Samples) -> None:
     if first != second and samples.n > PROBED_SAMPLES:
         first, second = (_fingerprints(samples, samples.n) for _ in range(2))
     if first != second:
-        raise InputError(
-            "samples that are the same on every pass",
-            "samples that differ between two passes (augmentation?)",
-            where=samples.where,
-            fix="Measure on the data without random transforms; shuffling is fine",
-        )
+        got = "samples that differ between two passes (augmentation?)"
+        fix = "Measure on the data without random transforms; shuffling is fine"
+        raise InputError("samples that are the same on every pass", got, samples.where, fix)
 
 
 def order_digest(samples: Samples) -> bytes:
@@ -339,9 +326,5 @@ def output_tensor(raw: Any) -> Tensor:
     if isinstance(getattr(raw, "logits", None), Tensor):
         attribute: Tensor = raw.logits
         return attribute
-    raise InputError(
-        "a model whose output is a tensor or has .logits",
-        type(raw).__name__,
-        where="model",
-        fix="Wrap the model in a module that returns the tensor to be measured",
-    )
+    fix = "Wrap the model in a module that returns the tensor to be measured"
+    raise InputError("a model whose output is a tensor or has .logits", type(raw).__name__, "model", fix)

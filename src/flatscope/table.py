@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import labelled, number
 from flatscope.results import Result, checked_columns, plain
 
@@ -93,8 +93,7 @@ class Table(Result):
         if rows.empty:
             raise self._none(name, "value per unit", "units")
         layers = list(dict.fromkeys(rows["layer"]))
-        if layer not in layers:
-            raise UnknownNameError.among(layer, layers, f"layer of {name}")
+        refuse_unknown(layer, layers, f"layer of {name}")
         rows = rows[rows["layer"] == layer].sort_values("unit")
         _one_each(name, rows, rows["unit"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
@@ -182,12 +181,8 @@ class Table(Result):
 def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:
     """Refuse to choose where one place has several values, of several options."""
     if places.duplicated().any():
-        raise InputError(
-            f"one value of {name}",
-            f"{len(rows)} ({'; '.join(dict.fromkeys(rows['options']))})",
-            where="table",
-            fix="Read them from to_frame()",
-        )
+        got = f"{len(rows)} ({'; '.join(dict.fromkeys(rows['options']))})"
+        raise InputError(f"one value of {name}", got, "table", "Read them from to_frame()")
 
 
 def options_text(options: Mapping[str, Any]) -> str:

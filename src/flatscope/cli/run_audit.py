@@ -16,7 +16,7 @@ from flatscope.cli.sources import (
     parse_model_options,
     parse_options,
 )
-from flatscope.errors import UnknownNameError
+from flatscope.errors import refuse_unknown
 from flatscope.ranks import process_group
 from flatscope.symmetries.audit import Audit
 from flatscope.symmetries.folding import has_batchnorm
@@ -35,8 +35,7 @@ def run_audit(given: AuditCommand) -> None:
     parse_model_options(given.model_option)
     begun = find_initial(given.initial, given.weights)
     for way in given.by or ():
-        if way not in auditing.SYMMETRY_OF:
-            raise UnknownNameError.among(way, auditing.SYMMETRY_OF, "--by")
+        refuse_unknown(way, auditing.SYMMETRY_OF, "--by")
     check_outputs(given, Audit)
     with process_group(given.device) as own_device:
         before = None if begun is None else read_weights(begun)

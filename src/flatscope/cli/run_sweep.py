@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from flatscope.cli.output import check_place, show_grid, show_note
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import numbered
 from flatscope.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
 from flatscope.sweeps.engines import run as run_units
@@ -106,6 +106,5 @@ def _remembered(store: Store, name: str | None) -> Sweep:
     if name is None and len(plans) > 1:
         raise InputError("the name of one of its sweeps", ", ".join(plans), f"store {store.root}", "Give --name")
     chosen = name if name is not None else next(iter(plans))
-    if chosen not in plans:
-        raise UnknownNameError.among(chosen, plans, "sweep")
+    refuse_unknown(chosen, plans, "sweep")
     return plans[chosen]

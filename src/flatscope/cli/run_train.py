@@ -22,7 +22,7 @@ from torch import nn
 from flatscope.cli.options import INITIAL_FILE
 from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.cli.sources import load_data, load_model, parse_model_options
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
@@ -143,8 +143,7 @@ def expand(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             expected = "a name of letters, digits and . _ - + = , since it names a folder"
             raise InputError(expected, repr(trial["name"]), where=f"{where}, trial {position}")
         for key in trial:
-            if key not in (*CONFIG_KEYS, *OWN_KEYS):
-                raise UnknownNameError.among(key, (*CONFIG_KEYS, *OWN_KEYS), f"setting of trial {position} in {where}")
+            refuse_unknown(key, (*CONFIG_KEYS, *OWN_KEYS), f"setting of trial {position} in {where}")
     return trials
 
 

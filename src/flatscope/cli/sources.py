@@ -16,7 +16,7 @@ from torch import nn
 
 from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
 from flatscope.cli.output import command_line
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.factories import find_factory
 from flatscope.files import file_digest, from_json_bytes
 from flatscope.problem import Problem
@@ -188,8 +188,7 @@ def split_options(options: Options, with_bounds: bool) -> tuple[Options, Options
     parts: dict[str, Options] = {"measure": {}, "bound": {}}
     known = declarations() | declarations("bound")
     for name, given in options.items():
-        if name not in known:
-            raise UnknownNameError.among(name, known, "measure or bound in --option")
+        refuse_unknown(name, known, "measure or bound in --option")
         entry = known[name]
         if entry.kind == "bound" and "delta" in given:
             raise InputError("one delta for all bounds", f"{name}.delta", where="--option", fix="Give it as --delta")
@@ -224,6 +223,5 @@ def parse_dtype(name: str | None) -> torch.dtype | None:
     """float32 or float64."""
     if name is None:
         return None
-    if name not in DTYPES:
-        raise UnknownNameError.among(name, DTYPES, "dtype")
+    refuse_unknown(name, DTYPES, "dtype")
     return DTYPES[name]

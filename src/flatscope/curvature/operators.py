@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs
@@ -59,8 +59,7 @@ class CurvatureOperator(ABC):
         self.ctx = ctx
         self.names: tuple[str, ...] = tuple(ctx.problem.trainable if names is None else names)
         for name in self.names:
-            if name not in ctx.params:
-                raise UnknownNameError.among(name, ctx.params, "parameter")
+            refuse_unknown(name, ctx.params, "parameter")
         self.size = count(ctx.params[name] for name in self.names)
         self._batch_size = batch_size(ctx)
         self._kept: list[Any] = []

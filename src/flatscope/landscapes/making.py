@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NumericalWarning, UnknownNameError
+from flatscope.errors import InputError, NumericalWarning, refuse_unknown, refuse_unless_whole
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.landscapes.directions import (
     NAMES,
@@ -242,15 +242,10 @@ def _axis(grid: int, span: float, towards: bool) -> Tensor:
 def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
     """The networks that the directions lead to; none for directions by name."""
     if isinstance(directions, str):
-        if directions not in NAMES:
-            raise UnknownNameError.among(directions, NAMES, "kind of directions")
+        refuse_unknown(directions, NAMES, "kind of directions")
         if space == "psi" and directions != "gaussian":
-            raise InputError(
-                '"gaussian" directions in path space',
-                repr(directions),
-                where="directions",
-                fix='Filters and the Hessian belong to weights: take space="weights"',
-            )
+            fix = 'Filters and the Hessian belong to weights: take space="weights"'
+            raise InputError('"gaussian" directions in path space', repr(directions), "directions", fix)
         return ()
     if space == "psi":
         raise InputError('"gaussian" directions in path space', "another network", where="directions")
@@ -265,13 +260,11 @@ def _others(directions: Any, space: str, dimensions: int) -> tuple[Any, ...]:
 
 
 def _check(space: str, dimensions: int, grid: int, span: float, noise: float, to_network: bool) -> None:
-    if space not in SPACES:
-        raise UnknownNameError.among(str(space), SPACES, "space of a landscape")
+    refuse_unknown(space, SPACES, "space of a landscape")
     if dimensions not in (1, 2):
         raise InputError("1 or 2", repr(dimensions), where="dimensions")
     symmetric = not to_network or dimensions == 2
-    if isinstance(grid, bool) or not isinstance(grid, int) or grid < (3 if symmetric else 2):
-        raise InputError("a whole number of at least 3", repr(grid), where="grid")
+    refuse_unless_whole(grid, "grid", 3 if symmetric else 2)
     if symmetric and grid % 2 == 0:
         raise InputError("an odd number", str(grid), where="grid", fix="The network itself is the middle one")
     for name, value in (("span", span), ("noise", noise)):

@@ -46,12 +46,9 @@ class KeptRows:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise InputError("the folder of a landscape", str(problem), where=str(written)) from problem
         if not same:
-            raise InputError(
-                "the folder of this very landscape",
-                f"rows of another one (other {', '.join(differing) or 'data'})",
-                where=f"checkpoint {self._folder}",
-                fix="Choose another folder, or remove this one",
-            )
+            got = f"rows of another one (other {', '.join(differing) or 'data'})"
+            fix = "Choose another folder, or remove this one"
+            raise InputError("the folder of this very landscape", got, f"checkpoint {self._folder}", fix)
 
     def read(self, number: int, size: int) -> Row | None:
         """A finished row; None if there is none, or none that can be read."""

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.results import DrawnResult
@@ -226,8 +226,7 @@ def common_heights(surfaces: Sequence[Surface], quantity: str = "loss") -> tuple
 
 def values_of(surface: Surface, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The loss or the error as an array."""
-    if quantity not in ("loss", "error"):
-        raise UnknownNameError.among(quantity, ("loss", "error"), "quantity to draw")
+    refuse_unknown(quantity, ("loss", "error"), "quantity to draw")
     chosen = surface.loss if quantity == "loss" else surface.error
     if chosen is None:
         raise InputError("class labels", "a surface without error", where="quantity to draw")

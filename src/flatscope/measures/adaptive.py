@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import Params, count
 from flatscope.perturbation import (
@@ -67,13 +67,10 @@ def adaptive_sharpness(
         draws: the most perturbed networks for the average, mirror images included; even.
     """
     for name, given, known in (("norm", norm, NORMS), ("mode", mode, MODES)):
-        if given not in known:
-            raise UnknownNameError.among(given, known, f"{name} of adaptive_sharpness")
+        refuse_unknown(given, known, f"{name} of adaptive_sharpness")
     if not 0 < rho < math.inf or restarts < 1 or steps < 1 or draws < 4 or draws % 2:
-        raise InputError(
-            "rho > 0, at least one ascent and step, an even number of at least 4 draws",
-            f"{rho}, {restarts}, {steps}, {draws}",
-        )
+        got = f"{rho}, {restarts}, {steps}, {draws}"
+        raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
     loss = ctx.scores().loss
     if mode == "average":
         losses = pair_means(blocks_of_losses(ctx, _relative_noise(ctx, rho, norm, draws // 2)))
@@ -144,8 +141,7 @@ def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:
         labels: "data": labels as they are (the empirical Fisher information); "model": labels drawn from the
             network's own probabilities, in closed form, for cross-entropy.
     """
-    if labels not in LABELS:
-        raise UnknownNameError.among(labels, LABELS, "labels of fisher_rao_norm")
+    refuse_unknown(labels, LABELS, "labels of fisher_rao_norm")
     if labels == "model" and ctx.problem.loss.name != "cross_entropy":
         raise NotApplicable(f"labels drawn from the network need cross-entropy, not {ctx.problem.loss.name}")
     total = 0.0

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.operators import activations, batch_size
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.layers import Call, recorded
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, watched
@@ -282,8 +282,7 @@ class _Listener:
 
 def checked_objective(ctx: Context, objective: str) -> str:
     """The objective's name, after refusing the error where there are no classes."""
-    if objective not in OBJECTIVES:
-        raise UnknownNameError.among(objective, OBJECTIVES, "objective")
+    refuse_unknown(objective, OBJECTIVES, "objective")
     if objective == "error" and not ctx.problem.classification:
         raise NotApplicable("the error needs class labels and at least two outputs")
     return objective

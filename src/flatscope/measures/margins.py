@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import Layer
 from flatscope.registry import Value, measure
 
@@ -82,11 +82,9 @@ def positive_margin(ctx: Context, epsilon: float = 0.05) -> float:
     """The margin of the training set; refused where it is not positive, since dividing by it means nothing then."""
     found = margin(ctx, epsilon=epsilon)
     if not found > 0:
-        raise NotApplicable(
-            f"a positive margin of all but {epsilon:g} of the training samples",
-            f"{found:.4g}",
-            fix="Norms are compared with the margin of a network that fits its data",
-        )
+        got = f"{found:.4g}"
+        fix = "Norms are compared with the margin of a network that fits its data"
+        raise NotApplicable(f"a positive margin of all but {epsilon:g} of the training samples", got, fix=fix)
     return float(found)
 
 
@@ -220,8 +218,7 @@ _WIDTH = '\n    width: h_i of a convolution: "channels", or "units" (channels ti
 
 def log_widths(ctx: Context, width: str) -> list[float]:
     """Logarithm of the width h_i of each layer, the last included and the input left out."""
-    if width not in ("channels", "units"):
-        raise UnknownNameError.among(width, ("channels", "units"), "width")
+    refuse_unknown(width, ("channels", "units"), "width")
     return [math.log(math.prod(layer.output_shape) if width == "units" else n_out(ctx, layer)) for layer in ctx.network]
 
 

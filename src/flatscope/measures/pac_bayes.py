@@ -234,9 +234,7 @@ def bi_criteria(
     draws are taken, so that points of one curve are alike.
     """
     if has_batchnorm(ctx.problem.model):
-        raise InputError(
-            "a network without BatchNorm", "one with it", where="bi_criteria", fix="Use fold_batchnorm first"
-        )
+        raise InputError("a network without BatchNorm", "one with it", "bi_criteria", "Use fold_batchnorm first")
     alphas = tuple(sorted(checked_alphas(alpha)))
     kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
     rises = ctx.sweep(_all_rises, alphas=alphas, draws=draws, batch=batch)

@@ -16,7 +16,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import Operator
 from flatscope.curvature.operators import Hessian
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.params import Params, count, norm, unflatten
 from flatscope.perturbation import (
     Ascent,
@@ -159,8 +159,7 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
             "sphere": uniform on the sphere of radius σ√p.
     """
     _positive(sigma=sigma, draws=draws)
-    if law not in LAWS:
-        raise UnknownNameError.among(law, LAWS, "law of expected_flatness")
+    refuse_unknown(law, LAWS, "law of expected_flatness")
     if draws % 2 or draws < 4:
         raise InputError("an even number of draws, at least 4", str(draws), where="draws")
     losses = pair_means(blocks_of_losses(ctx, _mirrored_draws(ctx, sigma, draws // 2, law)))

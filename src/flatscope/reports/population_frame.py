@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
@@ -68,8 +68,7 @@ class PopulationFrame(Result):
         object.__setattr__(self, "frame", self.frame.set_axis(columns, axis=1))
         given = [self.target] if self.target else []
         for name in (*given, *self.measures, *(self.parameters or ())):
-            if name not in columns:
-                raise UnknownNameError.among(name, columns, "column of the population")
+            refuse_unknown(name, columns, "column of the population")
         target = self.target or target_column(columns)
         if not target:
             fix = 'Name it: PopulationFrame(frame, target="…")'

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unless_whole
 from flatscope.files import from_json_bytes
 
 NOT_FINITE = "$float"  # JSON has no NaN and no infinity: {"$float": "nan"}
@@ -171,9 +171,8 @@ class Sweep:
         names = given.get("group_by")
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise InputError("a list of names", repr(names), where=f"{where}, group_by")
-        size = given.get("group_size")
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise InputError("a whole number of at least 1", repr(size), where=f"{where}, group_size")
+        if given.get("group_size") is not None:
+            refuse_unless_whole(given["group_size"], f"{where}, group_size")
         return cls(**{**given, "grid": grid})
 
     @classmethod

@@ -24,7 +24,7 @@ from typing import IO, Any
 import pandas as pd
 import torch
 
-from flatscope.errors import InputError, Interrupted, UnknownNameError
+from flatscope.errors import InputError, Interrupted, refuse_unknown
 from flatscope.factories import find_factory
 from flatscope.progress import Advance, progress
 from flatscope.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
@@ -243,8 +243,7 @@ def run(
         SweepFailed: some trials could not be done, after all others were.
         Interrupted: Ctrl-C; the same call goes on where this one stopped.
     """
-    if engine not in ENGINES:
-        raise UnknownNameError.among(str(engine), ENGINES, "engine")
+    refuse_unknown(engine, ENGINES, "engine")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise InputError("a number of workers, or 0 for none but this process", repr(workers), "sweep, workers")
     if not cpus > 0 or not gpus >= 0:

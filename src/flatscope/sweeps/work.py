@@ -21,7 +21,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from flatscope.context import Context
-from flatscope.errors import FlatscopeError, InputError, UnknownNameError
+from flatscope.errors import FlatscopeError, InputError, UnknownNameError, refuse_unknown
 from flatscope.factories import find_factory
 from flatscope.inspection import usable_device
 from flatscope.measuring import bounds, measure
@@ -331,7 +331,6 @@ def _known_keys(given: Mapping[str, Any], known: Iterable[str], kind: str) -> No
             raise UnknownNameError(f"one of {', '.join(known)}", repr(name), where=kind)
 
 
-def _refuse_unknown(names: Iterable[str], known: Iterable[str], kind: str) -> None:
+def _refuse_unknown(names: Iterable[str], known: Collection[str], kind: str) -> None:
     for name in names:
-        if name not in known:
-            raise UnknownNameError.among(name, known, kind)
+        refuse_unknown(name, known, kind)

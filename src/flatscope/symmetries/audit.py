@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.errors import UnknownNameError
+from flatscope.errors import refuse_unknown
 from flatscope.results import Result, checked_columns, plain
 
 COLUMNS = {
@@ -79,10 +79,8 @@ class Audit(Result):
 
     def verdict(self, measure: str, symmetry: str) -> str:
         """`invariant`, `moved` or `not tested`."""
-        if measure not in self.measures:
-            raise UnknownNameError.among(measure, self.measures, "measure in this audit")
-        if symmetry not in self.symmetries:
-            raise UnknownNameError.among(symmetry, self.symmetries, "symmetry in this audit")
+        refuse_unknown(measure, self.measures, "measure in this audit")
+        refuse_unknown(symmetry, self.symmetries, "symmetry in this audit")
         rows = self._frame[(self._frame["measure"] == measure) & (self._frame["symmetry"] == symmetry)]
         return str(rows["verdict"].iloc[0])
 

@@ -154,12 +154,10 @@ def _norms(model: nn.Module, uses: _Uses) -> list[_Norm]:
             given = call.named(*NORM_ORDER)
             mean = buffers.get(id(given.get("running_mean")))
             if mean is None or given.get("training"):
-                raise InputError(
-                    "BatchNorm with running statistics that are buffers of the model",
-                    "batch_norm called with others",
-                    where=f"module {module}" if module else "model",
-                    fix="Keep the statistics in buffers, as torch.nn.BatchNorm2d does",
-                )
+                expected = "BatchNorm with running statistics that are buffers of the model"
+                got = "batch_norm called with others"
+                fix = "Keep the statistics in buffers, as torch.nn.BatchNorm2d does"
+                raise InputError(expected, got, f"module {module}" if module else "model", fix)
             if mean in {norm.mean for norm in found}:
                 continue  # called twice: it cannot be folded, and becomes a layer of its own
             found.append(_norm(call, module, mean))
@@ -356,9 +354,6 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 def _refuse_batch_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, BatchNorm) and module.running_mean is None:
-            raise InputError(
-                "BatchNorm with running statistics",
-                "one without (track_running_stats=False)",
-                where=f"module {name}",
-                fix="Its output depends on the batch, so there is no one function to keep",
-            )
+            got = "one without (track_running_stats=False)"
+            fix = "Its output depends on the batch, so there is no one function to keep"
+            raise InputError("BatchNorm with running statistics", got, f"module {name}", fix)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.units import Graph, GraphLayer
 from flatscope.params import Params
 
@@ -66,8 +66,7 @@ def chains(graph: Graph, params: Params, rule: str, forward: bool) -> Chains:
             joined to unit i modulo the width, at the centre tap; "diagonal": to unit i.
         forward: prefixes if True, suffixes if False.
     """
-    if rule not in RULES:
-        raise UnknownNameError.among(rule, RULES, "rule for basis paths")
+    refuse_unknown(rule, RULES, "rule for basis paths")
     n = graph.n_classes + 1
     layer_of, entry_of, other_of = (torch.full((n,), -1, dtype=torch.int64) for _ in range(3))
     log, sign = torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
@@ -146,12 +145,9 @@ def _by_number(
             if number not in wanted or number in found:
                 continue
             if rule == "diagonal" and place >= len(other_units):
-                raise InputError(
-                    "as many units in every layer, for the diagonal rule",
-                    f"no unit {place} among the {len(other_units)} {'inputs' if forward else 'outputs'}",
-                    where=f"layer {layer.name}",
-                    fix='Use rule="cyclic", which is the same where widths are equal, or rule="max_product"',
-                )
+                got = f"no unit {place} among the {len(other_units)} {'inputs' if forward else 'outputs'}"
+                fix = 'Use rule="cyclic", which is the same where widths are equal, or rule="max_product"'
+                raise InputError("as many units in every layer, for the diagonal rule", got, f"layer {layer.name}", fix)
             steps = 1 if rule == "diagonal" else len(other_units)
             partners = (other_units[(place + step) % len(other_units)] for step in range(steps))
             partner = next((channels for unit, channels in partners if settled[unit]), None)

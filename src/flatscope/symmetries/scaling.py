@@ -192,11 +192,8 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
     else:
         groups = _layer_groups(graph)
     if not groups:
-        raise NotApplicable(
-            f"something that can be rescaled by {by}",
-            "nothing: " + ("; ".join(graph.walls) or "no scale is free"),
-            where="rescale",
-        )
+        got = "nothing: " + ("; ".join(graph.walls) or "no scale is free")
+        raise NotApplicable(f"something that can be rescaled by {by}", got, where="rescale")
     return groups
 
 

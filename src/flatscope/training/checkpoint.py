@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, UnknownNameError, WeightsError
+from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
 from flatscope.files import json_bytes, read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope.training.weight_files import (
@@ -107,12 +107,9 @@ class TrainConfig:
         for name in ("stop_zero_error", "shuffle"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError("true or false", repr(getattr(self, name)), where=f"TrainConfig, {name}")
-        if self.loss not in LOSSES:
-            raise UnknownNameError.among(str(self.loss), LOSSES, "loss to train on")
-        if self.augmentation not in AUGMENTATIONS:
-            raise UnknownNameError.among(str(self.augmentation), AUGMENTATIONS, "augmentation")
-        if self.precision not in PRECISIONS:
-            raise UnknownNameError.among(str(self.precision), PRECISIONS, "precision of training")
+        refuse_unknown(self.loss, LOSSES, "loss to train on")
+        refuse_unknown(self.augmentation, AUGMENTATIONS, "augmentation")
+        refuse_unknown(self.precision, PRECISIONS, "precision of training")
         object.__setattr__(self, "lr_steps", _steps(self.lr_steps))
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,8 +128,7 @@ class TrainConfig:
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values:
-            if name not in known:
-                raise UnknownNameError.among(str(name), known, "training setting")
+            refuse_unknown(name, known, "training setting")
         return cls(**values)
 
 
@@ -140,8 +136,7 @@ class CheckpointPace:
     """When to write: after every so many epochs and at the end, but not within `seconds` of the time before."""
 
     def __init__(self, every: int, seconds: float = 0.0) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InputError("a whole number of at least 1", repr(every), where="checkpoint_every")
+        refuse_unless_whole(every, "checkpoint_every")
         if not seconds >= 0:
             raise InputError("a number of at least 0", repr(seconds), where="checkpoint_seconds")
         self._every, self._seconds, self._last = every, seconds, time.monotonic()
@@ -208,12 +203,9 @@ def prepare_folder(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(
-            "a folder that can be written to",
-            error.strerror or str(error),
-            where=f"checkpoint folder {folder}",
-            fix="Choose another folder or change its permissions",
-        ) from None
+        got = error.strerror or str(error)
+        fix = "Choose another folder or change its permissions"
+        raise InputError("a folder that can be written to", got, f"checkpoint folder {folder}", fix) from None
 
 
 def write_checkpoint(
@@ -309,12 +301,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         saved["state"]["rows"] = [{key: float(value) for key, value in row.items()} for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         reason = "no training state in it" if isinstance(error, KeyError) else str(error)
-        raise WeightsError(
-            "a whole training checkpoint",
-            f"a file that is not one ({reason})",
-            where=str(path),
-            fix="Choose another checkpoint folder, or remove the file to start over",
-        ) from None
+        got = f"a file that is not one ({reason})"
+        fix = "Choose another checkpoint folder, or remove the file to start over"
+        raise WeightsError("a whole training checkpoint", got, str(path), fix) from None
     return tensors, saved
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training.data_set import Array, Data, DataSource, Pair, Raw, collected, from_function, from_npz
 from flatscope.training.known_files import SETS
 from flatscope.training.public_sets import EMBEDDED, Listing, available, data_root, fetch, locate, read_part, verify
@@ -76,8 +76,7 @@ def load(
         crop: side of the centre square to keep (zhang2017 uses 28 of CIFAR-10's 32).
         download: fetch a public set that is not there.
     """
-    if standardize_by not in STANDARDS:
-        raise UnknownNameError.among(str(standardize_by), STANDARDS, "standardize_by")
+    refuse_unknown(standardize_by, STANDARDS, "standardize_by")
     with_test = test_size != 0
     found = name if isinstance(name, Raw | DataSource) else _raw_samples(str(name), root, seed, download, with_test)
     raw = collected(found, with_test) if isinstance(found, DataSource) else found

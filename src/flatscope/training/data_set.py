@@ -129,12 +129,9 @@ def collected(source: DataSource, with_test: bool) -> Raw:
         batches = list(as_samples(part, f"{source.notes}, {what} part").batches())
         shapes = {inputs.shape[1:] if isinstance(inputs, Tensor) else None for inputs, _ in batches}
         if None in shapes or len(shapes) > 1:
-            raise InputError(
-                "samples that are one tensor each, all of one shape: training, sizes, standardising need arrays",
-                "several tensors a sample, or other shapes",
-                where=f"{source.notes}, {what} part",
-                fix="Draw and change the samples in the function itself",
-            )
+            expected = "samples that are one tensor each, all of one shape: training, sizes, standardising need arrays"
+            fix = "Draw and change the samples in the function itself"
+            raise InputError(expected, "several tensors a sample, or other shapes", f"{source.notes}, {what} part", fix)
         x = torch.cat([inputs for inputs, _ in batches if isinstance(inputs, Tensor)])
         pairs.append(_as_arrays((x, torch.cat([targets for _, targets in batches]))))
     return _checked(source.name, pairs[0], pairs[1] if len(pairs) > 1 else None, None, source.notes)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 
 LAYERS = (
     nn.Linear,
@@ -86,12 +86,10 @@ def initialize(
             elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
                 module.reset_parameters()  # constants only: no random draw
             elif own := [key for key, _ in module.named_parameters(recurse=False)]:
-                raise InputError(
-                    "parameters in linear, convolution and normalisation layers only",
-                    f"{type(module).__name__} with {', '.join(own)}",
-                    where=f"initialize, module {name or '(the model itself)'}",
-                    fix="Initialise this model yourself",
-                )
+                expected = "parameters in linear, convolution and normalisation layers only"
+                got = f"{type(module).__name__} with {', '.join(own)}"
+                fix = "Initialise this model yourself"
+                raise InputError(expected, got, f"initialize, module {name or '(the model itself)'}", fix)
     if skeleton is not None:
         set_skeleton(model, skeleton)
     return model
@@ -155,8 +153,7 @@ def _draw(scheme: str, *, bound: float, variance: float) -> Draw:
         "normal": lambda weight, g: weight.normal_(0.0, math.sqrt(variance), generator=g),
         "torch": lambda weight, g: nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=g),
     }
-    if scheme not in table:
-        raise UnknownNameError.among(scheme, table, "initialisation scheme")
+    refuse_unknown(scheme, table, "initialisation scheme")
     return table[scheme]
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.training.initialization import private_randomness
 from flatscope.training.vision_models import (
     image_shape,
@@ -50,13 +50,9 @@ def mlp(widths: Sequence[int], bias: bool = True, activation: str = "relu") -> n
         ['flatten', 'fc1', 'relu1', 'fc2']
     """
     if len(widths) < 2 or any(not isinstance(width, int) or width < 1 for width in widths):
-        raise InputError(
-            "at least two positive whole numbers, the first for the input and the last for the output",
-            repr(widths),
-            where="mlp, widths",
-        )
-    if activation not in _ACTIVATIONS:
-        raise UnknownNameError.among(activation, _ACTIVATIONS, "activation")
+        expected = "at least two positive whole numbers, the first for the input and the last for the output"
+        raise InputError(expected, repr(widths), where="mlp, widths")
+    refuse_unknown(activation, _ACTIVATIONS, "activation")
     parts: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for number, (n_in, n_out) in enumerate(pairwise(widths), start=1):
         parts[f"fc{number}"] = nn.Linear(n_in, n_out, bias=bias)
@@ -185,22 +181,16 @@ def build(name: str, *, seed: int = 0, **options: object) -> nn.Module:
     builder = _builder(name)
     signature = inspect.signature(builder)
     for option in options:
-        if option not in signature.parameters:
-            raise UnknownNameError.among(option, signature.parameters, f"option of model {name}")
+        refuse_unknown(option, signature.parameters, f"option of model {name}")
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise InputError(
-            f"the options that {name} needs",
-            str(error),
-            where=f"build({name!r})",
-            fix=f"Its options: {signature}",
-        ) from None
+        fix = f"Its options: {signature}"
+        raise InputError(f"the options that {name} needs", str(error), f"build({name!r})", fix) from None
     with private_randomness(seed), torch.device("cpu"):
         return builder(**options)
 
 
 def _builder(name: str) -> Callable[..., nn.Module]:
-    if name not in _BUILDERS:
-        raise UnknownNameError.among(name, _BUILDERS, "model")
+    refuse_unknown(name, _BUILDERS, "model")
     return _BUILDERS[name]

@@ -292,16 +292,11 @@ def _refuse_alone(trial: Trial, reason: str, refused: bool) -> None:
     """What the plain loop cannot do, and what the user has ruled out."""
     if refused:
         fix = 'Take stacked="auto" to train it in another'
-        raise InputError(
-            "a network that can be trained in the wanted way", reason, where=f"trial {trial.name}", fix=fix
-        )
+        raise InputError("a network that can be trained in the wanted way", reason, f"trial {trial.name}", fix)
     if trial.noise_temperature:
-        raise InputError(
-            "a network that can be stacked, since only stacks have noise",
-            reason,
-            where=f"trial {trial.name}, noise_temperature",
-            fix="Leave the noise out, or train it with flatscope.SGLD",
-        )
+        expected = "a network that can be stacked, since only stacks have noise"
+        fix = "Leave the noise out, or train it with flatscope.SGLD"
+        raise InputError(expected, reason, f"trial {trial.name}, noise_temperature", fix)
 
 
 def _check(group: Group, held_out: Pair | None, device: torch.device) -> Pair | None:

@@ -20,7 +20,7 @@ from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.factors import output_root
 from flatscope.curvature.layer_forms import Flow, matrices, weight_forms
 from flatscope.curvature.sweep import find_left_out
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.loss import as_loss
 from flatscope.measuring import measure
@@ -70,8 +70,7 @@ BY_EIGENVALUES = {"layer_max_eigenvalue", "kappa"}
 def checked_names(names: Sequence[str]) -> list[str]:
     """The names, once all are known to be measures that stacks have."""
     for name in names:
-        if name not in MEASURES:
-            raise UnknownNameError.among(str(name), list(MEASURES), "measure of a whole stack")
+        refuse_unknown(name, MEASURES, "measure of a whole stack")
     return list(names)
 
 
@@ -101,8 +100,7 @@ class StackedLayers:
         """The layers of these names, all by default; refused where a stack does not have a measure, or not exactly."""
         found = []
         for name in self._known if layers is None else layers:
-            if name not in self._known:
-                raise UnknownNameError.among(name, list(self._known), "layer")
+            refuse_unknown(name, self._known, "layer")
             reason, layer = self._refused.get(name, ""), self._known[name]
             if BY_EIGENVALUES & set(names) and not (layer.kind == "dense" and len(layer.input_shape) == 1):
                 reason = reason or "eigenvalues are found for dense layers on vectors only"
@@ -171,8 +169,7 @@ def measure_alone(
         return {(name, layer): torch.tensor([math.nan]) for name in names for layer in layers}
     found = {name: table.layer(name) for name in names}
     for layer in layers or ():
-        if layer not in found[names[0]]:
-            raise UnknownNameError.among(layer, list(found[names[0]]), "layer")
+        refuse_unknown(layer, found[names[0]], "layer")
     return {
         (name, layer): torch.tensor([value], dtype=torch.float64)
         for name, values in found.items()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training import models
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import Data, sample_order
@@ -234,8 +234,7 @@ def _mapping(trial: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
 def _labels(trial: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     labels = _mapping(trial, "labels", where)
     for key in labels:
-        if key not in LABEL_KEYS:
-            raise UnknownNameError.among(str(key), LABEL_KEYS, f"key of labels, {where}")
+        refuse_unknown(key, LABEL_KEYS, f"key of labels, {where}")
     share = labels.get("random", 0.0)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise InputError("a share from 0 to 1", repr(share), where=f"{where}, labels, random")

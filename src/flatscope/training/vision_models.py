@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 
 
 def plainnet18(
@@ -61,8 +61,7 @@ def vgg(
         preset: "paper", or "companion" for the authors' published variant, with max-pooling at the end and
             BatchNorm behind the hidden layer only.
     """
-    if preset not in ("paper", "companion"):
-        raise UnknownNameError.among(preset, ("paper", "companion"), "preset of vgg")
+    refuse_unknown(preset, ("paper", "companion"), "preset of vgg")
     n_in, height, width = image_shape(input_shape, "vgg", smallest=8)
     norm_convs = batchnorm and preset == "paper"
     parts: OrderedDict[str, nn.Module] = OrderedDict()

@@ -91,9 +91,7 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
     ]
     found = [("missing ", absent), ("not in the model ", extra), ("of another shape ", shapes)]
     if problems := "; ".join(label + _listed(names) for label, names in found if names):
-        raise WeightsError(
-            "the weights of this model", problems, where=where, fix="Take the weights of the same architecture"
-        )
+        raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
     for name in own:
         for twin in twins[name] & tensors.keys():
             if name in tensors and not torch.equal(tensors[name], tensors[twin]):
@@ -116,12 +114,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors, head = read_tensors(path)
     except ValueError as error:
-        raise WeightsError(
-            "a whole safetensors file or torch state dict",
-            f"one that cannot be read ({error})",
-            where=str(path),
-            fix="Save it again with flatscope's save_weights or torch.save(model.state_dict(), path)",
-        ) from None
+        got = f"one that cannot be read ({error})"
+        fix = "Save it again with flatscope's save_weights or torch.save(model.state_dict(), path)"
+        raise WeightsError("a whole safetensors file or torch state dict", got, str(path), fix) from None
     if STATE_KEY in head:
         return {name.removeprefix(MODEL_PREFIX): t for name, t in tensors.items() if name.startswith(MODEL_PREFIX)}
     return tensors
@@ -135,12 +130,9 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             _refuse_changed_archive(file, path.stat().st_size)
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise WeightsError(
-            "a state dict of plain tensors",
-            "a pickle that is damaged or wants to run code of its own; nothing in it was run",
-            where=str(path),
-            fix="Whole models are refused too: save torch.save(model.state_dict(), path) or safetensors",
-        ) from None
+        got = "a pickle that is damaged or wants to run code of its own; nothing in it was run"
+        fix = "Whole models are refused too: save torch.save(model.state_dict(), path) or safetensors"
+        raise WeightsError("a state dict of plain tensors", got, str(path), fix) from None
     except Exception as error:  # damaged archives fail in many ways, all of them the file's fault
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
