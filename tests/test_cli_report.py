@@ -12,6 +12,7 @@ from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit
 from flatscope.errors import InputError
 from flatscope.formatting import numbered
+from flatscope.reports.answer import UNKNOWN
 from flatscope_papers.study_result import StudyResult
 
 STUDY = "petzka2019-ridge"
@@ -52,5 +53,5 @@ def test_the_help_names_folders_of_studies() -> None:
 
 def test_one_of_a_thing_is_said_as_one() -> None:
     assert [numbered(number, "trial") for number in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
-    fit = Fit("mine", "as they are", 1, 0, 4, (0.5, None), None)
+    fit = Fit("mine", "as they are", 1, 0, UNKNOWN)
     assert "1 training sample, " in str(fit)

@@ -17,6 +17,7 @@ import flatscope.cli.output as output
 import flatscope.cli.run_measure as summary
 from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
+from flatscope.comparing.running import standing_of
 from flatscope.context import Context
 from flatscope.registry import declarations
 from flatscope.reports.measured import MANY, headline_words
@@ -62,9 +63,10 @@ def test_fit_and_gap_are_those_of_the_network(measured: tuple[fs.Table, Fit, Con
         outputs = model(x).detach()
         losses.append(float(torch.nn.functional.cross_entropy(outputs, y)))
         errors.append(float((outputs.argmax(1) != y).double().mean()))
-    assert fit.loss == pytest.approx(losses, rel=1e-5)
-    assert fit.error == pytest.approx(errors)
-    assert (fit.n_train, fit.n_test, fit.parameters) == (60, 40, 64 * 8 + 8 + 80 + 10)
+    found = fit.standing
+    assert (found.loss, found.test_loss) == pytest.approx(losses, rel=1e-5)
+    assert (found.error, found.test_error) == pytest.approx(errors)
+    assert (fit.n_train, fit.n_test, found.parameters) == (60, 40, 64 * 8 + 8 + 80 + 10)
 
 
 def test_the_summary_comes_first_and_fits_a_hundred_columns(
@@ -75,9 +77,7 @@ def test_the_summary_comes_first_and_fits_a_hundred_columns(
     assert max(map(len, text.splitlines())) <= 100
     head, _, rest = text.partition("measures by family")
     assert "60 training and 40 test samples, standardised; 610 parameters" in head
-    assert fit.error is not None
-    train, test = fit.error
-    assert test is not None
+    train, test = fit.standing.error, fit.standing.test_error
     assert f"{100 * train:.2f} %" in head
     assert f"{100 * (test - train):.2f} %" in head
     shown = [line.split()[0] for line in head.splitlines() if line.split() and line.split()[0] in headline_words()]
@@ -160,7 +160,7 @@ def test_few_measures_are_not_said_twice(
 def test_regression_without_test_data_has_a_loss_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(20, 3)
     context = Context(fs.Problem(torch.nn.Linear(3, 1), train=(x, x.sum(1)), loss="mse"))
-    fit = Fit("mine", "as they are", 20, 0, 4, (context.scores().loss, None), None)
+    fit = Fit("mine", "as they are", 20, 0, standing_of(context))
     text = printed(monkeypatch, fs.measure(context.problem, "parameter_count", context=context), fit)
     assert "20 training samples" in text
     assert "error" not in text

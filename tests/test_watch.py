@@ -9,7 +9,7 @@ import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
-from flatscope.cli.run_watch import look
+from flatscope.cli.run_report import look
 from flatscope.errors import InputError
 from flatscope.sweeps.configuration import Sweep
 from flatscope.sweeps.store import Store
@@ -48,7 +48,7 @@ def test_one_that_goes_on_is_looked_at_again_until_it_is_over(
         seen.append((seconds, 'http-equiv="refresh" content="2"' in page.read_text()))
         state.write_text(finished)
 
-    monkeypatch.setattr("flatscope.cli.run_watch.time.sleep", wait)
+    monkeypatch.setattr("flatscope.cli.run_report.time.sleep", wait)
     outcome = run("watch", training, "--every", 2, "--report", page)
     assert outcome.code == 0
     assert seen == [(2.0, True)]

@@ -93,7 +93,7 @@ def compare(given: CompareCommand) -> None:
 @command
 def audit(given: AuditCommand) -> None:
     """Rewrite a network's weights without changing its function, and see which measures move."""
-    from flatscope.cli.run_audit import run_audit
+    from flatscope.cli.run_network import run_audit
 
     run_audit(given)
 
@@ -101,7 +101,7 @@ def audit(given: AuditCommand) -> None:
 @command(alone=True)
 def landscape(given: LandscapeCommand) -> None:
     """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
-    from flatscope.cli.run_landscape import run_landscape
+    from flatscope.cli.run_network import run_landscape
 
     run_landscape(given)
 
@@ -109,7 +109,7 @@ def landscape(given: LandscapeCommand) -> None:
 @command
 def spectrum(given: SpectrumCommand) -> None:
     """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
-    from flatscope.cli.run_spectrum import run_spectrum
+    from flatscope.cli.run_network import run_spectrum
 
     run_spectrum(given)
 
@@ -135,7 +135,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
 ) -> None:
     """Follow a training or a sweep while it goes on: progress, losses, measures so far."""
-    from flatscope.cli.run_watch import watch_run
+    from flatscope.cli.run_report import watch_run
 
     watch_run(run, every, report, once)
 

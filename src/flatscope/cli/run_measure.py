@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +86,7 @@ def run_measure(given: MeasureCommand) -> None:
             context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
             if not problem.ranks.rank:
                 show_note(str(measuring.plan(context, given.measures)))
-            fit, standing = Fit.of(context, loaded), standing_of(context)
+            fit = Fit.of(context, loaded)
             watch = _shown_as_they_come(speaks=not problem.ranks.rank)
             measured = measuring.measure(problem, given.measures, options=options, context=context, watch=watch)
             tables["measures"] = measured
@@ -98,26 +97,20 @@ def run_measure(given: MeasureCommand) -> None:
     except Interrupted as stop:
         tables["bounds" if tables else "measures"], stopped = stop.result, stop
     if not problem.ranks.rank:  # every rank has the same tables; the first one shows them
-        _deliver(given, tables, fit, standing, begun, unfinished=stopped is not None)
+        _deliver(given, tables, fit, begun, unfinished=stopped is not None)
     if stopped:
         raise stopped
 
 
 def _deliver(
-    given: MeasureCommand,
-    tables: dict[str, Table],
-    fit: Fit,
-    standing: Standing,
-    begun: Path | None,
-    *,
-    unfinished: bool,
+    given: MeasureCommand, tables: dict[str, Table], fit: Fit, begun: Path | None, *, unfinished: bool
 ) -> None:
     doubt = fit.doubt(saved_error(given.weights))
     for table in tables.values():
         table.meta |= network_meta(given)
         if doubt:
             table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
-    tables["measures"].meta[STANDING] = standing.to_dict()
+    tables["measures"].meta[STANDING] = fit.standing.to_dict()
     show_note(str(fit))
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
@@ -138,15 +131,8 @@ def _deliver(
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}
         return json.dumps(whole, indent=1) if others else tables["measures"].to_json()
 
-    deliver(
-        tables["measures"],
-        given,
-        show,
-        page=list(tables.values()),
-        beside=others,
-        as_json=as_json,
-        unfinished=unfinished,
-    )
+    page = list(tables.values())
+    deliver(tables["measures"], given, show, page=page, beside=others, as_json=as_json, unfinished=unfinished)
 
 
 def _shown_as_they_come(speaks: bool) -> measuring.Watch:
@@ -216,54 +202,45 @@ def _varied(name: str, members: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a network does on its data: (training, test), test None where there is none, errors in classes only."""
+    """How well a network does on its data."""
 
     data: str
     how: str
     n_train: int
     n_test: int
-    parameters: int
-    loss: tuple[float, float | None]
-    error: tuple[float, float | None] | None
+    standing: Standing
 
     @classmethod
     def of(cls, context: Context, data: Data | DataSource) -> Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
-        train, test = context.scores(), None if problem.test is None else context.scores("test")
-        return cls(
-            data=data.name,
-            how=data.how,
-            n_train=problem.n_train,
-            n_test=0 if problem.test is None else problem.test.n,
-            parameters=sum(problem.params[name].numel() for name in problem.trainable),
-            loss=(train.loss, None if test is None else test.loss),
-            error=(train.error, None if test is None else test.error) if problem.classification else None,
-        )
+        n_test = 0 if problem.test is None else problem.test.n
+        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
 
     @property
     def fits(self) -> bool:
         """Whether the network gets most of its training samples right; regression has no such measure."""
-        return self.error is None or self.error[0] <= MOST
+        return not self.standing.error > MOST
 
     def doubt(self, saved: float | None) -> str:
         """What to say where the training error is far above the one that was saved with the weights; else nothing."""
-        if saved is None or self.error is None:
+        error = self.standing.error
+        if saved is None or math.isnan(error):
             return ""
         noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
-        if self.error[0] <= saved + 0.01 + noise:
+        if error <= saved + 0.01 + noise:
             return ""
         return (
-            f"the training error is {100 * self.error[0]:.2f} %, and was {100 * saved:.2f} % when these weights were "
+            f"the training error is {100 * error:.2f} %, and was {100 * saved:.2f} % when these weights were "
             "saved: are these the inputs that the network was trained on? (--standardize and --no-standardize, "
             "--flatten, --data-seed)"
         )
 
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""
-        error = "" if self.error is None else f", error {100 * self.error[0]:.2f} %"
+        error = "" if math.isnan(self.standing.error) else f", error {100 * self.standing.error:.2f} %"
         samples = numbered(self.n_train, "training sample")
-        return f"{self.data}, {samples}, {self.how}: loss {self.loss[0]:.4g}{error}"
+        return f"{self.data}, {samples}, {self.how}: loss {self.standing.loss:.4g}{error}"
 
 
 def show_measured(table: Table, fit: Fit) -> None:
@@ -271,7 +248,7 @@ def show_measured(table: Table, fit: Fit) -> None:
     screen, rows = console(), [_Row.of(line) for line in table.lines()]
     counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
     samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
-    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.parameters, 'parameter')}"))
+    screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.standing.parameters, 'parameter')}"))
     _show_fit(fit)
     for remark in table.meta.get("remarks", ()):
         screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}\n"))
@@ -315,15 +292,13 @@ class _Row:
 
 
 def _show_fit(fit: Fit) -> None:
-    rows = [["loss", *_with_gap(fit.loss, number)]]
-    if fit.error is not None:
-        rows.append(["error", *_with_gap(fit.error, lambda share: f"{100 * share:.2f} %")])
-    show_grid(["", *(("train", "test", "gap") if fit.n_test else ("train",))], rows)
-
-
-def _with_gap(values: tuple[float, float | None], shown: Callable[[float], str]) -> list[str]:
-    train, test = values
-    return [shown(train)] if test is None else [shown(train), shown(test), shown(test - train)]
+    found = fit.standing
+    rows = [["loss", *(number(value) for value in (found.loss, found.test_loss, found.test_loss - found.loss))]]
+    if not math.isnan(found.error):
+        shares = (found.error, found.test_error, found.test_error - found.error)
+        rows.append(["error", *(f"{100 * share:.2f} %" for share in shares)])
+    columns = 4 if fit.n_test else 2  # what, training, test, gap
+    show_grid(["", "train", "test", "gap"][:columns], [row[:columns] for row in rows])
 
 
 def _show_headlines(rows: list[_Row]) -> None:
