@@ -106,6 +106,11 @@ class Answer:
     note: str = ""
     seen: str = ""
 
+    @property
+    def without_interval(self) -> str:
+        """Why there is a number and no interval."""
+        return f"{'one run' if self.runs == 1 else f'{self.runs} runs'}, no interval"
+
     @classmethod
     def exact(cls, value: float, note: str = "") -> Answer:
         """A number without any chance in it: a count, a closed form."""

@@ -193,7 +193,7 @@ def answer_text(answer: Answer) -> str:
     if math.isnan(answer.value):
         return "—"
     if answer.low is None or answer.high is None:
-        return f"{answer.value:.4g} ({'one run' if answer.runs == 1 else f'{answer.runs} runs'}, no interval)"
+        return f"{answer.value:.4g} ({answer.without_interval})"
     if answer.seen:
         return _seen_text(answer)
     if answer.low == answer.value == answer.high:

@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from flatscope_papers import find_study, studies
-from flatscope_papers.claims import COUNTED, ERRATUM, SIGNS, Answer, judge
+from flatscope_papers.claims import COUNTED, ERRATUM, SIGNS, Answer, judge, range_text
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.markdown import brief, text
 from flatscope_papers.pages.overview import overview
@@ -89,6 +89,7 @@ def test_a_card_says_what_holds_and_what_does_not_with_numbers() -> None:
         line = next(line for line in page.splitlines() if text(claim.headline) in line)
         assert SIGNS[judge(claim, Answer.exact(0.25), "small").verdict] in line
         assert "0.25" in line
+        assert f"to hold: {range_text(claim.holds)}" in line
         assert "reduced scale" in line
     assert "*(reduced scale)*" not in overview({NAME: {"paper": result(NAME, 0.25, "paper")}})
 
@@ -166,7 +167,7 @@ def test_the_frame_has_answers_and_ranges_as_numbers() -> None:
         (Answer(3.5e-15, 1e-15, 3.5e-15, 20, seen="networks"), "3.5×10⁻¹⁵ (largest of 20)"),
         (Answer(0.5, 0.5, 0.9, 20, seen="networks"), "0.5 (smallest of 20)"),
         (Answer.exact(43758), "43,758"),
-        (Answer(0.12345), "0.12"),
+        (Answer(0.12345), "0.12 (one run, no interval)"),
         (Answer(math.nan), "—"),
     ],
 )

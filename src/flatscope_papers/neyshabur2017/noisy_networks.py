@@ -35,11 +35,13 @@ DELTA = 0.05
 def stages(scale: str) -> list[Stage]:
     """Trained networks without biases, then what noise does to each."""
     size = SIZES[scale]
-    networks = [_network(size, depth, seed) for depth in size["depths"] for seed in range(size["seeds"])]
+    units = [[_network(size, depth, seed) for seed in range(size["seeds"])] for depth in size["depths"]]
     looks = [
-        [{"study": "noise", "network": network, "draws": size["draws"], "steps": size["steps"]}] for network in networks
+        [{"study": "noise", "network": network, "draws": size["draws"], "steps": size["steps"]}]
+        for unit in units
+        for network in unit
     ]
-    return [Stage([networks], train_and_measure), Stage(looks, look_at_noise, 0)]
+    return [Stage(units, train_and_measure), Stage(looks, look_at_noise, 0)]
 
 
 def _network(size: Mapping[str, Any], depth: int, seed: int) -> dict[str, Any]:

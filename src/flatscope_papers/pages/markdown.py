@@ -50,7 +50,7 @@ def brief(answer: Answer) -> str:
         return "—"
     value = written(answer.value, 2)
     if answer.low is None or answer.high is None:
-        return value
+        return f"{value} ({answer.without_interval})"
     if answer.low == answer.high:
         return number_text(answer.value)
     if answer.seen:

@@ -118,7 +118,7 @@ def config(
         "data": {**size["data"], "train_size": n},
         "model": {"name": POLYNOMIAL if polynomial else RELU, "options": options, "seed": seed},
         "init": "kaiming_uniform",
-        "train": {**training(size[train], n, size["fall"]), "seed": seed},
+        "train": {**training(size.get(train, size["train"]), n, size["fall"]), "seed": seed},
     }
     if random:
         chosen["labels"] = {"random": 1.0, "seed": seed}

@@ -37,17 +37,18 @@ RANDOM = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of labels that are drawn at rando
 def stages(scale: str) -> list[Stage]:
     """Networks with more and more random labels; their radii and margins; the remarks."""
     size = SIZES[scale]
-    networks = [_network(size, share, seed) for share in RANDOM[:: size["skip"]] for seed in range(size["seeds"])]
+    units = [[_network(size, share, seed) for seed in range(size["seeds"])] for share in RANDOM[:: size["skip"]]]
     options = {"flatness_radius": size["radius"], "geometric_margin": size["margin"]}
     looks = [
         [{"study": "conjecture 1", "network": one, "measures": [*options], "measure_options": options}]
-        for one in networks
+        for unit in units
+        for one in unit
     ]
     remarks = [
-        {"study": "remarks", "data": size["data"], "seed": seed, "epochs": size["passes"]}
+        [{"study": "remarks", "data": size["data"], "seed": seed, "epochs": size["passes"]}]
         for seed in range(size["seeds"])
     ]
-    return [Stage([networks], train_and_measure), Stage([remarks], try_remarks, 0), Stage(looks, look_at_minimum, 0)]
+    return [Stage(units, train_and_measure), Stage(remarks, try_remarks, 0), Stage(looks, look_at_minimum, 0)]
 
 
 def _network(size: Mapping[str, Any], share: float, seed: int) -> dict[str, Any]:

@@ -108,10 +108,10 @@ def two_panels(figure: Figure, titles: tuple[str, str] = ("training error", "tes
     return panels
 
 
-def _by_size(channels: str, *, random: bool = False) -> Callable[[str], list[Stage]]:
+def _by_size(channels: str, *, random: bool = False, train: str = "train") -> Callable[[str], list[Stage]]:
     def stages(scale: str) -> list[Stage]:
         size = SIZES[scale]
-        return [stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random)]
+        return [stage(scale, [(size[channels], n) for n in size["train_sizes"]], random=random, train=train)]
 
     return stages
 
@@ -150,7 +150,7 @@ def figure_13(runs: Runs) -> Analysis:
     return along_training(runs)
 
 
-@study("zhang2017-fig14", stages=_by_size("large"))
+@study("zhang2017-fig14", stages=_by_size("large", train="wide_train"))
 def figure_14(runs: Runs) -> Analysis:
     """As Figure 13 with more channels; the paper does not state how many."""
     analysis = along_training(runs)

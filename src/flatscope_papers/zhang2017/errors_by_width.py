@@ -62,7 +62,7 @@ def _at_boundary(over: pd.DataFrame) -> str:
 
 def _by_width(scale: str) -> list[Stage]:
     size = SIZES[scale]
-    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]])]
+    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], train="wide_train")]
 
 
 @study("zhang2017-fig3", stages=_by_width)

@@ -39,18 +39,10 @@ SURE = "nearly cannot fail: the weights begin ten times as large, and training m
 
 
 def stages(scale: str) -> list[Stage]:
-    """One unit per kind of labels and start."""
+    """One unit: networks of all labels and starts train together."""
     size = SIZES[scale]
-    return [
-        Stage(
-            [
-                [_config(size, labels, start, seed) for seed in range(size["seeds"])]
-                for labels, start in itertools.product(LABELS, STARTS)
-            ],
-            train_and_watch,
-            0.5,
-        )
-    ]
+    cells = itertools.product(LABELS, STARTS, range(size["seeds"]))
+    return [Stage([[_config(size, *cell) for cell in cells]], train_and_watch)]
 
 
 def _config(size: Mapping[str, Any], labels: str, start: int, seed: int) -> dict[str, Any]:
@@ -71,8 +63,9 @@ def train_and_watch(configs: list[dict[str, Any]], store: Store, report: Report)
     epochs = configs[0]["train"]["epochs"]
 
     def after_epoch(epoch: int, view: PopulationView) -> None:
-        for i in view.trials:
-            seen[i].append({"epoch": epoch, **norms(view.state(i))})
+        weights = view.weights()
+        for place, i in enumerate(view.active):
+            seen[i].append({"epoch": epoch, **norms({name: value[place] for name, value in weights.items()})})
         report(epoch / epochs, f"epoch {epoch}")
 
     population = train_population(

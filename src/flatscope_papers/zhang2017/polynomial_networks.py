@@ -122,7 +122,7 @@ def _random(scale: str) -> list[Stage]:
 
 def _by_width(scale: str) -> list[Stage]:
     size = SIZES[scale]
-    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True)]
+    return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True, train="wide_train")]
 
 
 @study("zhang2017-fig22", stages=_natural)

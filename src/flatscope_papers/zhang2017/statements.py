@@ -29,7 +29,7 @@ def stages(scale: str) -> list[Stage]:
     """Random problems."""
     size = SIZES[scale]
     configs = [{"study": "statements", "seed": seed, "steps": size["steps"]} for seed in range(size["problems"])]
-    return [Stage([configs], try_statements, 0)]
+    return [Stage([[config] for config in configs], try_statements, 0)]
 
 
 @each_trial("statements")
