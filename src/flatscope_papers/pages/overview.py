@@ -25,12 +25,13 @@ from flatscope_papers.tables import paper_words
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
 LEGEND = f"""\
 Every figure and table of the four papers is a study here, every statement about it a claim: a number, and the range in
-which it holds ("to hold: above 0"), fixed before its study ran unless marked {AFTER}. **{SIGNS[HOLDS]} holds**: the
-whole 95 % interval of what was found lies in the range. **{SIGNS[CONTRADICTED]} contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]}
-inconclusive**: it lies on both sides, or there is none; noise around zero is inconclusive whatever its sign.
-**{SIGNS[UNTESTABLE]} cannot be tested here**: the number could not be had. What is contradicted at a reduced scale may
-hold at the paper's own; cards and counts keep the scales apart. A *gap* is test minus training error: it widens while
-the test error falls, where the training error falls faster. *Sharp* is the opposite of flat: the larger the sharper."""
+which it holds ("to hold: above 0"), fixed before its study ran unless marked {AFTER}.
+**{SIGNS[HOLDS]} holds**: the whole 95 % interval of what was found lies in the range. **{SIGNS[CONTRADICTED]}
+contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]} inconclusive**: it lies on both sides, or there is none; noise
+around zero is inconclusive whatever its sign. **{SIGNS[UNTESTABLE]} cannot be tested here**: the number could not be
+had. What is contradicted at a reduced scale may hold at the paper's own; cards and counts keep the scales apart.
+A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
+*Sharp* is the opposite of flat: the larger the sharper."""
 BELOW = """\
 *Identity or theorem*: checked by numbers, no scale to be short of. *Paper scale*: the paper's data, network sizes and
 training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores.
