@@ -277,7 +277,7 @@ def test_error_needs_classes_and_changes_at_the_first_label_that_flips() -> None
         ({"epsilon": 0.0}, "a positive number"),
         ({"limit": math.inf}, "a positive number"),
         ({"tolerance": -1.0}, "a positive number"),
-        ({"directions": 1}, "at least two directions"),
+        ({"directions": 1}, "directions: .* at least 2"),
         ({"kind": "lst"}, "last|first"),
         ({"objective": "accuracy"}, "objective"),
         ({"layers": "nowhere"}, "layer"),

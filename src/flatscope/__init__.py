@@ -5,66 +5,40 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from flatscope.factories import from_papers
-from flatscope.version import __version__
+from flatscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from flatscope import stats
-    from flatscope.auditing import audit
-    from flatscope.comparing.comparison import Comparison
-    from flatscope.comparing.running import compare
-    from flatscope.context import Context
-    from flatscope.errors import FlatscopeError, InputError, NumericalWarning
-    from flatscope.interpolation import Simplex, interpolate
-    from flatscope.landscapes.making import landscape
-    from flatscope.landscapes.surface import Surface
-    from flatscope.measuring import bounds, measure
-    from flatscope.problem import Problem
-    from flatscope.reports.page import report
-    from flatscope.reports.population_frame import PopulationFrame
-    from flatscope.spectra.density import SpectralDensity
-    from flatscope.spectra.finding import eigenpairs, gauss_newton, hessian, spectral_density
-    from flatscope.spectra.pairs import Eigenpairs
-    from flatscope.symmetries import BasisPaths, fold_batchnorm, rescale
-    from flatscope.symmetries.audit import Audit
-    from flatscope.table import Table
-    from flatscope.training.langevin import SGLD
-    from flatscope.training.population import Population, train_population
-
-__all__ = [
-    "SGLD",
-    "Audit",
-    "BasisPaths",
-    "Comparison",
-    "Context",
-    "Eigenpairs",
-    "FlatscopeError",
-    "InputError",
-    "NumericalWarning",
-    "Population",
-    "PopulationFrame",
-    "Problem",
-    "Simplex",
-    "SpectralDensity",
-    "Surface",
-    "Table",
-    "__version__",
-    "audit",
-    "bounds",
-    "compare",
-    "eigenpairs",
-    "fold_batchnorm",
-    "gauss_newton",
-    "hessian",
-    "interpolate",
-    "landscape",
-    "measure",
-    "report",
-    "rescale",
-    "spectral_density",
-    "stats",
-    "study",
-    "train_population",
-]
+    from flatscope import stats as stats
+    from flatscope.auditing import audit as audit
+    from flatscope.comparing.comparison import Comparison as Comparison
+    from flatscope.comparing.running import compare as compare
+    from flatscope.context import Context as Context
+    from flatscope.errors import FlatscopeError as FlatscopeError
+    from flatscope.errors import InputError as InputError
+    from flatscope.errors import NumericalWarning as NumericalWarning
+    from flatscope.interpolation import Simplex as Simplex
+    from flatscope.interpolation import interpolate as interpolate
+    from flatscope.landscapes.making import landscape as landscape
+    from flatscope.landscapes.surface import Surface as Surface
+    from flatscope.measuring import bounds as bounds
+    from flatscope.measuring import measure as measure
+    from flatscope.problem import Problem as Problem
+    from flatscope.reports.page import report as report
+    from flatscope.reports.population_frame import PopulationFrame as PopulationFrame
+    from flatscope.spectra.density import SpectralDensity as SpectralDensity
+    from flatscope.spectra.finding import eigenpairs as eigenpairs
+    from flatscope.spectra.finding import gauss_newton as gauss_newton
+    from flatscope.spectra.finding import hessian as hessian
+    from flatscope.spectra.finding import spectral_density as spectral_density
+    from flatscope.spectra.pairs import Eigenpairs as Eigenpairs
+    from flatscope.symmetries import BasisPaths as BasisPaths
+    from flatscope.symmetries import fold_batchnorm as fold_batchnorm
+    from flatscope.symmetries import rescale as rescale
+    from flatscope.symmetries.audit import Audit as Audit
+    from flatscope.table import Table as Table
+    from flatscope.training.langevin import SGLD as SGLD
+    from flatscope.training.population import Population as Population
+    from flatscope.training.population import train_population as train_population
 
 # Where each public name lives. It is loaded when first asked for: torch, pandas and scipy take seconds, which the help
 # of a command or a misspelt word should not cost.
@@ -101,6 +75,7 @@ _HOMES = {
 }
 # Packages that are public themselves; `bounds` can be called.
 _PACKAGES = ("bounds", "stats")
+__all__ = sorted((*_HOMES, *_PACKAGES, "__version__", "study"))
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import LayerFinder, Network, layers_of, recorded
 from flatscope.network.plain import uncovered
 from flatscope.network.program import watched
@@ -267,8 +267,7 @@ def make_effort(
     if isinstance(precision, bool) or not isinstance(precision, Real) or not 0 <= precision < 1:
         fix = "0 for exact values, 0.02 for a standard error of 2 %"
         raise InputError("a relative standard error from 0 up to 1", repr(precision), where="precision", fix=fix)
-    if curvature not in CURVATURES:
-        raise UnknownNameError.among(str(curvature), CURVATURES, "curvature")
+    refuse_unknown(curvature, CURVATURES, "curvature")
     end = None if budget is None else time.monotonic() + seconds_of(budget)
     return Effort(
         precision=float(precision),

@@ -32,12 +32,8 @@ def replica(model: nn.Module) -> nn.Module:
                 twins[id(module)] = copied(inner, twins)
         return copied(model, twins)
     except Exception as problem:
-        raise InputError(
-            "a model that can be copied (copy.deepcopy)",
-            first_line(problem),
-            where="model",
-            fix="Remove old-style weight_norm or cached tensors first",
-        ) from problem
+        fix = "Remove old-style weight_norm or cached tensors first"
+        raise InputError("a model that can be copied (copy.deepcopy)", first_line(problem), "model", fix) from problem
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
@@ -67,20 +63,12 @@ def refuse_closed_modules(model: nn.Module) -> None:
                 fix="Pass the Python module that it was made of: load_state_dict(scripted.state_dict())",
             )
         if kind == "FullyShardedDataParallel":
-            raise InputError(
-                "a module with all of its weights",
-                f"{kind}, which keeps a share of them",
-                where=where,
-                fix="Gather the full state dict and load it into the module without FSDP",
-            )
+            fix = "Gather the full state dict and load it into the module without FSDP"
+            raise InputError("a module with all of its weights", f"{kind}, which keeps a share of them", where, fix)
     for name, value in model.named_parameters():
         if type(value.data).__name__ == "DTensor":
-            raise InputError(
-                "weights that are whole",
-                "a DTensor, spread over processes",
-                where=name,
-                fix="Gather the full state dict and load it into a module on one device",
-            )
+            fix = "Gather the full state dict and load it into a module on one device"
+            raise InputError("weights that are whole", "a DTensor, spread over processes", name, fix)
 
 
 @dataclass(frozen=True)
@@ -108,12 +96,8 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
         targets_look.add(targets)
         n += len(targets)
     if n != samples.n or shapes is None:
-        raise InputError(
-            f"as many samples on every pass ({samples.n})",
-            f"{n} on another pass",
-            where=samples.where,
-            fix="Pass data that give the same samples whenever they are read",
-        )
+        fix = "Pass data that give the same samples whenever they are read"
+        raise InputError(f"as many samples on every pass ({samples.n})", f"{n} on another pass", samples.where, fix)
     return Look(shapes, targets_look)
 
 
@@ -123,12 +107,9 @@ def usable_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
         torch.empty(1, device=found).item()
     except (RuntimeError, AssertionError, TypeError) as problem:
-        raise InputError(
-            "a device of this machine",
-            f"{str(device)!r} ({first_line(problem)})",
-            where="device",
-            fix="Use cpu, or cuda where there is a GPU",
-        ) from problem
+        got = f"{str(device)!r} ({first_line(problem)})"
+        fix = "Use cpu, or cuda where there is a GPU"
+        raise InputError("a device of this machine", got, "device", fix) from problem
     return found
 
 
@@ -150,12 +131,8 @@ def refuse_missing_values(model: nn.Module) -> None:
     """Modules made lazily or on the meta device have shapes at most."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value) or value.is_meta:
-            raise InputError(
-                "weights with values",
-                "a lazy or meta tensor without any",
-                where=name,
-                fix="Run one batch through the model, or load its weights, before measuring it",
-            )
+            fix = "Run one batch through the model, or load its weights, before measuring it"
+            raise InputError("weights with values", "a lazy or meta tensor without any", name, fix)
 
 
 def refuse_active_layers(model: nn.Module) -> None:
@@ -166,19 +143,12 @@ def refuse_active_layers(model: nn.Module) -> None:
             raise InputError("dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()")
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             if module.training:
-                raise InputError(
-                    "normalisation with running statistics",
-                    f"{kind} in training mode",
-                    where=name,
-                    fix="Call model.eval()",
-                )
+                fix = "Call model.eval()"
+                raise InputError("normalisation with running statistics", f"{kind} in training mode", name, fix)
             if module.running_mean is None:
-                raise InputError(
-                    "normalisation with running statistics",
-                    f"{kind} without any (track_running_stats=False)",
-                    where=name,
-                    fix="Its output depends on the batch, so no measure of one function exists",
-                )
+                got = f"{kind} without any (track_running_stats=False)"
+                fix = "Its output depends on the batch, so no measure of one function exists"
+                raise InputError("normalisation with running statistics", got, name, fix)
 
 
 def failing_module(model: nn.Module, inputs: Inputs) -> str:

@@ -22,7 +22,7 @@ import pandas as pd
 import torch.distributed as dist
 from torch import nn
 
-from flatscope.errors import FlatscopeError, InputError, NumericalWarning
+from flatscope.errors import FlatscopeError, InputError, NumericalWarning, refuse_unless_whole
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
@@ -77,8 +77,7 @@ class Recorder:
         options: Options | None = None,
         send: Send | None = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InputError("a whole number of epochs of at least 1", repr(every), where="every")
+        refuse_unless_whole(every, "every")
         self.data, self.test, self.loss = data, test, loss
         self.names = [entry.name for entry in select(names)]
         self.every, self.seed, self.options, self.send = every, seed, options, send

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.samples import Inputs
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
@@ -47,12 +47,8 @@ class Loss:
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor) or values.shape != (len(outputs),):
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise InputError(
-                f"one loss per sample, shape ({len(outputs)},)",
-                found,
-                where=f"loss {self.name}",
-                fix="Use reduction='none' and sum over everything but the samples",
-            )
+            fix = "Use reduction='none' and sum over everything but the samples"
+            raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
         return values
 
     def positions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +82,7 @@ def as_loss(loss: str | PerSample) -> Loss:
     if callable(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         return Loss(f"own {name}" if name in LOSSES else name, loss)  # a user's function may not pass for one of ours
-    if loss not in LOSSES:
-        raise UnknownNameError.among(str(loss), LOSSES, "loss")
+    refuse_unknown(loss, LOSSES, "loss")
     return LOSSES[loss]
 
 
@@ -98,12 +93,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     probabilities of the outputs' own shape.
     """
     if outputs.ndim < 2 or outputs.shape[1] < 2:
-        raise InputError(
-            "at least two logits per sample, outputs (n, classes)",
-            f"outputs {tuple(outputs.shape)}",
-            where="loss cross_entropy",
-            fix='For one logit per sample use loss="bce" (on the command line --loss bce)',
-        )
+        got = f"outputs {tuple(outputs.shape)}"
+        fix = 'For one logit per sample use loss="bce" (on the command line --loss bce)'
+        raise InputError("at least two logits per sample, outputs (n, classes)", got, "loss cross_entropy", fix)
     soft = targets.shape == outputs.shape and targets.is_floating_point()
     if not soft and targets.shape != (len(outputs), *outputs.shape[2:]):
         raise InputError(
@@ -123,12 +115,9 @@ def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
     `next_tokens` makes them from the tokens of the texts.
     """
     if outputs.ndim != 3 or targets.shape != outputs.shape[:2] or targets.is_floating_point():
-        raise InputError(
-            "outputs (n, T, vocabulary) and token numbers (n, T)",
-            f"outputs {tuple(outputs.shape)} and {_dtype_text(targets)} targets {tuple(targets.shape)}",
-            where="loss next_token",
-            fix="Targets are the next token at every position, -100 where there is none",
-        )
+        got = f"outputs {tuple(outputs.shape)} and {_dtype_text(targets)} targets {tuple(targets.shape)}"
+        fix = "Targets are the next token at every position, -100 where there is none"
+        raise InputError("outputs (n, T, vocabulary) and token numbers (n, T)", got, "loss next_token", fix)
     return _softmax_loss(outputs, targets, classes_last=True)
 
 
@@ -156,12 +145,9 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     same = targets.shape == outputs.shape or (outputs.shape[1:] == (1,) and targets.shape == outputs.shape[:1])
     if not same:
         several = outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()
-        raise InputError(
-            f"targets 0 or 1 of the outputs' shape {tuple(outputs.shape)}",
-            f"{_dtype_text(targets)} targets {tuple(targets.shape)}",
-            where="loss bce",
-            fix='For class numbers of several classes use loss="cross_entropy"' if several else "One target per logit",
-        )
+        got = f"{_dtype_text(targets)} targets {tuple(targets.shape)}"
+        fix = 'For class numbers of several classes use loss="cross_entropy"' if several else "One target per logit"
+        raise InputError(f"targets 0 or 1 of the outputs' shape {tuple(outputs.shape)}", got, "loss bce", fix)
     chance = targets.reshape(outputs.shape).to(outputs.dtype)
     # Both logarithms: (1 - t) z - log σ(z) would lose the digits of sure samples.
     values = -chance * functional.logsigmoid(outputs) - (1 - chance) * functional.logsigmoid(-outputs)
@@ -297,12 +283,9 @@ def check_targets(loss: Loss, output_shape: torch.Size, look: TargetLook) -> Non
     if loss.kind == "softmax":
         _check_softmax(loss, output_shape, look)
     elif loss.kind == "logistic" and not (look.low >= 0 and look.high <= 1):
-        raise InputError(
-            "targets 0 or 1 (or probabilities)",
-            f"targets from {look.low:g} to {look.high:g}",
-            where=look.where,
-            fix='Labels -1 and 1 become (y + 1) / 2; for class numbers use loss="cross_entropy"',
-        )
+        got = f"targets from {look.low:g} to {look.high:g}"
+        fix = 'Labels -1 and 1 become (y + 1) / 2; for class numbers use loss="cross_entropy"'
+        raise InputError("targets 0 or 1 (or probabilities)", got, look.where, fix)
 
 
 def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> None:
@@ -319,19 +302,13 @@ def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> No
             )
         return
     if not look.whole_numbers:
-        raise InputError(
-            "class numbers (integers)",
-            f"{str(look.dtype).removeprefix('torch.')} targets",
-            where=look.where,
-            fix='Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression',
-        )
+        got = f"{str(look.dtype).removeprefix('torch.')} targets"
+        fix = 'Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression'
+        raise InputError("class numbers (integers)", got, look.where, fix)
     if look.uncounted:
-        raise InputError(
-            "at least one target that counts in every sample",
-            f"a sample with nothing but {IGNORED}",
-            where=look.where,
-            fix="Leave such samples out: their loss would be the mean of nothing",
-        )
+        got = f"a sample with nothing but {IGNORED}"
+        fix = "Leave such samples out: their loss would be the mean of nothing"
+        raise InputError("at least one target that counts in every sample", got, look.where, fix)
     classes_last = loss.name == "next_token"
     as_of_tokens = not classes_last and look.shape == output_shape[1:-1] != output_shape[2:]
     if len(look.shape) != len(output_shape) - 2 or as_of_tokens:
@@ -341,12 +318,9 @@ def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> No
 
 def _check_range(classes: int, look: TargetLook) -> None:
     if look.low < 0 or look.high >= classes:
-        raise InputError(
-            f"labels from 0 to {classes - 1} (the model has {classes} outputs)",
-            f"labels from {look.low:g} to {look.high:g}",
-            where=look.where,
-            fix="Number the classes from 0, or give the model as many outputs as there are classes",
-        )
+        got = f"labels from {look.low:g} to {look.high:g}"
+        fix = "Number the classes from 0, or give the model as many outputs as there are classes"
+        raise InputError(f"labels from 0 to {classes - 1} (the model has {classes} outputs)", got, look.where, fix)
 
 
 def check_next_tokens(inputs: Inputs, targets: Tensor) -> None:
@@ -358,12 +332,9 @@ def check_next_tokens(inputs: Inputs, targets: Tensor) -> None:
     moved = next_tokens(tokens)
     both = counted & (moved != IGNORED)  # where one token follows itself again and again, nothing can be told
     if bool((tokens == targets)[counted].all()) and not bool((moved == targets)[both].all()):
-        raise InputError(
-            "the next token at every position as targets",
-            "the tokens of the inputs themselves",
-            where="train, loss next_token",
-            fix="Move them by one in the data function: flatscope.loss.next_tokens(labels)",
-        )
+        got = "the tokens of the inputs themselves"
+        fix = "Move them by one in the data function: flatscope.loss.next_tokens(labels)"
+        raise InputError("the next token at every position as targets", got, "train, loss next_token", fix)
 
 
 def missing_classes(loss: Loss, outputs: Tensor, looks: list[TargetLook], one_hot: bool) -> str:

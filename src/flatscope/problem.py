@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
@@ -108,8 +108,8 @@ class Problem:
         if not isinstance(model, nn.Module):
             fix = "Pass the module itself, not a function made of it (torch.compile of a compiled module gives one)"
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise InputError("a whole number of at least 1", repr(batch_size), where="batch_size")
+        if batch_size is not None:
+            refuse_unless_whole(batch_size, "batch_size")
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
@@ -266,29 +266,18 @@ class Problem:
                 f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", where="model"
             )
         if not torch.isfinite(outputs).all():
-            raise InputError(
-                "finite outputs",
-                "NaN or infinity",
-                where="model, first batch of train",
-                fix="Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow",
-            )
+            fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
+            raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
         scale = outputs.abs().max().clamp_min(torch.finfo(self.dtype).tiny)
         rounding = 1e3 * torch.finfo(self.dtype).eps
         if ((self.forward(inputs) - outputs).abs().max() / scale) > rounding:
-            raise InputError(
-                "the same outputs from two forward passes",
-                "outputs that differ",
-                where="model",
-                fix="Switch off dropout and other randomness in the forward pass",
-            )
+            fix = "Switch off dropout and other randomness in the forward pass"
+            raise InputError("the same outputs from two forward passes", "outputs that differ", "model", fix)
         half = (len(targets) + 1) // 2
         if ((self.forward(cut(inputs, 0, half)) - outputs[:half]).abs().max() / scale) > rounding:
-            raise InputError(
-                "outputs that depend on their own sample only",
-                "outputs that change with the other samples of the batch",
-                where="model",
-                fix="Call model.eval(); normalise with running statistics, not with those of the batch",
-            )
+            got = "outputs that change with the other samples of the batch"
+            fix = "Call model.eval(); normalise with running statistics, not with those of the batch"
+            raise InputError("outputs that depend on their own sample only", got, "model", fix)
         return outputs
 
     def _check_loss(self, part: str) -> None:
@@ -309,12 +298,8 @@ class Problem:
                 where=f"{part}, loss {self.loss.name}",
             ) from problem
         if not losses.isfinite().all():
-            raise InputError(
-                "finite losses",
-                "NaN or infinity",
-                where=f"{part}, loss {self.loss.name}",
-                fix="Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows",
-            )
+            fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if the loss overflows"
+            raise InputError("finite losses", "NaN or infinity", f"{part}, loss {self.loss.name}", fix)
 
     def _doubts(self, outputs: Tensor) -> tuple[str, ...]:
         """What is allowed and hardly meant; said once here."""
@@ -359,12 +344,9 @@ class Problem:
             if not ranks.agree(first):
                 raise self._unequal(samples.where, "set or order of samples")
             if samples.n < ranks.size:
-                raise InputError(
-                    f"at least as many samples as ranks ({ranks.size})",
-                    f"{samples.n}",
-                    where=samples.where,
-                    fix="Start fewer processes, or pass shard=False",
-                )
+                got = f"{samples.n}"
+                fix = "Start fewer processes, or pass shard=False"
+                raise InputError(f"at least as many samples as ranks ({ranks.size})", got, samples.where, fix)
         weights = hashlib.blake2b(digest_size=16)
         for value in (*self.params.values(), *self.buffers.values()):
             weights.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())

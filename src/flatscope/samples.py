@@ -168,12 +168,8 @@ def _is_map_style(source: Any) -> bool:
 
 
 def _used_up(kind: str, where: str) -> InputError:
-    return InputError(
-        "data that can be read more than once",
-        f"{kind} that is used up by one pass",
-        where=where,
-        fix="Pass tensors, a Dataset, a DataLoader or a list of batches",
-    )
+    fix = "Pass tensors, a Dataset, a DataLoader or a list of batches"
+    return InputError("data that can be read more than once", f"{kind} that is used up by one pass", where, fix)
 
 
 def split_batch(raw: Any, where: str) -> Batch:

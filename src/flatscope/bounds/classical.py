@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import count
 from flatscope.registry import Value, bound
 from flatscope.samples import Inputs, parts_of
@@ -22,11 +22,8 @@ def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) ->
     (2/ε²)(kW log 2 + log(2/δ)) for W weights of k bits each: a finite class has 2^(kW) members.
     """
     if gap <= 0 or not 0 < delta < 1 or bits < 1 or n_parameters < 1:
-        raise InputError(
-            "gap > 0, 0 < delta < 1, bits and parameters of at least 1",
-            f"{gap}, {delta}, {bits}, {n_parameters}",
-            where="sample_complexity",
-        )
+        got = f"{gap}, {delta}, {bits}, {n_parameters}"
+        raise InputError("gap > 0, 0 < delta < 1, bits and parameters of at least 1", got, "sample_complexity")
     return 2 / gap**2 * (bits * n_parameters * math.log(2) + math.log(2 / delta))
 
 
@@ -40,7 +37,6 @@ def parameter_counting(ctx: Context, *, delta: float, bits: int = 32) -> Value:
     """Gap between training and expected error that counting parameters allows.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         bits: precision of one weight.
     """
@@ -72,7 +68,6 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
     """Gap of the order of covering the ball that training explored.
 
     Args:
-        ctx: the network.
         delta: not used: the statement hides it among the constants.
         radius: G_T, a bound on the norm of the sum of all steps γ_t ∇V; 0 for the distance from the weights before
             training. For plain SGD, neither projected nor with momentum or weight decay, the two are the same, since
@@ -99,11 +94,8 @@ def multitask_gap(n: int, tasks: int, log_specific: float, log_shared: float, de
     The memo's text has H and G the other way round; its formula divides the shared part by the number of tasks.
     """
     if n < 1 or tasks < 1 or log_specific < 0 or log_shared < 0 or not 0 < delta < 1:
-        raise InputError(
-            "samples, tasks, sizes of at least 1 and 0 < delta < 1",
-            f"{n}, {tasks}, {log_specific}, {log_shared}, {delta}",
-            where="multitask",
-        )
+        got = f"{n}, {tasks}, {log_specific}, {log_shared}, {delta}"
+        raise InputError("samples, tasks, sizes of at least 1 and 0 < delta < 1", got, "multitask")
     return math.sqrt((log_specific + (log_shared + math.log(1 / delta)) / tasks) / (2 * n))
 
 
@@ -122,15 +114,13 @@ def multitask(ctx: Context, *, delta: float, tasks: int = 10, bits: int = 32) ->
     """Mean gap over tasks that share all layers but the last, by counting weights.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         tasks: number of tasks T.
         bits: precision of one weight.
     """
     if not ctx.network.layers:
         raise NotApplicable("the network has no dense or convolutional layer")
-    if bits < 1:
-        raise InputError("at least one bit", str(bits), where="bits")
+    refuse_unless_whole(bits, "bits")
     last = ctx.network.layers[-1]
     own = count(ctx.params[name] for name in (last.weight, last.bias) if name is not None)
     shared = count(ctx.params.values()) - own
@@ -150,11 +140,8 @@ def robust_gap(spread: float, cells: float, largest: float, n: int, delta: float
         log_weight: log(1/π) of the partition among those that were tried; 0 for a single one.
     """
     if spread < 0 or cells < 1 or largest < 0 or n < 1 or not 0 < delta < 1 or log_weight < 0:
-        raise InputError(
-            "ε ≥ 0, K ≥ 1, M ≥ 0, samples, 0 < delta < 1, a weight of at most 1",
-            f"{spread}, {cells}, {largest}, {n}, {delta}, {log_weight}",
-            where="robust_gap",
-        )
+        got = f"{spread}, {cells}, {largest}, {n}, {delta}, {log_weight}"
+        raise InputError("ε ≥ 0, K ≥ 1, M ≥ 0, samples, 0 < delta < 1, a weight of at most 1", got, "robust_gap")
     return spread + largest * math.sqrt((2 * cells * math.log(2) + 2 * (math.log(1 / delta) + log_weight)) / n)
 
 
@@ -204,12 +191,10 @@ def robustness(ctx: Context, *, delta: float, levels: int = 7) -> Value:
     label. Coarse ones have few cells and large differences.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         levels: number of partitions.
     """
-    if levels < 1:
-        raise InputError("at least one partition", str(levels), where="levels")
+    refuse_unless_whole(levels, "levels")
     centres = _centres(ctx, 2 ** (levels - 1))
     classes, n = ctx.problem.n_classes, ctx.problem.n_train
     sizes = [2**k for k in range(levels) if 2**k <= len(centres)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.measures.interactions import relu_chain
 from flatscope.measures.margins import margin
 from flatscope.registry import Value, bound, declarations
@@ -53,7 +53,6 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
     is put in, so that the value does not change when inputs are scaled up and the first layer down.
 
     Args:
-        ctx: the network.
         delta: not used: the statement hides it among the constants.
         norms: of l2_norm, l1_path_norm, l2_path_norm, spectral_norm and l1_inf_norm.
         epsilon: fraction of the training samples that may lie at or below the margin.
@@ -61,8 +60,7 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
     del delta
     known, rows = declarations(), []
     for name in (norms,) if isinstance(norms, str) else norms:
-        if name not in INPUT_NORMS:
-            raise UnknownNameError.among(str(name), INPUT_NORMS, "norm of norm_capacity")
+        refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
             log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
             log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + _log(
@@ -180,7 +178,6 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     (57) bounds the expected supremum; the second term makes it hold with probability 1 - delta.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
     """
     n, own = ctx.problem.n_train, ctx.sweep(l1_class)
@@ -212,7 +209,6 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
     """
     n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
@@ -255,7 +251,6 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
     """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         constant: K, which the theorem leaves open.
         epsilon: γ is the margin that this fraction of the samples reach at most.

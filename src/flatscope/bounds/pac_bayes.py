@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
-from flatscope.errors import InputError, NotApplicable, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unless_whole
 from flatscope.loss import Loss
 from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
 from flatscope.measures.pac_bayes import checked_alphas, noise_scale
@@ -99,7 +99,6 @@ def pac_bayes(
     given; `high` adds what makes up for the draws with a further chance of error of delta / 100.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         form: "eq5", "eq6" (refused where it is not known to hold) or "maurer" (the tightest).
         noise: "per_parameter": σ_i = alpha (10|w_i| + 1); "equal": σ_i = alpha.
@@ -109,8 +108,7 @@ def pac_bayes(
         alpha: noise levels to choose from.
         draws: noisy networks per level.
     """
-    if draws < 2:
-        raise InputError("at least 2 draws", str(draws), where="draws")
+    refuse_unless_whole(draws, "draws", least=2)
     if prior == "matched" and noise != "equal":
         raise NotApplicable("a prior with the variances of the noise would depend on the trained weights")
     shift = _shift(ctx, prior_mean)
@@ -289,7 +287,6 @@ def sharpness_theorem_1(
     The noise is chosen as in the paper, γ_i = σ / (C_{δ_i} d), and σ from a grid.
 
     Args:
-        ctx: the network.
         delta: the second term is meant to hold with probability at least 1 - delta.
         form: "theorem" or "simplified".
         samples: training samples on which μ, C₂ and C₃ are measured.

@@ -139,7 +139,6 @@ def psi_theorem_5_1(
     """Rise of the training loss in a ball of path values by Theorem 5.1 as printed; not proved.
 
     Args:
-        ctx: the network.
         delta: not used: the statement is not a probabilistic one.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball.
@@ -184,7 +183,6 @@ def psi_theorem_5_1_corrected(
     """Rise of the training loss in a ball of path values, by a proof that holds while no ReLU changes state.
 
     Args:
-        ctx: the network.
         delta: not used: the statement is not a probabilistic one.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball.
@@ -241,7 +239,6 @@ def pac_bayes_psi(
     theorem: hence `cyclic`.
 
     Args:
-        ctx: the network.
         delta: the bound holds with probability at least 1 - delta.
         rule: how the skeleton is chosen: "cyclic", "diagonal"; with "max_product" a remark says that it is not valid.
         sigma: standard deviation of every perturbed value.

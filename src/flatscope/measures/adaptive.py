@@ -57,7 +57,6 @@ def adaptive_sharpness(
     """Rise of the training loss when every weight moves in proportion to its size: the largest, or the mean.
 
     Args:
-        ctx: the network.
         rho: radius of the ball of relative moves u.
         norm: of u: "l2", or "linf" (each weight by at most the fraction rho).
         mode: "worst": projected ascent from the gradient and from random directions; "average": over Gaussian u of
@@ -137,7 +136,6 @@ def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:
     The derivative of the outputs along w comes from two backward passes for all samples of a batch at once.
 
     Args:
-        ctx: the network.
         labels: "data": labels as they are (the empirical Fisher information); "model": labels drawn from the
             network's own probabilities, in closed form, for cross-entropy.
     """

@@ -53,7 +53,6 @@ def feature_robustness(
     .. math:: \delta \|w_l^\top \nabla_{w_l} \hat L\|_* + \tfrac{\delta^2}{2} \kappa^l + O(\delta^3)
 
     Args:
-        ctx: the network.
         delta: size of the change relative to the features.
         kind: "worst": the largest rise over matrices of spectral norm at most 1, a lower bound by ascent; "random":
             the mean over random orthogonal matrices, which is also the mean over noise on each sample's features,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
@@ -53,13 +53,11 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     one hidden layer of up to ten ReLUs, are solved exactly: then the interval is a point.
 
     Args:
-        ctx: the network.
         samples: how many, from the first one on.
         restarts: of the search, each towards one other class; from random points when all had their turn.
         part: "train" or "test" samples.
     """
-    if restarts < 1:
-        raise InputError("at least 1", str(restarts), where="restarts")
+    refuse_unless_whole(restarts, "restarts")
     shallow = ctx.sweep(as_shallow)
     constants = None if shallow is not None else ctx.sweep(_pair_constants)
     values, floors, last_gain = [], [], 0.0
@@ -105,7 +103,6 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
     With two outputs this is the functional margin divided by the length of its gradient; exact for affine networks.
 
     Args:
-        ctx: the network.
         samples: how many, from the first one on.
         part: "train" or "test" samples.
     """
@@ -127,8 +124,7 @@ def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
     """(inputs, labels, outputs) of batches, `samples` in all."""
     if part == "test" and ctx.problem.test is None:
         raise NotApplicable("needs test data; pass test=(x, y)")
-    if samples < 1:
-        raise InputError("at least 1", str(samples), where="samples")
+    refuse_unless_whole(samples, "samples")
     if ctx.problem.n_outputs < 2:
         raise NotApplicable("needs an output for each class; here one logit stands for two")
     left = min(samples, ctx.problem.part(part).n)

@@ -35,7 +35,6 @@ def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) ->
     """Trace of the covariance of a mini-batch gradient at these weights: the power of SGD's noise.
 
     Args:
-        ctx: the network.
         batch: samples of a mini-batch; 1 gives the covariance S of single samples.
         replacement: whether the samples of a mini-batch are drawn with replacement.
     """
@@ -70,7 +69,6 @@ def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Ten
     its own share.
 
     Args:
-        ctx: the network; its pass counter is charged.
         params: the trainable parameters to differentiate by; all of them by default.
     """
     names = ctx.trainable if params is None else params

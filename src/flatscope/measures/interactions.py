@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
 from flatscope.samples import parts_of
 
@@ -99,8 +99,7 @@ def relu_chain(ctx: Context, *, samples: int) -> ReluChain:
 
 def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
     """Inputs as vectors, and outputs, of that many training samples at random (all where there are no more)."""
-    if samples < 1:
-        raise InputError("at least one sample", str(samples), where="samples")
+    refuse_unless_whole(samples, "samples")
     n, start, found = ctx.problem.n_train, 0, []
     order = torch.randperm(n, generator=ctx.generator("interactions"))[:samples]
     chosen = torch.zeros(n, dtype=torch.bool).index_fill(0, order, True)
@@ -134,7 +133,6 @@ def condition_c1_mu(ctx: Context, *, samples: int = 100, triples: Triples = "all
     Over all samples and all triples a ≤ c < b; 1/μ is what the paper calls a condition number.
 
     Args:
-        ctx: the network.
         samples: training samples to look at, at random; all of them where there are no more.
         triples: "all"; "inner" for a < c < b - 1; "edge" for c = a or c = b - 1 (the paper's Figure 6).
     """
@@ -208,7 +206,6 @@ def condition_c2(ctx: Context, *, floor: float = 0.1, units: Units = "rms", samp
     """Largest fraction of units within δ of switching, relative to δ; worst sample, and worst layer.
 
     Args:
-        ctx: the network.
         floor: smallest δ, in units of the root mean square of the layer's pre-activations.
         units: "rms": δ in the same units; "raw": δ as it is, which depends on the scale of weights and inputs.
         samples: training samples to look at, at random; all of them where there are no more.
@@ -247,7 +244,6 @@ def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int =
     """How much the largest row of a layer's weight exceeds the others; worst sample, and worst layer.
 
     Args:
-        ctx: the network.
         reading: "condition": the largest row norm over ‖D_iW_i‖_F / √h_i; "figure": over the mean row norm.
         samples: training samples to look at, at random; all of them where there are no more.
     """

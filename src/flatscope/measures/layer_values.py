@@ -35,7 +35,6 @@ def layer_values(
     """A quantity of every layer's curvature block; tensors of one value per unit for "rho" and "rho_rows".
 
     Args:
-        ctx: the network.
         quantity: see `Curvature`.
         precision: relative standard error to reach where it is estimated; the context's by default.
         most_products: give up after so many products.

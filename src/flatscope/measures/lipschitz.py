@@ -44,7 +44,6 @@ def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     side. Operations of which no constant is known are refused by name.
 
     Args:
-        ctx: the network.
         log: give the natural logarithm instead.
     """
     return from_log(ctx.sweep(_log_constant), log)
@@ -64,7 +63,6 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     """Upper bound on how far an output moves when no entry of the input moves by more than 1.
 
     Args:
-        ctx: the network.
         log: give the natural logarithm instead.
     """
     return from_log(float(log_gradient_bounds(ctx).max()), log)
@@ -86,7 +84,6 @@ def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
     """Distance that all but a fraction of the training inputs can move without changing class.
 
     Args:
-        ctx: the network.
         epsilon: fraction of the training samples that may lie at or below the margin.
     """
     constant = ctx.sweep(_log_constant)

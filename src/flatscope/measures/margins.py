@@ -57,7 +57,6 @@ def margin(ctx: Context, *, epsilon: float = 0.05) -> float:
     infimum is the ⌈εn⌉-th smallest margin.
 
     Args:
-        ctx: the network.
         epsilon: fraction of samples that may lie at or below the margin.
     """
     if not 0 < epsilon <= 1:

@@ -55,7 +55,6 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
     """Order of the VC dimension of networks of this architecture: depth times number of parameters.
 
     Args:
-        ctx: the network.
         with_log: times the binary logarithm of the number of parameters, which the paper's bound hides.
     """
     # Weights that are computed are layers too; parameters are counted as they are trained.
@@ -75,7 +74,6 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     On a branching network a product over layers says nothing about the function: only the layers get a value.
 
     Args:
-        ctx: the network.
         log: give the natural logarithm instead.
     """
     return with_product(ctx, _frobenius(ctx), log)
@@ -90,7 +88,6 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
     """Product over layers of the spectral norms of the weights; per layer, the norm itself.
 
     Args:
-        ctx: the network.
         reshape: take a convolution as the matrix (output channels, incoming weights). It is smaller, and no bound on
             how far the layer can stretch its input.
         log: give the natural logarithm instead.
@@ -106,7 +103,6 @@ def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     """Product over layers of the largest ℓ1 norm of a unit's incoming weights; per layer, the norm itself.
 
     Args:
-        ctx: the network.
         log: give the natural logarithm instead.
     """
     return with_product(ctx, _group(ctx, p=1.0, q=math.inf), log)
@@ -122,7 +118,6 @@ def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = Fals
     p = q = 2 is the Frobenius norm, p = 1 and q = inf the largest ℓ1 norm of a unit's incoming weights.
 
     Args:
-        ctx: the network.
         p: order of the norm over the incoming weights of a unit, at least 1; inf for their largest.
         q: order of the norm over the units of a layer, at least 1; inf for the largest.
         log: give the natural logarithm instead.

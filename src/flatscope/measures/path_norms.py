@@ -42,7 +42,6 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     """Sum over all paths from input to output of the product of their absolute weights.
 
     Args:
-        ctx: the network.
         pooling: "max": a max-pool passes on the largest of its paths, which bounds every choice it can make; "sum":
             every path through it counts.
         biases: whether biases count as edges from a unit that is always on.
@@ -56,7 +55,6 @@ def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     """Square root of the sum over all paths of the product of their squared weights.
 
     Args:
-        ctx: the network.
         pooling: "max": a max-pool passes on the largest of its paths; "sum": every path through it counts.
         biases: whether biases count as edges from a unit that is always on.
         log: give the natural logarithm instead.
@@ -81,7 +79,6 @@ def path_norm(
     paper's formulas sum over them.
 
     Args:
-        ctx: the network.
         p: order, at least 1.
         pooling: "max": a max-pool passes on the largest of its paths; "sum": every path through it counts.
         outputs: "sum" over the paths to all outputs, or the "max" over outputs.

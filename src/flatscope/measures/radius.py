@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError
+from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count, norm
 from flatscope.perturbation import unit_directions
@@ -59,7 +59,6 @@ def flatness_radius(
     deviation, and counted in the remark; where none crosses, the value is infinite.
 
     Args:
-        ctx: the network.
         epsilon: change of the objective that is still called flat.
         directions: the most random directions; fewer where the mean is precise enough before.
         objective: "loss", or "error": the fraction of training samples not classified right.
@@ -111,8 +110,7 @@ def drawn_radii(
     for name, value in {"epsilon": epsilon, "limit": limit, "tolerance": tolerance}.items():
         if not 0 < value < math.inf:
             raise InputError("a positive number", repr(value), where=name)
-    if directions < 2:
-        raise InputError("at least two directions", str(directions), where="directions")
+    refuse_unless_whole(directions, "directions", least=2)
     checked_objective(ctx, objective)
     moved = moved_parameters(ctx, layers)
 

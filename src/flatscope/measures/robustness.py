@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm
@@ -47,14 +47,12 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
     """Training error when every input gets Gaussian noise of standard deviation gamma.
 
     Args:
-        ctx: the network.
         gammas: noise levels, a row each; or one number. 0 gives the training error itself.
         draws: the most noise vectors of each sample and level, at least 2; fewer for levels that have reached the
             precision that is asked for after 2, 4 or 8.
     """
     levels = checked_gammas(gammas)
-    if draws < 2:
-        raise InputError("at least two draws", str(draws), where="draws")
+    refuse_unless_whole(draws, "draws", least=2)
     wrong = ctx.sweep(errors_until_precise, gammas=tuple(g for g in levels if g), draws=draws)
     rows = list[Value]()
     for gamma in levels:

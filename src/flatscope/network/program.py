@@ -207,12 +207,9 @@ def run(model: nn.Module, inputs: Inputs, rule: Any) -> list[Tensor]:
     except FlatscopeError:
         raise
     except Exception as problem:
-        raise InputError(
-            "a model that runs on the example",
-            f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}",
-            where=f"example {shape_text(inputs)}",
-            fix="Pass inputs of the shape and type that the model is called with",
-        ) from problem
+        got = f"{type(problem).__name__}: {(str(problem).splitlines() or [''])[0]}"
+        fix = "Pass inputs of the shape and type that the model is called with"
+        raise InputError("a model that runs on the example", got, f"example {shape_text(inputs)}", fix) from problem
     return output_tensors(raw)
 
 

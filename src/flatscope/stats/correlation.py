@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.noise import checked_confidence
 from flatscope.stats.estimate import Estimate, Floats, columns, holm, paired
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
@@ -51,8 +51,7 @@ def correlate(
         permutations: p-value from this many random pairings; 0 for SciPy's own (exact or asymptotic).
         seed: of the resamples and pairings.
     """
-    if kind not in KINDS:
-        raise UnknownNameError.among(str(kind), KINDS, "kind of correlation")
+    refuse_unknown(kind, KINDS, "kind of correlation")
     if resamples < 0 or permutations < 0:
         raise InputError("0 or more", f"{min(resamples, permutations)}", where="resamples, permutations")
     level = checked_confidence(confidence)
@@ -201,8 +200,7 @@ def partial_correlation(
         kind: "pearson" or "spearman".
         confidence: level of the interval.
     """
-    if kind not in ("pearson", "spearman"):
-        raise UnknownNameError.among(str(kind), ("pearson", "spearman"), "kind of partial correlation")
+    refuse_unknown(kind, ("pearson", "spearman"), "kind of partial correlation")
     level = checked_confidence(confidence)
     x, y, settings, dropped = columns(frame, measure, target, parameters)
     n, ranked = len(x), kind == "spearman"

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, UnknownNameError, refuse_unless_whole
 from flatscope.formatting import number
 from flatscope.noise import checked_confidence
 
@@ -214,14 +214,10 @@ def rank_with_uncertainty(
             f"{len(given) or 'some'} different names", f"{len(set(called))} for {len(given)}", where="names"
         )
     if not np.isfinite(given).all() or not np.isfinite(spread).all() or (spread < 0).any():
-        raise InputError(
-            "finite values and standard errors from 0 up",
-            "NaN, infinity or a negative error",
-            where="values, stderr",
-            fix="Leave out the candidates that have no value",
-        )
-    if draws < 1:
-        raise InputError("at least 1", repr(draws), where="draws")
+        got = "NaN, infinity or a negative error"
+        fix = "Leave out the candidates that have no value"
+        raise InputError("finite values and standard errors from 0 up", got, "values, stderr", fix)
+    refuse_unless_whole(draws, "draws")
     badness = given if lower_is_better else -given
     noise = np.random.default_rng(seed).standard_normal((draws, len(given)))
     drawn = stats.rankdata(badness + spread * noise, axis=1)  # (draws, candidates)

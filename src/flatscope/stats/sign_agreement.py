@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.noise import checked_confidence, wilson
 from flatscope.stats.estimate import Codes, Estimate, Floats, coded, columns, group_numbers
 
@@ -226,8 +226,7 @@ def conditional_mutual_information(
         parameters: columns of the hyper-parameters.
         most: largest number of hyper-parameters to condition on.
     """
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise InputError("a whole number from 0 up", repr(most), where="most")
+    refuse_unless_whole(most, "most", least=0)
     x, y, settings, dropped = columns(frame, measure, target, parameters)
     n, codes = len(x), coded(settings)
     first, second = (side.reshape(-1) for side in np.indices((n, n)))
