@@ -87,6 +87,7 @@ def checked_targets(outputs: Tensor, y: Tensor, loss: str, where: str) -> Tensor
 
 
 EVALUATION_BATCH = 500
+EVALUATED_NUMBERS = 2**23  # on a GPU, more samples if they are small: a batch must last longer than its launches
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[float, float]:
@@ -98,10 +99,13 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy"
     total, wrong = torch.zeros(2, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
+    size = EVALUATION_BATCH
+    if device.type == "cuda":
+        size = max(size, EVALUATED_NUMBERS // x[0].numel())
     with torch.no_grad():
-        for start in range(0, len(x), EVALUATION_BATCH):
-            targets = y[start : start + EVALUATION_BATCH].to(device)
-            outputs = model(x[start : start + EVALUATION_BATCH].to(device))
+        for start in range(0, len(x), size):
+            targets = y[start : start + size].to(device)
+            outputs = model(x[start : start + size].to(device))
             total += batch_loss(outputs, targets, loss, reduction="sum")
             if not targets.is_floating_point():
                 wrong += (outputs.argmax(1) != targets).sum()

@@ -142,8 +142,14 @@ def train(
     tested = checked_pair(model, held_out, config, device, "test data") if held_out is not None else None
     check_settings(model, y, config)
 
+    # One kernel for all weights; its rate is a tensor, which may change without a new graph, and has float32 only.
+    fused = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in trained.values())
     optimizer = torch.optim.SGD(
-        trained.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        trained.values(),
+        lr=torch.tensor(float(config.lr), device=device) if fused else config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=fused,
     )
     state, initial = TrainingState(), {name: p.detach().clone() for name, p in trained.items()}
     folder = None if checkpoint is None else Path(checkpoint)
@@ -235,9 +241,8 @@ class _Steps:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._graphs = x.is_cuda and is_steady(model, x[: config.batch_size])
         self._replay: Callable[[], None] | None = None
-        self._replayed_rate = 0.0
-        for weight in self._weights if self._graphs and config.momentum else ():
-            state = optimizer.state[weight]  # there from the first step on, since a graph does the same in every step
+        for weight in self._weights if x.is_cuda and config.momentum else ():
+            state = optimizer.state[weight]  # there from the first step on, as in a graph, and laid out as the weight
             before = state.get("momentum_buffer")
             state["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
             if before is not None:
@@ -247,8 +252,11 @@ class _Steps:
         """One pass over the data; whether losses and weights stayed finite."""
         config, n = self._config, len(self._x)
         rate = learning_rate(config, epoch)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        [group] = self._optimizer.param_groups
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        elif group["lr"] != rate:
+            group["lr"], self._replay = rate, None
         self._order.copy_(epoch_order(n, config.seed, epoch, shuffle=config.shuffle))
         generator = torch.Generator().manual_seed(stream_seed(config.seed, epoch, "augmentation"))
         self._offsets.copy_(torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator))
@@ -261,7 +269,7 @@ class _Steps:
             for start in range(0, n, config.batch_size):
                 size = min(config.batch_size, n - start)
                 if self._graphs and size == config.batch_size:
-                    self._graph(rate)()
+                    self._graph()()
                 else:
                     self._step(size)
                 if time.monotonic() - shown_at > BAR_SECONDS:
@@ -283,18 +291,19 @@ class _Steps:
         with activations_in(config.precision, inputs.device):
             loss = batch_loss(self._model(inputs), targets, config.loss)
         torch.autograd.backward(loss)
+        for weight in self._weights if self._optimizer.defaults["fused"] else ():
+            if weight.grad is not None and weight.grad.stride() != weight.stride():  # along axes of length 1
+                weight.grad = weight.grad.as_strided(weight.shape, weight.stride())
         self._optimizer.step()
         self._total += loss.detach()  # looked at once per epoch
         self._position += size
 
-    def _graph(self, rate: float) -> Callable[[], None]:
-        """The step on a full batch, recorded again when the rate changes."""
-        if self._replay is None or rate != self._replayed_rate:
-            self._replay = None  # frees its memory
+    def _graph(self) -> Callable[[], None]:
+        """The step on a full batch, recorded once for each rate that is no tensor."""
+        if self._replay is None:
             touched = [*self._model.parameters(), *self._model.buffers(), self._total, self._position]
             touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
-            size = self._config.batch_size
-            self._replay, self._replayed_rate = captured(lambda: self._step(size), touched, self._x.device), rate
+            self._replay = captured(lambda: self._step(self._config.batch_size), touched, self._x.device)
         return self._replay
 
 
