@@ -103,7 +103,7 @@ def fused_agreement() -> Row:
     """50 and 52 steps of the fused kernel against the stack, in float32, on images without a tie.
 
     A ReLU whose input is zero but for rounding may turn either way, which changes a weight by up to a tenth: that
-    happened on 3 of 8 sets of images, where an input was within 1e-7 of the largest, and explains all of the difference.
+    happened on 3 of 8 sets of images, where an input was within 1e-7 of the largest, and explains the difference.
     """
     x, y = random_images(200, torch.float32, seed=NO_TIES)
     common = {"weight_decay": 1e-3, "evaluate_every": 1}
