@@ -100,13 +100,58 @@ class Surface(DrawnResult):
             quantity: "loss" or "error".
             log: heights on a logarithmic scale.
         """
-        return draw(self, ax, heights=heights, quantity=quantity, log=log)
+        values = values_of(self, quantity)
+        low, high = heights or common_heights([self], quantity)
+        ax.set_xlabel("t₁" if len(self.axes) == 2 else "t")
+        if len(self.axes) == 1:
+            return _line(self, values, ax, (low, high), quantity, log)
+        ax.set_ylabel("t₂")
+        first, second = (axis.numpy() for axis in self.axes)
+        blank = ~np.isfinite(values.T)
+        shown = np.ma.masked_array(values.T, mask=blank)  # contour wants [row of t2, column of t1]
+        if self.poles.any():
+            ax.set_facecolor("#eeeeee")
+            ax.fill_between(
+                first[[0, -1]], second[0], second[-1], facecolor="none", edgecolor="#bbbbbb", hatch="////", lw=0
+            )
+        if shown.mask.all() or min(len(first), len(second)) < 2:
+            ax.set_xlim(first[0], first[-1])
+            ax.set_ylim(second[0], second[-1])
+            return None
+        levels = _levels(low, high, log)
+        extend = "both" if max(abs(low), abs(high)) < MOST else "neither"
+        filled = ax.contourf(
+            first, second, shown, levels=levels, cmap="viridis", extend=extend, norm=_norm(levels, log)
+        )
+        ax.contour(first, second, shown, levels=levels[::3], colors="white", linewidths=0.4, alpha=0.7)
+        if _holds_origin(self):
+            ax.plot([0], [0], marker="+", color="white", markersize=8, markeredgewidth=1.4)
+        if path := self.meta.get("path"):
+            ax.plot(*zip(*path, (0.0, 0.0), strict=True), color="white", marker="o", markersize=2.5, linewidth=1.0)
+        ax.set_aspect("equal" if np.isclose(np.ptp(first), np.ptp(second)) else "auto")
+        return filled
 
     def figure(
         self, *others: Surface, titles: tuple[str, ...] = (), quantity: str = "loss", log: bool = False
     ) -> Figure:
         """A figure of this surface and others beside it, all on one height scale."""
-        return side_by_side((self, *others), titles=titles, quantity=quantity, log=log)
+        from matplotlib.figure import Figure
+
+        surfaces = (self, *others)
+        if titles and len(titles) != len(surfaces):
+            raise InputError(f"{len(surfaces)} titles", str(len(titles)), where="figure")
+        heights = common_heights(surfaces, quantity)
+        figure = Figure(figsize=(0.9 + 3.5 * len(surfaces), 3.4), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(surfaces)))
+        drawn = None
+        for n, (surface, ax) in enumerate(zip(surfaces, panels, strict=True)):
+            found = surface.plot(ax, heights=heights, quantity=quantity, log=log)
+            drawn = found if len(surface.axes) == 2 and found is not None else drawn
+            default = f"{WORDS.get(surface.space, surface.space)}, {surface.directions} directions"
+            ax.set_title(titles[n] if titles else default, fontsize=10)
+        if drawn is not None:
+            figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")
+        return figure
 
     def __repr__(self) -> str:
         size = "×".join(str(len(axis)) for axis in self.axes)
@@ -154,67 +199,6 @@ class Surface(DrawnResult):
     ) -> Self:
         centre = float.fromhex(head["centre"])
         return cls(loss, error, axes, centre, head["space"], head["directions"], poles, head["meta"])
-
-
-def draw(
-    surface: Surface,
-    ax: Axes,
-    *,
-    heights: tuple[float, float] | None = None,
-    quantity: str = "loss",
-    log: bool = False,
-) -> Any:
-    """A line with the network marked, or filled contours; returns Matplotlib's artist."""
-    values = values_of(surface, quantity)
-    low, high = heights or common_heights([surface], quantity)
-    ax.set_xlabel("t₁" if len(surface.axes) == 2 else "t")
-    if len(surface.axes) == 1:
-        return _line(surface, values, ax, (low, high), quantity, log)
-    ax.set_ylabel("t₂")
-    first, second = (axis.numpy() for axis in surface.axes)
-    blank = ~np.isfinite(values.T)
-    shown = np.ma.masked_array(values.T, mask=blank)  # contour wants [row of t2, column of t1]
-    if surface.poles.any():
-        ax.set_facecolor("#eeeeee")
-        ax.fill_between(
-            first[[0, -1]], second[0], second[-1], facecolor="none", edgecolor="#bbbbbb", hatch="////", lw=0
-        )
-    if shown.mask.all() or min(len(first), len(second)) < 2:
-        ax.set_xlim(first[0], first[-1])
-        ax.set_ylim(second[0], second[-1])
-        return None
-    levels = _levels(low, high, log)
-    extend = "both" if max(abs(low), abs(high)) < MOST else "neither"
-    filled = ax.contourf(first, second, shown, levels=levels, cmap="viridis", extend=extend, norm=_norm(levels, log))
-    ax.contour(first, second, shown, levels=levels[::3], colors="white", linewidths=0.4, alpha=0.7)
-    if _holds_origin(surface):
-        ax.plot([0], [0], marker="+", color="white", markersize=8, markeredgewidth=1.4)
-    if path := surface.meta.get("path"):
-        ax.plot(*zip(*path, (0.0, 0.0), strict=True), color="white", marker="o", markersize=2.5, linewidth=1.0)
-    ax.set_aspect("equal" if np.isclose(np.ptp(first), np.ptp(second)) else "auto")
-    return filled
-
-
-def side_by_side(
-    surfaces: Sequence[Surface], *, titles: Sequence[str] = (), quantity: str = "loss", log: bool = False
-) -> Figure:
-    """One panel per surface on one height scale."""
-    from matplotlib.figure import Figure
-
-    if titles and len(titles) != len(surfaces):
-        raise InputError(f"{len(surfaces)} titles", str(len(titles)), where="figure")
-    heights = common_heights(surfaces, quantity)
-    figure = Figure(figsize=(0.9 + 3.5 * len(surfaces), 3.4), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(surfaces)))
-    drawn = None
-    for n, (surface, ax) in enumerate(zip(surfaces, panels, strict=True)):
-        found = draw(surface, ax, heights=heights, quantity=quantity, log=log)
-        drawn = found if len(surface.axes) == 2 and found is not None else drawn
-        default = f"{WORDS.get(surface.space, surface.space)}, {surface.directions} directions"
-        ax.set_title(titles[n] if titles else default, fontsize=10)
-    if drawn is not None:
-        figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")
-    return figure
 
 
 def common_heights(surfaces: Sequence[Surface], quantity: str = "loss") -> tuple[float, float]:

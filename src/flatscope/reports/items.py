@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -40,6 +41,8 @@ from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
 from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
+
+T = TypeVar("T")
 
 
 def _no_plots(items: Mapping[str, Any], colours: Colours) -> Iterable[Plot]:
@@ -296,30 +299,27 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
     return found
 
 
+def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
+    """What is in a file, as one of our readers of bytes gives it."""
+    try:
+        return read(path.read_bytes())
+    except (OSError, ValueError) as problem:  # what pandas cannot parse is a ValueError too
+        raise InputError(f"{words} that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+
+
 def _written_as(path: Path) -> type[Result] | None:
     """Which class of results wrote a Parquet file; None for a frame of somebody else."""
-    try:
-        metadata = parquet_metadata(path.read_bytes())
-    except (OSError, ValueError) as problem:
-        raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    metadata = _content(path, parquet_metadata, "a Parquet file")
     return next((kind for kind in RESULTS if kind.parquet_key() in metadata), None)
 
 
 def _parquet(path: Path) -> Any:
     kind = _written_as(path)
-    if kind:
-        return kind.load(path)
-    try:
-        return foreign_parquet(path.read_bytes())
-    except (OSError, ValueError) as problem:
-        raise InputError("a Parquet file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return kind.load(path) if kind else _content(path, foreign_parquet, "a Parquet file")
 
 
 def _json(path: Path) -> Any:
-    try:
-        content = from_json_bytes(path.read_bytes())
-    except (OSError, ValueError) as problem:
-        raise InputError("a JSON file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    content = _content(path, from_json_bytes, "a JSON file")
     for kind in RESULTS:
         if isinstance(content, dict) and f"flatscope_{kind.WORD}" in content:
             return kind.load(path)
@@ -328,19 +328,13 @@ def _json(path: Path) -> Any:
 
 def _npz(path: Path) -> Result:
     """What is drawn (a surface, mixtures of networks, a spectrum), told apart by the arrays that each keeps."""
-    try:
-        arrays = from_npz_bytes(path.read_bytes())
-    except (OSError, ValueError) as problem:
-        raise InputError("an .npz file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    arrays = _content(path, from_npz_bytes, "an .npz file")
     known: dict[str, type[Result]] = {"weights": Simplex, "node": SpectralDensity, "converged": Eigenpairs}
     return next((kind for array, kind in known.items() if array in arrays), Surface).load(path)
 
 
 def _csv(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except (OSError, ValueError) as problem:  # what pandas cannot parse is a ValueError too
-        raise InputError("a CSV file that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
+    return _content(path, lambda content: pd.read_csv(io.BytesIO(content)), "a CSV file")
 
 
 def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:

@@ -15,7 +15,6 @@ from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import number
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
-from flatscope.reports.figure_data import wants_log
 from flatscope.results import Result
 
 if TYPE_CHECKING:
@@ -150,11 +149,11 @@ def is_population(frame: pd.DataFrame) -> bool:
 
 
 class MeasureStatistics(NamedTuple):
-    """How one measure goes along with the target; `pearson` by the logarithms taken: "", "x", "y", "xy"."""
+    """How one measure goes along with the target."""
 
     measure: str
     entry: Declaration | None
-    pearson: dict[str, Estimate]
+    pearson: Estimate
     spearman: Estimate
     kendall: Estimate
     partial: Estimate | None  # Spearman with the hyper-parameters held fixed
@@ -171,72 +170,30 @@ def population_statistics(population: PopulationFrame, resamples: int = RESAMPLE
     found = []
     with progress("Correlations", total=len(population.measures)) as advance:
         for name in population.measures:
-            values = frame[name].to_numpy(dtype="float64")
-            scales = {
-                logs: correlate(
-                    _scaled(values, "x" in logs), _scaled(target, "y" in logs), "pearson", resamples=resamples
-                )
-                for logs in ("", "x", "y", "xy")
-                if ("x" not in logs or _positive(values)) and ("y" not in logs or _positive(target))
-            }
+            pair = frame[name].to_numpy(dtype="float64"), target
+            pearson, spearman, kendall = (
+                correlate(*pair, kind, resamples=resamples) for kind in ("pearson", "spearman", "kendall")
+            )
             partial = None
             if population.parameters:
                 partial = partial_correlation(frame, name, population.target, population.parameters, "spearman")
-            kendall = correlate(values, target, "kendall", resamples=resamples)
-            spearman = correlate(values, target, "spearman", resamples=resamples)
-            found.append(
-                MeasureStatistics(name, known.get(base_name(name)), scales, spearman, kendall, partial, np.nan)
-            )
+            entry = known.get(base_name(name))
+            found.append(MeasureStatistics(name, entry, pearson, spearman, kendall, partial, np.nan))
             advance(1)
     adjusted = holm([entry.kendall.p for entry in found])
     found = [entry._replace(adjusted=float(p)) for entry, p in zip(found, adjusted, strict=True)]
     return sorted(found, key=lambda entry: -abs(entry.kendall.value) if np.isfinite(entry.kendall.value) else 1.0)
 
 
-def _positive(values: np.ndarray[Any, Any]) -> bool:
-    finite = values[np.isfinite(values)]
-    return bool(len(finite)) and bool((finite > 0).all())
-
-
-def _scaled(values: np.ndarray[Any, Any], log: bool) -> np.ndarray[Any, Any]:
-    return np.log(values) if log else values
-
-
-class ColourChoice(NamedTuple):
-    """A column by which points can be coloured: few levels, or numbers on a ramp."""
-
-    name: str
-    levels: list[str]  # empty for numbers
-    codes: list[int]  # of each row's level; −1 where it has none
-    numbers: list[float]
-
-
-def colour_choices(population: PopulationFrame) -> list[ColourChoice]:
-    """Hyper-parameters first, then outcomes; columns that are neither numbers nor of few levels are left out."""
+def colouring(population: PopulationFrame) -> pd.Series[Any] | None:
+    """The column that colours the networks: the first hyper-parameter, else outcome, of few levels or of numbers."""
     frame = population.frame
     used = {population.target, *population.measures}
-    names = [*(population.parameters or ()), *(name for name in frame.columns if name not in used)]
-    choices = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([*(population.parameters or ()), *(name for name in frame.columns if name not in used)]):
         column = comparable(frame[name])
-        numeric = pd.api.types.is_numeric_dtype(column)
-        n_levels = column.nunique()
-        if 1 < n_levels <= MOST_LEVELS:
-            codes, levels = pd.factorize(column, sort=True)
-            words = [f"{level:g}" if numeric else str(level) for level in levels]
-            choices.append(ColourChoice(str(name), words, [int(code) for code in codes], []))
-        elif numeric and n_levels > MOST_LEVELS:
-            choices.append(ColourChoice(str(name), [], [], [float(v) for v in column.astype("float64")]))
-    return choices
-
-
-def log_scales(population: PopulationFrame, measure: str) -> tuple[bool, bool]:
-    """Whether measure and target are better shown on logarithmic axes."""
-    found = []
-    for name in (measure, population.target):
-        values = population.frame[name].to_numpy(dtype="float64")
-        found.append(wants_log(values[np.isfinite(values)].tolist()))
-    return found[0], found[1]
+        if column.nunique() > 1 and (column.nunique() <= MOST_LEVELS or pd.api.types.is_numeric_dtype(column)):
+            return column
+    return None
 
 
 def network_names(population: PopulationFrame) -> list[str]:

@@ -12,16 +12,16 @@ from markupsafe import Markup
 
 from flatscope.formatting import numbered, written
 from flatscope.registry import PAPERS
+from flatscope.reports.figure_data import wants_log
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
 from flatscope.reports.measured import MANY, STANDING_WORDS, standing
 from flatscope.reports.plots import COLOURS, Plot, card, legend_above, on_axes, picture, scale_axis, shortened
 from flatscope.reports.population_frame import (
     CONFIDENCE,
-    ColourChoice,
+    MOST_LEVELS,
     MeasureStatistics,
     PopulationFrame,
-    colour_choices,
-    log_scales,
+    colouring,
     network_names,
 )
 
@@ -69,7 +69,7 @@ def _chooser(n: int, scatters: Sequence[Plot]) -> Markup:
 def _correlations(n: int, name: str, population: PopulationFrame) -> Markup:
     """Every measure with all its correlations."""
     kinds: dict[str, Callable[[MeasureStatistics], Estimate | None]]
-    kinds = {"Pearson": lambda s: s.pearson[""], "Spearman": lambda s: s.spearman, "Kendall": lambda s: s.kendall}
+    kinds = {"Pearson": lambda s: s.pearson, "Spearman": lambda s: s.spearman, "Kendall": lambda s: s.kendall}
     if population.parameters:
         kinds["Settings fixed"] = lambda s: s.partial
     rows = []
@@ -225,12 +225,14 @@ def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> 
             f"Every measure with its {100 * CONFIDENCE:g}\u202f% interval, the closest association on top.",
             on_axes(correlations, height=1.0 + ROW * len(shown)),
         )
-        choices = colour_choices(population)
+        colour_by = colouring(population)
         for entry in shown[:SCATTERS]:
-            yield _scatter(name, population, entry, choices[0] if choices else None)
+            yield _scatter(name, population, entry, colour_by)
 
 
-def _scatter(name: str, population: PopulationFrame, entry: MeasureStatistics, choice: ColourChoice | None) -> Plot:
+def _scatter(
+    name: str, population: PopulationFrame, entry: MeasureStatistics, colour_by: pd.Series[Any] | None
+) -> Plot:
     """One mark per network, coloured and shaped by a setting; pointing at a mark names the network."""
     x = population.frame[entry.measure].to_numpy(dtype="float64")
     y = population.frame[population.target].to_numpy(dtype="float64")
@@ -244,20 +246,22 @@ def _scatter(name: str, population: PopulationFrame, entry: MeasureStatistics, c
         return drawn
 
     def draw(ax: Axes) -> None:
-        if choice is None:
+        if colour_by is None:
             marks(ax, known, color=COLOURS[0])
-        elif choice.levels:
-            codes = np.array(choice.codes)
-            for n, level in enumerate(choice.levels):
-                marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(level))
+        elif colour_by.nunique() <= MOST_LEVELS:
+            codes, levels = pd.factorize(colour_by, sort=True)
+            for n, level in enumerate(levels):
+                label = level if isinstance(level, str) else f"{level:g}"
+                marks(ax, known & (codes == n), color=COLOURS[n], marker=MARKERS[n], label=shortened(label))
             marks(ax, known & (codes < 0), color=COLOURS[-1])
-            legend_above(ax, columns=4, title=shortened(choice.name, 30), title_fontsize=9, handletextpad=0.1)
+            title = shortened(str(colour_by.name), 30)
+            legend_above(ax, columns=4, title=title, title_fontsize=9, handletextpad=0.1)
         else:
-            drawn = marks(ax, known, c=np.array(choice.numbers)[known], cmap="viridis")
-            bar = ax.figure.colorbar(drawn, ax=ax, label=shortened(choice.name, 30))
+            drawn = marks(ax, known, c=colour_by.to_numpy(dtype="float64")[known], cmap="viridis")
+            bar = ax.figure.colorbar(drawn, ax=ax, label=shortened(str(colour_by.name), 30))
             scale_axis(bar.ax.yaxis, [])
-        for axis, values, log in zip((ax.xaxis, ax.yaxis), (x, y), log_scales(population, entry.measure), strict=True):
-            scale_axis(axis, values.tolist(), log=log)
+        for axis, values in ((ax.xaxis, x), (ax.yaxis, y)):
+            scale_axis(axis, values.tolist(), log=wants_log(values[np.isfinite(values)].tolist()))
         ax.set_xlabel(shortened(entry.measure, 40))
         ax.set_ylabel(population.target)
 

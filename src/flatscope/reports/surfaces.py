@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flatscope.formatting import written
-from flatscope.landscapes.surface import Surface, common_heights, draw
+from flatscope.landscapes.surface import Surface, common_heights
 from flatscope.reports.figure_data import wants_log
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table
@@ -151,7 +151,7 @@ def _title(surface: Surface) -> str:
 
 def _map(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot:
     def fill(ax: Axes) -> None:
-        drawn = draw(surface, ax, heights=(scale.low, scale.high), log=scale.log)
+        drawn = surface.plot(ax, heights=(scale.low, scale.high), log=scale.log)
         for axis, places in zip((ax.xaxis, ax.yaxis), surface.axes, strict=True):
             scale_axis(axis, places.tolist())
         if drawn is not None:
