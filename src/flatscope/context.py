@@ -53,21 +53,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a measurement may do.
+    """How much work a measurement may do."""
 
-    Attributes:
-        precision: relative standard error at which estimates stop; 0 asks for exact values.
-        curvature: "hessian", or "gauss_newton" where the cheaper matrix is wanted.
-        memory: bytes that sweeps may use; None for a share of what is free.
-        deadline: `time.monotonic()` at which estimates end with the error they have reached; None for no limit.
-        end: that at which the call is over: what has no estimate by then has none at all.
-    """
-
-    precision: float = 0.02
-    curvature: str = "hessian"
-    memory: int | None = None
+    precision: float = 0.02  # relative standard error at which estimates stop; 0 asks for exact values
+    curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
+    memory: int | None = None  # bytes that sweeps may use; None for a share of what is free
+    # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
-    end: float | None = None
+    end: float | None = None  # that at which the call is over: what has no estimate by then has none at all
 
 
 class Context:

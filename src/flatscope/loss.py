@@ -29,17 +29,12 @@ IGNORED = -100  # the class number of pixels and tokens that do not count, as in
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss with one value per sample; averages over samples are taken by the sweeps, never here.
+    """A loss with one value per sample; averages over samples are taken by the sweeps, never here."""
 
-    Attributes:
-        name: as given, or the name of the user's function.
-        function: of (outputs, targets), giving one value per sample.
-        kind: what is known of its derivatives: "softmax" and "logistic" (weighted sums over `positions` of the
-            cross-entropy of a softmax or a sigmoid), "squared" (squared error summed over outputs), "own" (nothing).
-    """
-
-    name: str
-    function: PerSample
+    name: str  # as given, or the name of the user's function
+    function: PerSample  # of (outputs, targets), giving one value per sample
+    # what is known of its derivatives: "softmax" and "logistic" (weighted sums over `positions` of the cross-entropy of
+    # a softmax or a sigmoid), "squared" (squared error summed over outputs), "own" (nothing)
     kind: Kind = "own"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -227,29 +222,18 @@ SUM_OF_ONE = 1e-3  # how far the probabilities of a sample may be from a sum of 
 
 @dataclass
 class TargetLook:
-    """What the targets of one set of samples have in common.
+    """What the targets of one set of samples have in common."""
 
-    Attributes:
-        where: how messages call the set.
-        dtype: of the targets.
-        shape: of one sample's targets, in the last batch.
-        low: the least of those that count.
-        high: the largest of those that count.
-        binary: whether all are 0 or 1.
-        one_hot: whether every sample is a vector of zeros with a single 1.
-        probabilities: whether every sample is a vector (or, along its first dimension, many) of probabilities.
-        uncounted: whether some sample has nothing but −100, so that its loss is the mean of nothing.
-    """
-
-    where: str
-    dtype: torch.dtype = torch.int64
-    shape: tuple[int, ...] = ()
-    low: float = math.inf
-    high: float = -math.inf
-    binary: bool = True
-    one_hot: bool = True
+    where: str  # how messages call the set
+    dtype: torch.dtype = torch.int64  # of the targets
+    shape: tuple[int, ...] = ()  # of one sample's targets, in the last batch
+    low: float = math.inf  # the least of those that count
+    high: float = -math.inf  # the largest of those that count
+    binary: bool = True  # whether all are 0 or 1
+    one_hot: bool = True  # whether every sample is a vector of zeros with a single 1
+    # whether every sample is a vector (or, along its first dimension, many) of probabilities
     probabilities: bool = True
-    uncounted: bool = False
+    uncounted: bool = False  # whether some sample has nothing but −100, so that its loss is the mean of nothing
 
     @property
     def whole_numbers(self) -> bool:

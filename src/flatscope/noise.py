@@ -28,19 +28,12 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Readings:
-    """Numbers with what is known about their accuracy.
+    """Numbers with what is known about their accuracy."""
 
-    Attributes:
-        value: the numbers, (n,).
-        stderr: standard errors of estimates; 0 elsewhere.
-        width: half the interval that the solver of an exact value vouches for.
-        searched: whether the number is what a search ended at.
-    """
-
-    value: Numbers
-    stderr: Numbers
-    width: Numbers
-    searched: Numbers
+    value: Numbers  # the numbers, (n,)
+    stderr: Numbers  # standard errors of estimates; 0 elsewhere
+    width: Numbers  # half the interval that the solver of an exact value vouches for
+    searched: Numbers  # whether the number is what a search ended at
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> Readings:

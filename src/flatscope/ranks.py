@@ -43,15 +43,10 @@ if dist.is_available():
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that measure together, seen from one of them.
+    """The processes that measure together, seen from one of them."""
 
-    Attributes:
-        rank: number of this process.
-        size: number of processes; 1 where there is nobody to share with.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # number of this process
+    size: int = 1  # number of processes; 1 where there is nobody to share with
 
     def share(self, n: int) -> tuple[int, int]:
         """First and last (excluded) of n samples that are this rank's: contiguous, sizes differ by at most one."""

@@ -106,19 +106,12 @@ _CLASS = (
 
 @dataclass(frozen=True)
 class L1Class:
-    """Networks whose units have incoming weights of ℓ1 norm at most B_i in layer i.
+    """Networks whose units have incoming weights of ℓ1 norm at most B_i in layer i."""
 
-    Attributes:
-        bounds: B_1 … B_k.
-        dimension: number of inputs.
-        largest: largest absolute entry of an input.
-        classes: 2 where the function is a difference of outputs; more where it is any one of as many.
-    """
-
-    bounds: tuple[float, ...]
-    dimension: int
-    largest: float = 1.0
-    classes: int = 2
+    bounds: tuple[float, ...]  # B_1 … B_k
+    dimension: int  # number of inputs
+    largest: float = 1.0  # largest absolute entry of an input
+    classes: int = 2  # 2 where the function is a difference of outputs; more where it is any one of as many
 
     @property
     def supremum(self) -> float:

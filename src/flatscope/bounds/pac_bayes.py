@@ -197,25 +197,15 @@ def flip_constant_corrected(width: int, delta: float) -> float:
 
 @dataclass(frozen=True)
 class TheoremConstants:
-    """What the theorem needs to know of a network.
+    """What the theorem needs to know of a network."""
 
-    Attributes:
-        widths: h_0 … h_d.
-        norms: ‖W_i‖_F.
-        mu: of condition C1.
-        c2: of condition C2.
-        c3: of condition C3.
-        outputs: mean norm of the outputs.
-        lipschitz: C_L of the loss.
-    """
-
-    widths: tuple[int, ...]
-    norms: tuple[float, ...]
-    mu: float
-    c2: float
-    c3: float
-    outputs: float
-    lipschitz: float
+    widths: tuple[int, ...]  # h_0 … h_d
+    norms: tuple[float, ...]  # ‖W_i‖_F
+    mu: float  # of condition C1
+    c2: float  # of condition C2
+    c3: float  # of condition C3
+    outputs: float  # mean norm of the outputs
+    lipschitz: float  # C_L of the loss
 
     def __post_init__(self) -> None:
         """Refuse what would give no number."""

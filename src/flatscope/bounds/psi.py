@@ -59,19 +59,12 @@ def theorem_5_1(
 
 @dataclass(frozen=True)
 class AllPaths:
-    """All paths of a chain of dense layers, biases included, without writing them out.
+    """All paths of a chain of dense layers, biases included, without writing them out."""
 
-    Attributes:
-        count: number of paths.
-        groups: choices of hidden units, or of a bias and the hidden units behind it, per output.
-        norm: square root of the sum of squares of the path values.
-        largest: largest absolute path value.
-    """
-
-    count: float
-    groups: float
-    norm: float
-    largest: float
+    count: float  # number of paths
+    groups: float  # choices of hidden units, or of a bias and the hidden units behind it, per output
+    norm: float  # square root of the sum of squares of the path values
+    largest: float  # largest absolute path value
 
 
 def all_paths_of(paths: PathCoordinates) -> AllPaths:

@@ -36,23 +36,14 @@ _CHAIN = "needs a chain of dense layers with ReLU between them and nothing behin
 
 @dataclass(frozen=True)
 class ReluChain:
-    """A fully connected ReLU network written out, with its activation patterns on some training samples.
+    """A fully connected ReLU network written out, with its activation patterns on some training samples."""
 
-    Attributes:
-        names: of the layers.
-        weights: W_1 … W_d, float64.
-        biases: of each layer; zeros where it has none.
-        inputs: samples as vectors (n, h_0).
-        signals: pre-activations of each layer (n, h_i), biases included; the last are the outputs.
-        complete: whether these are all the training samples.
-    """
-
-    names: tuple[str, ...]
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
-    inputs: Tensor
-    signals: tuple[Tensor, ...]
-    complete: bool
+    names: tuple[str, ...]  # of the layers
+    weights: tuple[Tensor, ...]  # W_1 … W_d, float64
+    biases: tuple[Tensor, ...]  # of each layer; zeros where it has none
+    inputs: Tensor  # samples as vectors (n, h_0)
+    signals: tuple[Tensor, ...]  # pre-activations of each layer (n, h_i), biases included; the last are the outputs
+    complete: bool  # whether these are all the training samples
 
     @property
     def depth(self) -> int:

@@ -34,17 +34,11 @@ SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines
 
 @dataclass(frozen=True)
 class Ahead:
-    """The layers whose input no moved weight precedes.
+    """The layers whose input no moved weight precedes."""
 
-    Attributes:
-        layers: (weight, bias or None) by name.
-        bytes_per_line: of their answers over the whole training set.
-        is_output: whether the only one of them gives the network's output: then nothing is left to be run.
-    """
-
-    layers: Layers
-    bytes_per_line: int
-    is_output: bool
+    layers: Layers  # (weight, bias or None) by name
+    bytes_per_line: int  # of their answers over the whole training set
+    is_output: bool  # whether the only one of them gives the network's output: then nothing is left to be run
 
 
 @dataclass(frozen=True)

@@ -32,19 +32,12 @@ ROUNDING = 1e-14  # slopes below this, relative to the weights, are zeros
 
 @dataclass(frozen=True)
 class Shallow:
-    """f(x) = C max(Ax + a, 0) + c; without hidden units f(x) = Ax + a.
+    """f(x) = C max(Ax + a, 0) + c; without hidden units f(x) = Ax + a."""
 
-    Attributes:
-        first: A, (units, inputs), or (outputs, inputs) of an affine network.
-        first_bias: a.
-        second: C, (outputs, units); None for an affine network.
-        second_bias: c.
-    """
-
-    first: Floats
-    first_bias: Floats
-    second: Floats | None = None
-    second_bias: Floats | None = None
+    first: Floats  # A, (units, inputs), or (outputs, inputs) of an affine network
+    first_bias: Floats  # a
+    second: Floats | None = None  # C, (outputs, units); None for an affine network
+    second_bias: Floats | None = None  # c
 
     @property
     def units(self) -> int:

@@ -100,19 +100,13 @@ _LOWEST, _HIGHEST = math.log(5e-324), math.log(1.7e308)
 
 @dataclass(frozen=True)
 class Capacity:
-    """The capacity that a paper prints for a norm: γ⁻² norm² times what depends on depth and width alone.
+    """The capacity that a paper prints for a norm: γ⁻² norm² times what depends on depth and width alone."""
 
-    Attributes:
-        symbol: LaTeX.
-        with_4d: whether a factor 4 per layer is printed.
-        width_power: power of the widths h_i of the layers, given the options; None where none are printed.
-        equation: where in the paper.
-    """
-
-    symbol: str
-    with_4d: bool
+    symbol: str  # LaTeX
+    with_4d: bool  # whether a factor 4 per layer is printed
+    # power of the widths h_i of the layers, given the options; None where none are printed
     width_power: Callable[[Mapping[str, Any]], float] | None = None
-    equation: str = "Section 2.2"
+    equation: str = "Section 2.2"  # where in the paper
 
 
 def declare_with_margin(

@@ -69,21 +69,13 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Errors of all samples under noise.
+    """Errors of all samples under noise."""
 
-    Attributes:
-        rate: the mean over samples.
-        stderr: its standard error.
-        draws: of each sample.
-        samples: how many there are.
-        undecided: those that noise makes wrong in some draws and not in others: the error is estimated from them.
-    """
-
-    rate: float
-    stderr: float
-    draws: int
-    samples: int
-    undecided: int
+    rate: float  # the mean over samples
+    stderr: float  # its standard error
+    draws: int  # of each sample
+    samples: int  # how many there are
+    undecided: int  # those that noise makes wrong in some draws and not in others: the error is estimated from them
 
     @classmethod
     def of(cls, rates: Tensor, draws: int) -> ErrorRate:

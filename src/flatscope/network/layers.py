@@ -80,16 +80,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Network:
-    """The layers of a network in forward order.
+    """The layers of a network in forward order."""
 
-    Attributes:
-        layers: every weight once.
-        chain: whether each layer reads the one before it and nothing else.
-        uncovered: trainable matrices that take part in no layer, with the operation that reads them.
-    """
-
-    layers: tuple[Layer, ...]
-    chain: bool
+    layers: tuple[Layer, ...]  # every weight once
+    chain: bool  # whether each layer reads the one before it and nothing else
+    # trainable matrices that take part in no layer, with the operation that reads them
     uncovered: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Layer]:

@@ -32,33 +32,19 @@ LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "arr
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of one operation.
+    """What is known of one operation."""
 
-    Attributes:
-        scale: what it does to scales and units; None: a wall.
-        linear: what it is as a function of its tensors.
-        paths: what it does to sums over paths; None: there are none through it.
-        stretch: how far it can stretch; None: unknown, unless `slope` says it.
-        slope: largest slope of a smooth function that is the same for every entry.
-        creates: whether it takes no more than shape and type from its tensors.
-        identity: whether it changes nothing but type, place or memory (dropout is off).
-        moves: whether entries only change places, are repeated or dropped.
-        takes_vectors: whether a parameter may enter it as a shift, a scale or a constant.
-        multiplies: whether it multiplies entry by entry.
-        writes_safely: whether bounds survive when it writes in place.
-    """
-
-    scale: Callable[[scales.Step], Any] | None = None
-    linear: str = CURVED
-    paths: path_rules.Rule | None = None
-    stretch: stretch_rules.Rule | None = None
-    slope: float | None = None
-    creates: bool = False
-    identity: bool = False
-    moves: bool = False
-    takes_vectors: bool = False
-    multiplies: bool = False
-    writes_safely: bool = False
+    scale: Callable[[scales.Step], Any] | None = None  # what it does to scales and units; None: a wall
+    linear: str = CURVED  # what it is as a function of its tensors
+    paths: path_rules.Rule | None = None  # what it does to sums over paths; None: there are none through it
+    stretch: stretch_rules.Rule | None = None  # how far it can stretch; None: unknown, unless `slope` says it
+    slope: float | None = None  # largest slope of a smooth function that is the same for every entry
+    creates: bool = False  # whether it takes no more than shape and type from its tensors
+    identity: bool = False  # whether it changes nothing but type, place or memory (dropout is off)
+    moves: bool = False  # whether entries only change places, are repeated or dropped
+    takes_vectors: bool = False  # whether a parameter may enter it as a shift, a scale or a constant
+    multiplies: bool = False  # whether it multiplies entry by entry
+    writes_safely: bool = False  # whether bounds survive when it writes in place
 
 
 # Families ------------------------------------------------------------------------------------------------------------

@@ -33,21 +33,13 @@ _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d
 
 @dataclass(frozen=True)
 class Use:
-    """One meeting of a tensor made of parameters with a signal.
+    """One meeting of a tensor made of parameters with a signal."""
 
-    Attributes:
-        params: what the tensor is made of.
-        key: of the weight or bias, where it is one; None for any other meeting.
-        value: the weight or bias as the canonical call takes it.
-        place: the operation and the module.
-        harmless: whether it is a shift, a scale or a constant, entry by entry.
-    """
-
-    params: frozenset[str]
-    key: Key | None
-    value: Tensor
-    place: str
-    harmless: bool = True
+    params: frozenset[str]  # what the tensor is made of
+    key: Key | None  # of the weight or bias, where it is one; None for any other meeting
+    value: Tensor  # the weight or bias as the canonical call takes it
+    place: str  # the operation and the module
+    harmless: bool = True  # whether it is a shift, a scale or a constant, entry by entry
 
 
 class Survey(Writer):

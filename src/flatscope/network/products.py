@@ -42,21 +42,13 @@ def norm_as_affine(op: Operation) -> tuple[Tensor, Tensor] | None:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a signal with a weight.
+    """A product of a signal with a weight."""
 
-    Attributes:
-        signal: what is multiplied.
-        origin: the weight as the network has it.
-        weight: as the canonical call takes it: (out, in), (out, in / groups, taps) or (in, out / groups, taps).
-        bias: what the call adds, if anything.
-        run: the product with another weight and bias of these shapes.
-    """
-
-    signal: Tensor
-    origin: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    run: Callable[[Tensor, Tensor | None], Tensor]
+    signal: Tensor  # what is multiplied
+    origin: Tensor  # the weight as the network has it
+    weight: Tensor  # as the canonical call takes it: (out, in), (out, in / groups, taps) or (in, out / groups, taps)
+    bias: Tensor | None  # what the call adds, if anything
+    run: Callable[[Tensor, Tensor | None], Tensor]  # the product with another weight and bias of these shapes
 
 
 Question = Callable[[Any], bool]

@@ -54,23 +54,14 @@ _IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a torch function inside a forward pass.
+    """One call of a torch function inside a forward pass."""
 
-    Attributes:
-        name: its name without marks of spelling: `add` for `+`, `add_`, `__radd__`; the attribute for `x.T`.
-        function: what was called.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        module: qualified name of the module whose forward makes the call.
-        within: the composite function that was written out, where the call is a part of one.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    module: str
-    within: str = ""
+    name: str  # its name without marks of spelling: `add` for `+`, `add_`, `__radd__`; the attribute for `x.T`
+    function: Callable[..., Any]  # what was called
+    args: tuple[Any, ...]  # its positional arguments
+    kwargs: dict[str, Any]  # its keyword arguments
+    module: str  # qualified name of the module whose forward makes the call
+    within: str = ""  # the composite function that was written out, where the call is a part of one
 
     @property
     def place(self) -> str:

@@ -20,34 +20,23 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor made of parameters and constants alone comes from.
+    """Where a tensor made of parameters and constants alone comes from."""
 
-    Attributes:
-        params: names of the parameters; none for a constant.
-        view: the parameter of which it is a view, if it is one.
-    """
-
-    params: frozenset[str]
-    view: str | None = None
+    params: frozenset[str]  # names of the parameters; none for a constant
+    view: str | None = None  # the parameter of which it is a view, if it is one
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """What the plain network answers in other words.
+    """What the plain network answers in other words."""
 
-    Attributes:
-        acting: name of the new parameter for each weight or bias that is a view or computed.
-        expands: whether composite functions are written out.
-        skipped: running means of the BatchNorms that were folded away.
-        affine: running means of those that became layers, with the names of weight and bias.
-        biases: names of biases that folding gave to weights without one.
-    """
-
+    # name of the new parameter for each weight or bias that is a view or computed
     acting: dict[Key, str] = field(default_factory=dict)
-    expands: bool = True
-    skipped: frozenset[str] = frozenset()
+    expands: bool = True  # whether composite functions are written out
+    skipped: frozenset[str] = frozenset()  # running means of the BatchNorms that were folded away
+    # running means of those that became layers, with the names of weight and bias
     affine: dict[str, tuple[str, str]] = field(default_factory=dict)
-    biases: dict[str, str] = field(default_factory=dict)
+    biases: dict[str, str] = field(default_factory=dict)  # names of biases that folding gave to weights without one
 
 
 class Weights:

@@ -34,17 +34,12 @@ def now_and_then(send: Report, seconds: float) -> Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a unit ended.
+    """How an attempt at a unit ended."""
 
-    Attributes:
-        kind: "done"; "busy" if another process is at some of its trials; "raised" if the work function failed.
-        error: what it raised, in one line.
-        details: the end of its traceback.
-    """
-
+    # "done"; "busy" if another process is at some of its trials; "raised" if the work function failed
     kind: Literal["done", "busy", "raised"]
-    error: str = ""
-    details: str = ""
+    error: str = ""  # what it raised, in one line
+    details: str = ""  # the end of its traceback
 
 
 def attempt(work: str, configs: Sequence[Mapping[str, Any]], store: Store, report: Report) -> Outcome:
@@ -106,19 +101,12 @@ class SweepFailed(FlatscopeError):  # noqa: N818  what happened, as the other er
 
 @dataclass
 class Unit:
-    """Trials that one worker handles together.
+    """Trials that one worker handles together."""
 
-    Attributes:
-        configs: of its trials that were not done when the sweep began.
-        lost: how many workers died over it since one of its trials was finished.
-        absent: how many of its trials were missing when a worker died last.
-        fraction: how far its present worker is, from 0 to 1.
-    """
-
-    configs: list[dict[str, Any]]
-    lost: int = 0
-    absent: int = -1
-    fraction: float = 0.0
+    configs: list[dict[str, Any]]  # of its trials that were not done when the sweep began
+    lost: int = 0  # how many workers died over it since one of its trials was finished
+    absent: int = -1  # how many of its trials were missing when a worker died last
+    fraction: float = 0.0  # how far its present worker is, from 0 to 1
     not_before: float = field(default=0.0, repr=False)
 
 

@@ -144,19 +144,12 @@ class BasisPaths:
 
 @dataclass(frozen=True)
 class Block:
-    """Where the values of one parameter tensor stand: `start` to `stop`, its frozen entries left out.
+    """Where the values of one parameter tensor stand: `start` to `stop`, its frozen entries left out."""
 
-    Attributes:
-        name: of the parameter.
-        layer: the layer that it belongs to; None for a parameter that is no edge and has no scale.
-        is_bias: an edge from a constant unit to each output.
-        frozen: flat indices of the entries that are held fixed.
-    """
-
-    name: str
-    layer: GraphLayer | None
-    is_bias: bool
-    frozen: Tensor
+    name: str  # of the parameter
+    layer: GraphLayer | None  # the layer that it belongs to; None for a parameter that is no edge and has no scale
+    is_bias: bool  # an edge from a constant unit to each output
+    frozen: Tensor  # flat indices of the entries that are held fixed
     start: int
     stop: int
 

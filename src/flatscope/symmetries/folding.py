@@ -120,23 +120,14 @@ class _Uses:
 
 @dataclass(frozen=True)
 class _Norm:
-    """One BatchNorm as it is called.
+    """One BatchNorm as it is called."""
 
-    Attributes:
-        call: the operation.
-        module: name of the module that makes it.
-        mean: name of the buffer with the running mean, by which a plan knows it.
-        scale: what it multiplies every channel with, float64.
-        shift: what it adds.
-        trainable: whether any of its own parameters is.
-    """
-
-    call: Operation
-    module: str
-    mean: str
-    scale: Tensor
-    shift: Tensor
-    trainable: bool
+    call: Operation  # the operation
+    module: str  # name of the module that makes it
+    mean: str  # name of the buffer with the running mean, by which a plan knows it
+    scale: Tensor  # what it multiplies every channel with, float64
+    shift: Tensor  # what it adds
+    trainable: bool  # whether any of its own parameters is
 
     @property
     def entering(self) -> Tensor:

@@ -29,22 +29,14 @@ class Chains:
     """One chosen edge per class, and the product of the edges on the way between the class and the ground.
 
     All tensors have n_classes + 1 entries, on the CPU; entry 0 is the ground, whose product is 1.
-
-    Attributes:
-        layer: index of the layer that holds the edge; -1 for the ground.
-        entry: flat index of the edge in that layer's weight.
-        other: class at the other end of the edge, nearer to the ground.
-        log: log of the absolute product, float64: products over tens of layers leave the range of numbers.
-        sign: sign of the product.
-        order: the classes, nearest to the ground first.
     """
 
-    layer: Tensor
-    entry: Tensor
-    other: Tensor
-    log: Tensor
-    sign: Tensor
-    order: tuple[int, ...]
+    layer: Tensor  # index of the layer that holds the edge; -1 for the ground
+    entry: Tensor  # flat index of the edge in that layer's weight
+    other: Tensor  # class at the other end of the edge, nearer to the ground
+    log: Tensor  # log of the absolute product, float64: products over tens of layers leave the range of numbers
+    sign: Tensor  # sign of the product
+    order: tuple[int, ...]  # the classes, nearest to the ground first
 
     @property
     def product(self) -> Tensor:
