@@ -151,3 +151,13 @@ def test_operations_that_overwrite_their_input() -> None:
     assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
     tiny = _built("read again", InPlace(True), (3,), 2, ("first", "last"), piecewise_linear=False)
     assert find_bends(Context(tiny.problem())) is None, "left to products"
+
+
+def test_only_values_that_are_less_precise_than_asked_for_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "MOST_DRAWS", 64)
+    names = ["hessian_trace", "layer_trace", "kappa_trace*", "relative_flatness", "rho_sum"]
+    frame = fs.measure(gated(n=40).problem(), names, precision=0.05).to_frame()
+    less = frame["stderr"] > 0.05 * frame["value"].abs()
+    assert less.any()
+    assert not less.all()
+    assert (frame["reason"].str.contains("asked for 0.05 relative") == less).all()

@@ -94,7 +94,7 @@ class DiagonalSums:
         directions: entries of the diagonal.
         products: those that were taken.
         exact: whether every direction was multiplied out.
-        missed: why the estimate ended before the precision was reached; empty where it was.
+        missed: why the draws ended before every value was as precise as asked for; empty where all are.
     """
 
     values: Readings = field(default_factory=dict)
@@ -184,7 +184,7 @@ def diagonal_sums(
             if exact is not None:
                 return exact
         if products >= most_products or late():
-            missed = f"{precision:.2g} relative not reached in {products} products"
+            missed = "stopped by the time limit" if late() else f"at most {most_products:,} products"
             break
         if keep and not deflated and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products:
             products += draws.deflate()

@@ -169,7 +169,7 @@ class Curvature:
         diagonals: diagonal of the matrix for each covered tensor, if asked for.
         left_out: {parameter: reason} for those whose block these columns do not give.
         draws: random columns of each sample; 0 where all columns were taken.
-        missed: why the draws ended before the precision was reached; empty where it was.
+        missed: why the draws ended before every value was as precise as asked for; empty where all are.
     """
 
     means: dict[tuple[str, str], Mean]

@@ -84,7 +84,7 @@ def column_sweep(
         if not bends and needed * shape.per_draw >= shape.columns:
             return _pass(ctx, None, **options)
         if bends and look >= MOST_DRAWS:
-            missed = f"{wanted:.2g} relative not reached in {look} draws"
+            missed = f"at most {MOST_DRAWS} draws"
             break
         # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
         following = 2 ** math.ceil(math.log2(min(needed, MOST_DRAWS if bends else needed)))

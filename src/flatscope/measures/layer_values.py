@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from flatscope.network.layers import Layer
 from flatscope.registry import Value
 
 MOST_REASONS = 3
+ASKED = "; asked for "  # begins the remark of a value that is less precise than that
 GAUSS_NEWTON = "of the Gauss-Newton matrix"
 # The products that give what the sweep does not cover of a quantity.
 PRODUCTS = {"kappa_trace": "trace", "rho_sum": "rho", "rho_rows_sum": "rho_rows"}
@@ -45,11 +47,14 @@ def layer_values(
     for layer in measured_layers(ctx):
         key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
         if key in rest.values:
-            reason = _joined(matrix_remark(ctx, layer.weight), f"{covered.left_out[layer.weight]}{_ways(rest)}")
-            result[layer.name] = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
+            ways = "" if rest.exact else f"; sampled, {rest.products} products"
+            reason = _joined(matrix_remark(ctx, layer.weight), f"{covered.left_out[layer.weight]}{ways}")
+            found = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
+            result[layer.name] = _judged(ctx, found, precision, rest.missed)
         elif mean is not None:
             reason = _joined(matrix_remark(ctx, layer.weight), _sampling(covered))
-            result[layer.name] = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
+            found = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
+            result[layer.name] = _judged(ctx, found, precision, covered.missed)
         else:
             zeros = torch.zeros(_units(ctx, layer, quantity))
             result[layer.name] = _value(
@@ -58,7 +63,9 @@ def layer_values(
     return result
 
 
-def network_value(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> Value:
+def network_value(
+    ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024, reason: str = ""
+) -> Value:
     """The sum of a quantity over all layers, or of "trace" over all parameters, with the error of the sum itself."""
     covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
     mean = covered.of("", quantity)
@@ -69,7 +76,18 @@ def network_value(ctx: Context, quantity: str, precision: float | None = None, m
     value = known + float(rest.values[key]) if key in rest.values else known
     stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
     exact = not covered.draws and (rest.exact or key not in rest.values)
-    return Value(value, stderr, data_stderr=data_stderr, exact=exact)
+    found = Value(value, stderr, data_stderr=data_stderr, exact=exact, reason=reason)
+    return _judged(ctx, found, precision, covered.missed or rest.missed)
+
+
+def _judged(ctx: Context, found: Value, precision: float | None, missed: str) -> Value:
+    """A value that is less precise than asked for says so; of units the largest counts."""
+    wanted = ctx.effort.precision if precision is None else precision
+    values, errors = (torch.as_tensor(part).reshape(-1) for part in (found.value, found.stderr))
+    top = values.abs().argmax()
+    if not missed or errors[top] <= wanted * values[top].abs():
+        return found
+    return replace(found, reason=f"{found.reason}{ASKED}{wanted:.2g} relative ({missed})")
 
 
 def _rest(
@@ -84,7 +102,6 @@ def _rest(
 
 def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:
     """The trace over all trainable parameters, with a remark on how it was obtained."""
-    found = network_value(ctx, "trace", precision, most_products)
     covered = swept(ctx, precision)
     parts = [_sampling(covered)]
     if covered.left_out:
@@ -94,9 +111,8 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
         )
         tensors = "1 parameter tensor" if len(covered.left_out) == 1 else f"{len(covered.left_out)} parameter tensors"
         parts.append(f"{tensors} by {ways}: {next(iter(covered.left_out.values()))}")
-        parts.append(rest.missed)
-    matrix = matrix_remark(ctx, *ctx.problem.trainable)
-    return _with_reason(found, _joined(matrix, *parts))
+    reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), *parts)
+    return network_value(ctx, "trace", precision, most_products, reason)
 
 
 def matrix_remark(ctx: Context, *names: str) -> str:
@@ -108,21 +124,11 @@ def matrix_remark(ctx: Context, *names: str) -> str:
 
 
 def _sampling(covered: Curvature) -> str:
-    if not covered.draws:
-        return ""
-    return _joined(f"sampled, {covered.draws} draws", covered.missed)
-
-
-def _ways(rest: DiagonalSums) -> str:
-    return "" if rest.exact else "; " + _joined(f"sampled, {rest.products} products", rest.missed)
+    return f"sampled, {covered.draws} draws" if covered.draws else ""
 
 
 def _joined(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
-
-
-def _with_reason(value: Value, reason: str) -> Value:
-    return Value(value.value, value.stderr, value.data_stderr, exact=value.exact, reason=reason)
 
 
 def _value(value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: bool, reason: str, quantity: str) -> Value:
@@ -140,7 +146,8 @@ def _units(ctx: Context, layer: Layer, quantity: str) -> int:
 def largest(values: dict[str, Value]) -> Value:
     """The largest of the layers' values."""
     top = max(values.values(), key=lambda value: float(value.value))
-    return Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=shared_reason(values))
+    reason = shared_reason(values) + "".join(top.reason.partition(ASKED)[1:])
+    return Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=reason)
 
 
 def largest_units(values: dict[str, Value]) -> dict[str, Value]:
@@ -155,8 +162,11 @@ def largest_units(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def shared_reason(values: dict[str, Value]) -> str:
-    """The remarks of the layers as one: each once, and where not all layers have it, how many do."""
-    counted = Counter(value.reason for value in values.values() if value.reason)
+    """The remarks of the layers as one: each once, and where not all layers have it, how many do.
+
+    Without those on a layer's own precision, which is not that of what is made of the layers.
+    """
+    counted = Counter(value.reason.partition(ASKED)[0] for value in values.values() if value.reason)
     parts = [
         reason if count == len(values) else f"{count} of {len(values)} layers: {reason}"
         for reason, count in counted.most_common(MOST_REASONS)

@@ -127,7 +127,8 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     )
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
     ways = f"products, one for each{curved}" if found.exact else f"{found.products} products{curved}"
-    reason = "; ".join(part for part in (f"{len(chosen)} of {paths.count} values by {ways}", found.missed) if part)
+    reason = f"{len(chosen)} of {paths.count} values by {ways}"
+    reason += f"; asked for {precision:.2g} relative ({found.missed})" if found.missed else ""
     value, stderr = (float(part.get(operator.KEY, torch.zeros(1))) for part in (found.values, found.stderrs))
     return Value(known + value, stderr=stderr, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
 

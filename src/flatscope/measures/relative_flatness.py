@@ -108,7 +108,7 @@ def _added(ctx: Context, values: dict[str, Value], **options: Any) -> Value:
 
 def _summed(ctx: Context, values: dict[str, Value], quantity: str, **options: Any) -> Value:
     """The sum of values from the sweep; its error is not that of independent layers, which share their draws."""
-    return replace(network_value(ctx, quantity, **options), reason=shared_reason(values))
+    return network_value(ctx, quantity, **options, reason=shared_reason(values))
 
 
 def _times_squared_norm(ctx: Context, values: dict[str, Value]) -> dict[str, Value]:
