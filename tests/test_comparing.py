@@ -18,7 +18,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.cli import main
 from flatscope.comparing.verdicts import Quantity
-from flatscope.errors import NotApplicable
+from flatscope.errors import InputError, NotApplicable
 from flatscope.registry import declarations
 from flatscope.reports.items import by_kind
 from flatscope.training.checkpoint import TrainConfig
@@ -377,3 +377,12 @@ def test_outputs_that_are_no_numbers_are_not_the_same_function(data: Data) -> No
     broken.forward = lambda *_: torch.full((100, 10), torch.nan)  # type: ignore[method-assign]
     assert len(find_copies({"one": problem, "two": copy.copy(problem)})) == 1
     assert find_copies({"one": problem, "two": broken}) == []
+
+
+def test_effort_is_passed_on_to_the_measures(pair: dict[str, nn.Module], data: Data) -> None:
+    curved = fs.compare(pair, data, ["kappa_trace_sum"], curvature="gauss_newton")
+    assert all("Gauss-Newton" in table.reason("kappa_trace_sum") for table in curved.tables.values())
+    hurried = fs.compare(pair, data, ["psi_epsilon", "sharpness"], budget=1e-3)
+    assert all(table.to_frame()["value"].isna().all() for table in hurried.tables.values())
+    with pytest.raises(InputError, match="budget"):
+        fs.compare(pair, data, ["margin"], budget="soon")

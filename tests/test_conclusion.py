@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from test_report import row
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import SameFunction, Standing
+from flatscope.comparing.verdicts import SameFunction, Standing, held_out_remark
 from flatscope.table import Table
 
 
@@ -78,3 +79,64 @@ def test_of_several_the_flattest_is_compared_with_the_next() -> None:
     found = comparison({"rho_sum": (3.0, 0.0)}, {"rho_sum": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0)}).conclusion
     assert (found.code, found.winner) == ("flatter", "b")
     assert (found.voices[0].next, found.voices[0].factor) == ("c", 2.0)
+
+
+FAMILIES_OF_FIVE = ("rho_sum", "psi_trace", "margin", "l1_path_norm", "lipschitz_linf")
+
+
+def test_a_flatter_network_that_other_measures_do_not_prefer_is_said_to_be_just_that() -> None:
+    found = comparison(
+        {"rho_sum": (1.0, 0.0), "margin": (1.0, 0.0), "l1_path_norm": (5.0, 0.0), "lipschitz_linf": (9.0, 0.0)},
+        {"rho_sum": (2.0, 0.0), "margin": (3.0, 0.0), "l1_path_norm": (4.0, 0.0), "lipschitz_linf": (8.0, 0.0)},
+    )
+    assert found.ranking()["name"][0] == "b"
+    assert (found.conclusion.code, found.conclusion.winner, found.conclusion.first) == ("flatter", "a", ("b",))
+    assert "put b first" in found.summary().splitlines()[0]
+
+
+def test_no_conclusion_contradicts_the_ranking_or_a_measure() -> None:
+    random = np.random.default_rng(0)
+    codes = set()
+    for _ in range(40):
+        values = random.choice([1.0, 1.05, 2.0], size=(random.integers(2, 4), len(FAMILIES_OF_FIVE)))
+        errors = random.choice([0.0, 0.3], size=values.shape)
+        networks = [
+            dict(zip(FAMILIES_OF_FIVE, zip(v, e, strict=True), strict=True))
+            for v, e in zip(values.tolist(), errors.tolist(), strict=True)
+        ]
+        found = comparison(*networks)
+        said = found.conclusion
+        codes.add(said.code)
+        if found.comparable:
+            ranking = found.ranking()
+            assert set(ranking.loc[ranking["rank"] == ranking["rank"].min(), "name"]) == set(said.first)
+        if said.winner:
+            assert all(voice.best == said.winner for voice in said.voices if voice.clear and voice.next == said.winner)
+            agreed = said.first == (said.winner,)
+            assert agreed or all(name in said.sentence.rpartition("together")[2] for name in said.first)
+    assert codes >= {"flatter", "split", "alike", "untold"}
+
+
+def test_a_network_that_some_family_puts_clearly_behind_is_not_the_flattest() -> None:
+    found = comparison(
+        {"psi_trace": (1.0, 0.0), "rho_sum": (9.0, 0.0)},
+        {"psi_trace": (2.0, 0.0), "rho_sum": (1.0, 0.0)},
+        {"psi_trace": (3.0, 0.0), "rho_sum": (1.01, 0.0)},
+    ).conclusion
+    assert (found.code, found.winner) == ("split", "")
+    assert {voice.best for voice in found.voices} == {"a", "b"}
+
+
+def test_those_in_front_may_be_alike() -> None:
+    found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.01, 0.0)}, {"rho_sum": (5.0, 0.0)}).conclusion
+    assert (found.code, found.winner) == ("alike", "")
+    assert "between a and b" in str(found)
+
+
+@pytest.mark.parametrize(("errors", "words"), [((0.028, 0.025), "do not differ"), ((0.02, 0.12), "differ: from 2.00")])
+def test_test_errors_that_chance_explains_are_not_a_difference(errors: tuple[float, float], words: str) -> None:
+    networks = {n: Standing("net", 9, 0.1, 0.0, 0.1, e, rescalable=True) for n, e in zip("ab", errors, strict=True)}
+    (remark,) = held_out_remark(networks, 360)
+    assert remark.code == "test"
+    assert words in remark
+    assert held_out_remark(networks, 0) == []

@@ -354,10 +354,10 @@ def test_comparison_data() -> None:
               for entry, factor in zip(rows, (2.0, 0.5, 3.0, 5.0, 5.0, 1.0, 2.0, 9.0, 11.0), strict=True)]  # fmt: skip
     data = comparison_data({"a": Table(rows), "b": Table(second)})
     assert (data.reference, data.networks) == ("a", ["b"])
-    assert dict(zip(data.measures, data.ratios, strict=True)) == {
-        "rho_sum": [2.0], "psi_trace": [0.5], "l1_path_norm": [3.0], "l2_path_norm": [5.0], "margin": [9.0],
+    assert dict(zip(data.measures, data.factors, strict=True)) == {  # above 1 is better, whichever way that is
+        "rho_sum": [1 / 2], "psi_trace": [2.0], "l1_path_norm": [1 / 3], "l2_path_norm": [1 / 5], "margin": [9.0],
     }  # fmt: skip
-    assert data.errors[0] == [pytest.approx(2 * math.hypot(0.4 / 4, 0.4 / 8))]
+    assert data.errors[0] == [pytest.approx(math.hypot(0.4 / 4, 0.4 / 8) / 2)]
     assert sorted(name for names in data.left_out.values() for name in names) == [
         "l2_norm", "margin[epsilon=0.1]", "parameter_count", "path_norm",
     ]  # fmt: skip

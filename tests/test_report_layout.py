@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from test_report_population import population
 
 import flatscope as fs
 from flatscope.auditing import audit
+from flatscope.comparing.comparison import Comparison
+from flatscope.comparing.verdicts import Standing
 from flatscope.reports.population_frame import PopulationFrame
 from flatscope.table import Table
 
@@ -42,16 +45,22 @@ def measured(scale: float) -> Table:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     problem = mlp().problem()
     networks = {
-        "batch 16": [measured(1.0), bounds_table(), history(), bowl(grid=21), bowl("psi", grid=21)],
-        "batch 512": [measured(2.0), history(2.0), bowl(grid=21, steep=50.0), bowl(dimensions=1)],
+        "batch 16": [bounds_table(), history(), bowl(grid=21), bowl("psi", grid=21)],
+        "batch 512": [history(2.0), bowl(grid=21, steep=50.0), bowl(dimensions=1)],
     }
+    standing = Standing("net", 9, 0.1, 0.0, 0.2, 0.03, rescalable=True)
+    compared = Comparison(
+        {"batch 16": measured(1.0), "batch 512": measured(2.0)},
+        {"batch 16": standing, "batch 512": replace(standing, test_error=0.025)},
+        meta={"loss": "cross_entropy", "n_test": 360},
+    )
     network = fs.measure(problem, ["gradient_norm", "rho_sum", "margin", "functional_margin"])
     audited = audit(problem, ["hessian_trace", "rho_sum"], by=("layer",), trials=1)
     density = fs.spectral_density(problem, draws=2, steps=8)
     many = PopulationFrame(population(40, 20))
     folder = tmp_path_factory.mktemp("layout")
     return {
-        "networks": made([networks, figure()], folder / "networks"),
+        "networks": made([compared, networks, figure()], folder / "networks"),
         "one network": made({"net": [network, audited, density]}, folder / "one"),
         "population": made({"many": many}, folder / "many"),
     }
@@ -99,10 +108,17 @@ def test_the_answer_is_above_the_fold(browser: Any, pages: dict[str, str]) -> No
         sentence = page.locator(".conclusion")
         assert sentence.text_content().startswith("batch 16 is flatter than batch 512: 2.00 ± 0.11 times by relative")
         assert sentence.bounding_box()["y"] < 400
-        for heading in ("Training loss", "Test loss"):
+        for heading in ("Training loss", "Test loss", "rho_sum"):
             assert page.locator(".facts th", has_text=heading).bounding_box()["y"] < 900
-        picture = page.locator(".hero").bounding_box()
-        assert picture["y"] + picture["height"] < 900
+        assert "do not differ" in page.locator(".held-out").text_content()
+        assert page.locator(".held-out").bounding_box()["y"] < 450
+        assert "±" in page.locator(".facts tr", has_text="rho_sum").text_content()
+        maps, factors = (picture.bounding_box() for picture in page.locator(".hero").all())
+        assert maps["y"] + maps["height"] < 900
+        assert factors["y"] < 600, "the room below the maps is used"
+        words = page.locator(".hero").last.text_content()
+        assert "← batch 16 better" in words
+        assert "batch 512 better →" in words
 
 
 def test_both_networks_are_seen_on_a_phone(browser: Any, pages: dict[str, str]) -> None:  # noqa: F811

@@ -167,7 +167,7 @@ class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions, OutputOption
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareCommand(CheckpointsOptions, MeasureOptions, OutputOptions):
+class CompareCommand(CheckpointsOptions, MeasureOptions, EffortOptions, OutputOptions):
     """Options of `flatscope compare`."""
 
     checkpoints: Annotated[

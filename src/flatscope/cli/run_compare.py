@@ -18,6 +18,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.comparing import running
 from flatscope.comparing.comparison import Comparison
+from flatscope.effort import make_effort
 from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
@@ -33,6 +34,7 @@ def run_compare(given: CompareCommand) -> None:
     """Compare, show, save."""
     check_measures(given.measures)
     options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
+    make_effort(**given.for_effort())  # here to refuse what is wrong
     check_outputs(given, Comparison)
     model = given.model
     if len(model) not in (1, len(given.checkpoints)):
@@ -49,9 +51,8 @@ def run_compare(given: CompareCommand) -> None:
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 settings = load_loss(given) | {"device": own_device}
                 problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
-            found = running.compare(
-                problems, names=given.measures, seed=given.seed, options=options, tolerance=given.tolerance
-            )
+            settings = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
+            found = running.compare(problems, names=given.measures, **settings, **given.for_effort())
     except Interrupted as stop:
         found, stopped = stop.result, stop
     if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
@@ -95,7 +96,7 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
     if len(set(short)) != len(short):
         short = _differing(checkpoints)
     if len(set(short)) != len(short):
-        raise InputError("different checkpoints", "one of them twice", where="flatscope compare", fix="Use --name")
+        raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
     return short
 
 

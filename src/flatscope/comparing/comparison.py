@@ -30,6 +30,7 @@ from flatscope.comparing.verdicts import (
     Verdict,
     differs,
     far_apart,
+    held_out_remark,
     judge,
     loss_factor,
     on_a_slope,
@@ -214,10 +215,10 @@ class Comparison(Result):
 
     def warnings(self) -> list[Remark]:
         """What to keep in mind before reading any number: sentences, each with a `code`."""
-        found = [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
+        found = held_out_remark(self.networks, int(self.meta.get("n_test") or 0))
+        found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
-            words = "measures differ" if len(moved) > 1 else "measure differs"
-            text = f"{len(moved)} {words} between networks that are the same function, and mean nothing for the ranking"
+            text = "Different for networks that are one function, and so without meaning for the ranking"
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         if far_apart(self.networks, str(self.meta.get("loss", ""))):
             losses = ", ".join(f"{name} {number(network.loss)}" for name, network in self.networks.items())
@@ -244,6 +245,7 @@ class Comparison(Result):
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:
             ranking = self.ranking()
+            lines.append("All comparable measures together, norms and margins included:")
             for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
                 voices = f"first in {row.families_first} of the {row.families} families of measures"
                 voices = "in the only family of measures" if row.families == 1 else voices

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flatscope.comparing.verdicts import Quantity
+from flatscope.comparing.rankings import foremost
+from flatscope.comparing.verdicts import CLEAR_ERRORS, Quantity
 from flatscope.formatting import number, with_error
 from flatscope.registry import declarations
 
-# A difference is called clear from so many standard errors on; without a known error, from this factor on, which is a
-# rule of thumb: exact values of these samples say nothing about others.
-CLEAR_ERRORS, CLEAR_FACTOR = 1.96, 1.1
+# Without a known error a difference is clear from this factor on, a rule of thumb: exact values of these samples say
+# nothing about others.
+CLEAR_FACTOR = 1.1
 FAMILIES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes", "adaptive": "the Fisher-Rao norm"}
 
 
@@ -53,17 +55,21 @@ class Conclusion:
     """The answer to "which is flatter?".
 
     Attributes:
-        code: "flatter" (all families name one network), "split" (they name different ones), "alike" (none is clear),
-            "one function" (nothing to compare) or "untold" (no flatness measure may compare these networks).
+        code: "flatter" (one network is, and no family says otherwise), "split" (families name different ones), "alike"
+            (nothing is clear between those in front), "one function" (nothing to compare) or "untold" (no flatness
+            measure may compare these networks).
         winner: the network that is flatter; empty where there is none.
         voices: one per family of comparable flatness measures.
-        sentence: the answer for people.
+        sentence: the answer for people; where all comparable measures together, norms and margins included, put
+            another network first than the flatter one, it says so.
+        first: who is first by all families of comparable measures together, as `Comparison.ranking` has it.
     """
 
     code: str
     winner: str
     voices: tuple[Voice, ...]
     sentence: str
+    first: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The sentence."""
@@ -71,7 +77,7 @@ class Conclusion:
 
 
 def conclude(
-    names: Sequence[str], distinct: Sequence[str], comparable: Iterable[Quantity], refused: Mapping[str, Sequence[str]]
+    names: Sequence[str], distinct: Sequence[str], comparable: Sequence[Quantity], refused: Mapping[str, Sequence[str]]
 ) -> Conclusion:
     """The answer.
 
@@ -83,39 +89,57 @@ def conclude(
     """
     if len(distinct) < 2:
         return Conclusion("one function", "", (), f"{_listed(names)} are one function: none is flatter.")
-    voices = tuple(_voices(comparable, distinct))
-    if not voices:
-        return Conclusion("untold", "", (), f"Which is flatter cannot be told: {_why_untold(refused)}.")
+    first = tuple(foremost(comparable, distinct))
+    speakers = _speakers(comparable)
+    if not speakers:
+        return Conclusion("untold", "", (), f"Which is flatter cannot be told: {_why_untold(refused)}.", first)
+    voices = tuple(_voice(FAMILIES.get(family, family), quantity, distinct) for family, quantity in speakers.items())
+    pairs = itertools.permutations(distinct, 2)
+    ahead = {pair for pair in pairs if any(_clear(quantity, *pair) for quantity in speakers.values())}
+    beats = {(one, other) for one, other in ahead if (other, one) not in ahead}
+    in_front = [name for name in distinct if not any((other, name) in beats for other in distinct)]
+    winner = next((n for n in in_front if all((n, other) in beats for other in distinct if other != n)), "")
+    if winner:
+        return Conclusion("flatter", winner, voices, _flatter(distinct, winner, voices, first), first)
+    if in_front and not any(pair in ahead for pair in itertools.permutations(in_front, 2)):
+        return Conclusion("alike", "", voices, _alike(distinct, in_front, voices), first)
     clear = [voice for voice in voices if voice.clear]
-    winners = list(dict.fromkeys(voice.best for voice in clear))
-    if not winners:
-        said = "; ".join(f"{voice.best} {voice}" for voice in voices)
-        text = f"No clear difference in flatness: {said}, which is within noise."
-        return Conclusion("alike", "", voices, text)
-    if len(winners) > 1:
-        said = ", but ".join(f"{name} is flatter, {_by(clear, name)}" for name in winners)
-        return Conclusion("split", "", voices, f"The flatness measures disagree: {said}.")
-    return Conclusion("flatter", winners[0], voices, _flatter(distinct, winners[0], voices))
+    said = clear if len({voice.best for voice in clear}) > 1 else voices
+    bests = dict.fromkeys(voice.best for voice in said)
+    text = ", but ".join(f"{name} is flatter, {_by(said, name)}" for name in bests)
+    return Conclusion("split", "", voices, f"The flatness measures disagree: {text}.", first)
 
 
-def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice]) -> str:
-    clear = [voice for voice in voices if voice.clear]
+def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice], first: Sequence[str]) -> str:
+    clear = [voice for voice in voices if voice.clear and voice.best == winner]
     others = [name for name in distinct if name != winner]
     than = f"flatter than {others[0]}" if len(others) == 1 else f"the flattest of {len(distinct)} networks"
-    text = f"{winner} is {than}: {_by(clear, winner)}"
-    if len(others) > 1:
+    text = f"{winner} is {than}: {_by(clear, winner) if clear else 'no other is clearly ahead of it by any family'}"
+    if len(others) > 1 and clear:
         text += f", ahead of {_listed(list(dict.fromkeys(voice.next for voice in clear)))}"
-    unclear = [voice.family for voice in voices if not voice.clear]
+    unclear = [voice.family for voice in voices if voice not in clear]
     undecided = f"; {_listed(unclear)} {'show' if len(unclear) > 1 else 'shows'} no clear difference" if unclear else ""
-    return f"{text}{undecided}."
+    return f"{text}{undecided}.{'' if list(first) == [winner] else _overall(first)}"
+
+
+def _overall(first: Sequence[str]) -> str:
+    preferred = f"put {first[0]} first" if len(first) == 1 else f"prefer none of {_listed(first)}"
+    return f" All comparable measures together, norms and margins included, {preferred}."
+
+
+def _alike(distinct: Sequence[str], in_front: Sequence[str], voices: Sequence[Voice]) -> str:
+    if len(in_front) < len(distinct):
+        return f"No clear difference in flatness between {_listed(in_front)}, which are ahead of the others."
+    said = "; ".join(f"{voice.best} {voice}" for voice in voices)
+    return f"No clear difference in flatness: {said}, which is within noise."
 
 
 def _by(voices: Sequence[Voice], name: str) -> str:
     return _listed([str(voice) for voice in voices if voice.best == name])
 
 
-def _voices(comparable: Iterable[Quantity], names: Sequence[str]) -> Iterator[Voice]:
-    """One voice per family: a measure with a headline speaks for its family, else the first of it."""
+def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
+    """One measure for each family: one with a headline, else the first of it."""
     families: dict[str, Quantity] = {}
     for quantity in comparable:
         entry = quantity.entry
@@ -124,20 +148,26 @@ def _voices(comparable: Iterable[Quantity], names: Sequence[str]) -> Iterator[Vo
         before = families.get(entry.family)
         if before is None or (entry.headline and not (before.entry and before.entry.headline)):
             families[entry.family] = quantity
-    for family, quantity in families.items():
-        yield _voice(FAMILIES.get(family, family), quantity, names)
+    return families
+
+
+def _clear(quantity: Quantity, one: str, other: str) -> bool:
+    """Whether the first is flatter by more than noise."""
+    lead = quantity.value[other] - quantity.value[one]
+    lead = lead if quantity.lower_is_better else -lead
+    error = math.hypot(quantity.total_stderr(one), quantity.total_stderr(other))
+    least = min(abs(quantity.value[one]), abs(quantity.value[other]))
+    return lead > (CLEAR_ERRORS * error if error > 0 else (CLEAR_FACTOR - 1) * least)
 
 
 def _voice(family: str, quantity: Quantity, names: Sequence[str]) -> Voice:
     sign = 1 if quantity.lower_is_better else -1
     best, second = sorted(names, key=lambda name: sign * quantity.value[name])[:2]
     low, high = sorted((quantity.value[best], quantity.value[second]))
-    errors = {name: quantity.total_stderr(name) for name in (best, second)}
-    error = math.hypot(*errors.values())
-    clear = high - low > CLEAR_ERRORS * error if error > 0 else high - low > (CLEAR_FACTOR - 1) * abs(low)
+    clear = _clear(quantity, best, second)
     if low <= 0:
         return Voice(family, quantity.label, best, second, math.nan, 0.0, clear)
-    stderr = high / low * math.hypot(*(own / quantity.value[name] for name, own in errors.items()))
+    stderr = high / low * math.hypot(*(quantity.total_stderr(n) / quantity.value[n] for n in (best, second)))
     return Voice(family, quantity.label, best, second, high / low, stderr, clear)
 
 

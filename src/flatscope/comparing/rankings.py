@@ -83,6 +83,13 @@ def family_ranks(found: Sequence[Quantity], names: Sequence[str]) -> dict[str, n
     }
 
 
+def foremost(found: Sequence[Quantity], names: Sequence[str]) -> list[str]:
+    """Who has the lowest mean rank over the families; several where it is shared, none without a family."""
+    voices = family_ranks(found, names)
+    means = np.mean(list(voices.values()), axis=0).round(9) if voices else np.array([])
+    return [name for name, mean in zip(names, means, strict=False) if mean == means.min()]
+
+
 def close_text(voices: Mapping[str, np.ndarray], names: Sequence[str]) -> list[str]:
     """Neighbours in the order by mean rank that would not be in this order without some one family, a sentence each.
 

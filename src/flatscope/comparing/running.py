@@ -18,6 +18,7 @@ from flatscope.auditing import in_double
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction, Standing
 from flatscope.context import Context
+from flatscope.effort import make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
@@ -51,6 +52,10 @@ def compare(
     loss: str | PerSample = "cross_entropy",
     tolerance: float = TOLERANCE,
     confidence: float = 0.95,
+    precision: float = 0.02,
+    budget: float | str | None = None,
+    memory: int | str | None = None,
+    curvature: str = "hessian",
 ) -> Comparison:
     """Measure several networks, rank them, and say which of the rankings mean anything.
 
@@ -68,6 +73,10 @@ def compare(
         loss: for models: as in `Problem`.
         tolerance: difference of outputs, relative to the largest, up to which two networks are the same function.
         confidence: level of the intervals of ranks.
+        precision: as in `measure`, like the next three.
+        budget: time for all networks together; each has an equal share of what is left.
+        memory: what sweeps may use.
+        curvature: "hessian" or "gauss_newton".
 
     Example:
         >>> import torch, flatscope as fs
@@ -81,6 +90,7 @@ def compare(
         ('not comparable', 'equal')
     """
     chosen, begun = select(names), time.perf_counter()
+    end = make_effort(precision, budget, memory, curvature).end
     problems = _problems(networks, data, test, loss)
     _refuse_other_data(problems)
     problems = {name: _prepared(problem) for name, problem in problems.items()}
@@ -88,7 +98,9 @@ def compare(
     standings = {name: standing_of(context) for name, context in contexts.items()}
     copies, tables, stopped = find_copies(problems, tolerance), {}, ""
     for name, problem in problems.items():
+        share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
         context = contexts.pop(name)  # what it has computed goes with it
+        context.effort = make_effort(precision, share, memory, curvature)
         try:
             if stopped:
                 tables[name] = Table([row for entry in chosen for row in not_done(context, entry, INTERRUPTED, {})])

@@ -126,6 +126,7 @@ ERROR_APART = 0.05
 # minima over samples lose most of those digits.
 ROUNDING = 1e-2
 EQUAL = 1e-9
+CLEAR_ERRORS = 1.96  # standard errors from which on a difference is called clear
 STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
 
 
@@ -206,7 +207,7 @@ class Verdict:
 
 
 class Remark(str):
-    """A sentence for people, with a code for programs: "copy", "moved", "loss", "fit", "slope" or "architecture"."""
+    """A sentence for people, with a code: "test", "copy", "moved", "loss", "fit", "slope" or "architecture"."""
 
     code: str
 
@@ -302,3 +303,21 @@ def undertrained(networks: Mapping[str, Standing]) -> list[Remark]:
         for name, value in score.items()
         if value > limit
     ]
+
+
+def held_out_remark(networks: Mapping[str, Standing], n_test: int) -> list[Remark]:
+    """Whether the test errors differ by more than the draw of the test samples explains; nothing where not known.
+
+    As if the networks erred independently of each other: on the same samples differences are known better than that.
+    """
+    known = {name: network.test_error for name, network in networks.items()}
+    if not n_test or any(map(math.isnan, known.values())):
+        return []
+    best, worst = (choose(known, key=lambda name: known[name]) for choose in (min, max))
+    apart, mean = known[worst] - known[best], (known[worst] + known[best]) / 2
+    error = math.sqrt(2 * mean * (1 - mean) / n_test)
+    shown = f"from {100 * known[best]:.2f} % to {100 * known[worst]:.2f} % of {n_test} samples"
+    if apart <= CLEAR_ERRORS * error:
+        return [Remark("test", f"The test errors do not differ by more than chance: {shown}.")]
+    points = f"{100 * apart:.2f} ± {100 * error:.2f} points"
+    return [Remark("test", f"The test errors differ: {shown}, {best} lowest, {worst} {points} above.")]

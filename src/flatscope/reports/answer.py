@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import STANDING, Standing
-from flatscope.formatting import written
+from flatscope.formatting import with_error, written
 from flatscope.reports.markup import Cell, breakable, element, listed, table
 from flatscope.reports.measured import MeasuredCell, headline_words, lines, minimum_verdict
 from flatscope.table import Table
 
 UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
-ONE_TRAINING = "Another seed or other samples can give another order: the ± is of the measures, not of training."
+ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
 ONE_NETWORK = "Invariant measures such as rho_sum say which of two networks is flatter, not whether one is flat."
 MOST_HEADLINES = 5
 MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
@@ -49,11 +49,13 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     if not names:
         return Markup("")
     sentences = [element("p", str(found.conclusion), class_="conclusion") for found in comparisons.values()]
+    remarks = [remark for found in comparisons.values() for remark in found.warnings()]
+    sentences += [element("p", remark, class_="held-out") for remark in remarks if remark.code == "test"]
     if comparisons and any(found.conclusion.voices for found in comparisons.values()):
         sentences.append(element("p", ONE_TRAINING, class_="quiet"))
     if len(tables) == 1:
         sentences.append(element("p", ONE_NETWORK, class_="conclusion"))
-    warnings = [text for found in comparisons.values() for text in found.warnings()]
+    warnings = [str(remark) for remark in remarks if remark.code != "test"]
     for found in tables.values():
         warnings += [f"{words[0].upper()}{words[1:].rstrip('.')}." for words in found.meta.get("remarks", ())]
     rows = [*_fit_rows(names, kinds), *_minimum_row(names, tables), *_headline_rows(names, tables, comparisons)]
@@ -145,6 +147,8 @@ def _headline_rows(
 
 
 def _cell_words(cell: MeasuredCell | None) -> str:
+    """A value with what is known of its error: of the draws of an estimate, of the samples being a draw."""
     if cell is None:
         return "n/a"
-    return f"{cell.text} ± {cell.stderr}" if cell.stderr else cell.text
+    text, error = with_error(cell.value, cell.relative * abs(cell.value))
+    return f"{text} ± {error}" if error else cell.text

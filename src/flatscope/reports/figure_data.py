@@ -21,22 +21,22 @@ MOST_BINS = 40
 
 
 class ComparisonData(NamedTuple):
-    """Network-wide values over those of the first network, for measures whose ratios say something.
+    """How many times better than the first network the others are, by measures whose ratios say something.
 
-    That is: invariant under rescaling, positive and different in the networks, and neither in proportion to a measure
-    that is there already nor another option of one. `left_out` names the others, by the reason.
+    That is: with a better direction, invariant under rescaling, positive and different in the networks, and neither in
+    proportion to a measure that is there already nor another option of one. `left_out` names the others, by the reason.
     """
 
     reference: str
     networks: list[str]
     measures: list[str]
-    ratios: list[list[float]]  # by measure, then network
-    errors: list[list[float]]  # standard errors of the ratios
+    factors: list[list[float]]  # by measure, then network; above 1 is better
+    errors: list[list[float]]  # their standard errors
     left_out: dict[str, list[str]]
 
 
 def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
-    """Ratios of all networks but the first to the first; without measures if there is only one network."""
+    """All networks but the first against the first; without measures if there is only one network."""
     first, *others = tables
     data = ComparisonData(first, others, [], [], [], {})
     seen: set[tuple[str, ...]] = set()
@@ -46,10 +46,13 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue
         reference, *compared = cells
+        direction = "none" if line.entry is None else line.entry.direction
         ratios = [cell.value / reference.value for cell in compared]
-        shown = tuple(f"{ratio:.7g}" for ratio in ratios)
+        factors = ratios if direction == "higher" else [1 / ratio for ratio in ratios]
+        shown = tuple(f"{factor:.7g}" for factor in factors)
         why = (
             "constant" if set(shown) == {"1"}
+            else "without a better direction" if direction == "none"
             else "not invariant under rescaling" if line.standing != "all"
             else "in proportion to one that is shown, or its other options" if shown in seen or line.name in data_names
             else ""
@@ -60,13 +63,9 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         seen.add(shown)
         data_names.add(line.name)
         data.measures.append(line.label)
-        data.ratios.append(ratios)
-        data.errors.append(
-            [
-                ratio * math.hypot(cell.relative, reference.relative)
-                for ratio, cell in zip(ratios, compared, strict=True)
-            ]
-        )
+        data.factors.append(factors)
+        pairs = zip(factors, compared, strict=True)
+        data.errors.append([factor * math.hypot(cell.relative, reference.relative) for factor, cell in pairs])
     return data
 
 

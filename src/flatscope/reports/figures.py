@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
-from flatscope.formatting import percent, written
+from flatscope.formatting import percent, with_error, written
 from flatscope.guards import whole_file
 from flatscope.reports.figure_data import (
     bicriteria_data,
@@ -44,25 +44,30 @@ def colour_of(network: str, colours: Colours) -> str:
 
 
 def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
-    """Ratios to the first network on a logarithmic axis, a dot with its standard error per measure; at most one."""
+    """How many times better than the first network, a dot with its standard error per measure; at most one plot."""
     data = comparison_data(tables) if tables else None
     if data is None or not data.measures:
         return
     step = 0.8 / len(data.networks)
+    first, better = shortened(data.reference, 14), shortened(data.networks[0], 14)
+    sides = f"← {first} better   |   {better if len(data.networks) == 1 else 'others'} better →"
 
     def draw(ax: Axes) -> None:
-        from matplotlib.ticker import FuncFormatter
+        from matplotlib.ticker import FuncFormatter, LogLocator
 
         for n, network in enumerate(data.networks):
             rows = [m + (n - (len(data.networks) - 1) / 2) * step for m in range(len(data.measures))]
-            values = [ratios[n] for ratios in data.ratios]
+            values = [factors[n] for factors in data.factors]
             errors = [0.0 if math.isnan(row[n]) else row[n] for row in data.errors]
             ax.hlines(rows, 1, values, color=colour_of(network, colours), linewidth=1.0, alpha=0.5)
             ax.errorbar(values, rows, xerr=errors, fmt="o", markersize=4.5, elinewidth=1.2,
                         color=colour_of(network, colours), label=shortened(network))  # fmt: skip
         ax.axvline(1, color="#333333", linewidth=1)
-        ends = [1.0, *(ratio for ratios in data.ratios for ratio in ratios)]
+        ends = [1.0, *(factor for factors in data.factors for factor in factors)]
         scale_axis(ax.xaxis, [min(ends), max(2.0, *ends)], log=True)
+        if max(ends) > 100 * min(ends):
+            ax.xaxis.set_major_locator(LogLocator(numticks=4))
+        ax.set_xlabel(sides, fontsize=9)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         ax.set_yticks(range(len(data.measures)), [shortened(label, 30) for label in data.measures], fontsize=9)
         ax.tick_params(axis="y", length=0)
@@ -73,18 +78,19 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
 
     yield Plot(
         "comparison",
-        f"As a ratio to {data.reference}",
-        f"Invariant measures of {', '.join(data.networks)} over those of {data.reference}, logarithmic axis; bars are "
-        "one standard error where a value is estimated.",
-        on_axes(draw, height=0.7 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
+        f"How many times better than {data.reference}",
+        "By every invariant measure with a better direction: flatter, a smaller norm, a larger margin. To the right of "
+        f"1× {' or '.join(data.networks)} is better, to the left {data.reference}; logarithmic axis, bars are one "
+        "standard error where it is known.",
+        on_axes(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
         ["measure", *data.networks],
-        [[m, *(_ratio_text(r, e) for r, e in zip(rs, es, strict=True))]
-         for m, rs, es in zip(data.measures, data.ratios, data.errors, strict=True)],
+        [[m, *(_factor_text(f, e) for f, e in zip(fs, es, strict=True))]
+         for m, fs, es in zip(data.measures, data.factors, data.errors, strict=True)],
     )  # fmt: skip
 
 
-def _ratio_text(ratio: float, error: float) -> str:
-    return f"{written(ratio, 4)} ± {written(error, 2)}" if error > 0 else written(ratio, 4)
+def _factor_text(factor: float, error: float) -> str:
+    return " ± ".join(filter(None, with_error(factor, error)))
 
 
 def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:

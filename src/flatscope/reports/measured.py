@@ -30,7 +30,7 @@ class MeasuredCell(NamedTuple):
         value: for sorting and ratios: the number itself, or the largest of several; NaN where there is none.
         text: the number, or the range of several.
         stderr: standard error as text; empty where the value is exact.
-        relative: standard error over value; NaN where that has no meaning.
+        relative: standard error over value, with that of the samples being a draw; NaN where that has no meaning.
         exact: None where there is no value.
         extent: "3 layers", "1200 samples"; empty for a network-wide value.
         interval: "[low, high]"; empty where none is known.
@@ -128,7 +128,9 @@ def _single(row: pd.Series[Any]) -> MeasuredCell:
         return MeasuredCell(value, "n/a", reason=reason or "no value", folded=folded)
     text, error = with_error(value, stderr)
     interval = "" if math.isnan(low) and math.isnan(high) else f"[{written(low)}, {written(high)}]"
-    relative = stderr / abs(value) if value else math.nan
+    data_stderr = float(row["data_stderr"])
+    total = stderr if math.isnan(data_stderr) else math.hypot(stderr, data_stderr)
+    relative = total / abs(value) if value else math.nan
     return MeasuredCell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)
 
 

@@ -25,7 +25,7 @@ from flatscope.version import __version__
 
 SCRIPTS = ("page.js", "tables.js", "surface.js")
 STYLES = ("page.css",)
-# Which picture stands at the top, where there are several.
+# Which pictures stand at the top, where there are several.
 PICTURES_FROM = ("populations", "surfaces", "comparisons", "spectra", "simplexes", "histories", "measures")
 DETAILS = ("spectra", "simplexes")  # said at the top only where nothing was measured
 META_WORDS = {
@@ -111,7 +111,8 @@ def page_text(
     script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
     style = "".join([*map(source, STYLES), *(part.style for part in parts.values())])
     sections = [section for part in parts.values() for section in part.sections]
-    pictures = [parts[name].picture for name in PICTURES_FROM if name in parts and parts[name].picture]
+    drawn = [name for name in PICTURES_FROM if name in parts and parts[name].picture]
+    shown = drawn[: 2 if drawn[:1] == ["surfaces"] else 1]  # maps are low, and leave room below them
     measured = answer(kinds)
     others = [part.answer for name, part in parts.items() if not (measured and name in DETAILS)]
     page = fragment(
@@ -119,7 +120,7 @@ def page_text(
         title=title or _question(len(colours), {kind for kind, found in kinds.items() if found}),
         networks=colours,
         answers=[measured, *others],
-        picture=next(iter(pictures), ""),
+        pictures=[parts[name].picture for name in shown],
         sections=[section._replace(open=True) for section in sections] if len(sections) == 1 else sections,
         provenance=_provenance([part.provenance for part in parts.values()]),
         command=command,

@@ -95,8 +95,8 @@ def _hero(plots: Sequence[Plot]) -> Markup:
     if not plots:
         return Markup("")
     first = plots[0]._replace(stem=f"top-{plots[0].stem}")
-    caption = element("figcaption", f"{first.title}. {first.caption}", class_="quiet")
-    return element("figure", picture(first), caption, class_="hero")
+    caption = element("figcaption", first.caption, class_="quiet")
+    return element("figure", element("h3", first.title), picture(first), caption, class_="hero")
 
 
 def _left_out(tables: Mapping[str, Table]) -> Markup:
