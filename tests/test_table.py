@@ -217,7 +217,7 @@ def test_markdown_keeps_its_columns_whatever_the_names() -> None:
     assert len(lines) == 2 + 11
     assert "<img" not in "\n".join(lines)
     assert "| kl[alpha=0.1] |  | 1 |  | exact |  |" in lines
-    assert "| rho_unit | fc1 | 0.1 … 0.2 (3 units) |  | exact |  |" in lines
+    assert "| rho_unit | fc1 | 0.1 … 0.2 (3 values) |  | exact |  |" in lines
     assert "| gamma |  | 0 … 3 (3 samples) |  | exact |  |" in [line.replace("-0 …", "0 …") for line in lines]
     assert "| missing |  | n/a |  |  | needs test data |" in lines
     assert "| trace |  | 2.5 | 0.125 | estimate |  |" in lines

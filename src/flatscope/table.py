@@ -147,7 +147,7 @@ class Table(Result):
             row = rows.iloc[0]
             shown = labelled(str(name), str(options))
             if many and len(rows) > 1:
-                of = "units" if rows["unit"].notna().all() else "samples"
+                of = "values" if rows["unit"].notna().all() else "samples"
                 value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
             else:
                 value = number(float(row["value"]))

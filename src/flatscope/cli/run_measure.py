@@ -281,7 +281,7 @@ class _Row:
     @classmethod
     def of(cls, line: list[str]) -> _Row:
         name, layer, value, stderr, exact, remark = line
-        value, _, many = value.partition(" (")  # 0.1 … 0.3 (64 units)
+        value, _, many = value.partition(" (")  # 0.1 … 0.3 (64 values)
         known = f"{value} ± {float(stderr):.2g}" if stderr else value
         remarks = "; ".join(words for words in (many.removesuffix(")"), remark) if words)
         return cls(name, layer, f"≈ {known}" if exact == "estimate" else known, remarks)

@@ -134,10 +134,10 @@ def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = Fals
     invariant_under={"permutation"},
     passes={},
     on_folded=True,
-    conventions="a unit is an output feature or channel; weights only, no biases",
+    conventions="an output unit is an output feature or channel; weights only, no biases",
 )
 def fan_in_l1(ctx: Context) -> dict[str, torch.Tensor]:
-    """ℓ1 norm of the incoming weights of each unit."""
+    """ℓ1 norm of the incoming weights of each output unit."""
     return {layer.name: rows_of(ctx, layer).abs().sum(1).cpu() for layer in ctx.network}
 
 

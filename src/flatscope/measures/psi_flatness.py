@@ -113,9 +113,9 @@ def _signs(generator: torch.Generator, columns: int, size: int) -> Iterator[Tens
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
     """The trace where some blocks of the Hessian are not Gauss-Newton."""
     swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
-    rest = scaling_values(paths, swept.left_out)
-    known = float(paths.join(per_value(paths, swept.diagonals))[~rest].sum())
-    chosen = rest.nonzero().flatten()
+    together = scaling_values(paths, swept.left_out)
+    known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
+    chosen = together.nonzero().flatten()
     operator = WholeDiagonal(PathHessian(ctx, paths, chosen), chosen.device)
     found = diagonal_sums(
         operator,
@@ -125,12 +125,12 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
         offsets={operator.KEY: known},
         over=time_limit(ctx),
     )
+    ways = "products, one for each" if found.exact else f"{found.products} products"
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
-    ways = f"products, one for each{curved}" if found.exact else f"{found.products} products{curved}"
-    reason = f"{len(chosen)} of {paths.count} values by {ways}"
-    reason += f"; asked for {precision:.2g} relative ({found.missed})" if found.missed else ""
-    value, stderr = (float(part.get(operator.KEY, torch.zeros(1))) for part in (found.values, found.stderrs))
-    return Value(known + value, stderr=stderr, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
+    missed = f"; asked for {precision:.2g} relative ({found.missed})" if found.missed else ""
+    reason = _remark(paths, "hessian_trace", f"{len(chosen)} of {paths.count} values by {ways}{curved}{missed}")
+    rest, error = (float(part.get(operator.KEY, 0.0)) for part in (found.values, found.stderrs))
+    return Value(known + rest, error, exact=found.exact, reason=reason)
 
 
 @measure(
@@ -333,8 +333,7 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
 
 def _remark(paths: PathCoordinates, counterpart: str, reason: str = "") -> str:
     """The reason, and where units have no free scale how many; where none has, path space is weight space."""
-    equals = "" if paths.n_classes else f"equals {counterpart}"
-    return "; ".join(part for part in (reason, paths.graph.stopped, equals) if part)
+    return "; ".join(filter(None, (reason, paths.graph.stopped, "" if paths.n_classes else f"equals {counterpart}")))
 
 
 def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:

@@ -201,13 +201,13 @@ _declare_over_layers(
 def rho_unit(
     ctx: Context, *, reading: str = "column", precision: float | None = None, most_products: int = 1024
 ) -> dict[str, Value]:
-    """Curvature along each unit's own weights: w(j)ᵀ H w(j).
+    """Curvature along the weights of each input of a layer: w(j)ᵀ H w(j).
 
     Args:
         ctx: the network.
-        reading: "column" (the paper's: outgoing weights of unit j of the layer before) or "row" (incoming weights).
-        precision: relative standard error of the largest unit and the sum over units to reach where they are estimated;
-            that of the call by default, 0 for exact.
+        reading: "column" (the paper's: the weights of an input of the layer) or "row" (those of an output unit).
+        precision: relative standard error of the largest and of the sum to reach where they are estimated; that of the
+            call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
     return layer_values(ctx, _quantity(reading), precision, most_products)
@@ -252,7 +252,7 @@ for _name, _summary, _symbol, _per, _combine in (
         symbol=_symbol,
         invariant_under=UNITWISE,
         per=_per,
-        headline="all units, relative to weights" if _name == "rho_sum" else "",
+        headline="all inputs of layers, relative to weights" if _name == "rho_sum" else "",
     )
 
 

@@ -107,7 +107,7 @@ def distribution_data(tables: Mapping[str, Table], measure: str = "functional_ma
         found = rows["value"].to_numpy(dtype="float64")
         if np.isfinite(found).any():
             values[network] = found[np.isfinite(found)]
-            per = "sample" if rows["sample"].notna().any() else "unit"
+            per = "sample" if rows["sample"].notna().any() else "value"
     if not values:
         raise InputError(f"values of {measure} per sample or unit", "none", where="distribution")
     pooled = np.concatenate(list(values.values()))

@@ -191,7 +191,7 @@ def _units(tables: Mapping[str, Table], measure: str, layer: str, colours: Colou
             ax.plot(ranks, values, marker=marker, color=colour_of(network, colours), label=shortened(network))
         scale_axis(ax.xaxis, [])
         scale_axis(ax.yaxis, [value for values in data.values for value in values], log=data.log)
-        ax.set_xlabel("rank of the unit")
+        ax.set_xlabel("rank")
         ax.set_ylabel(shortened(measure, 30))
         legend_above(ax)
 
@@ -201,8 +201,8 @@ def _units(tables: Mapping[str, Table], measure: str, layer: str, colours: Colou
             data.networks, data.n_units, data.values, data.medians, data.shares, strict=True
         )
     ]
-    header = ["network", "units", "largest", "median", "smallest", "share of the largest tenth"]
-    caption = f"Units by rank, the largest first{', logarithmic scale' if data.log else ''}."
+    header = ["network", "values", "largest", "median", "smallest", "share of the largest tenth"]
+    caption = f"Values by rank, the largest first{', logarithmic scale' if data.log else ''}."
     return Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, on_axes(draw), header, rows)
 
 

@@ -136,7 +136,7 @@ def _single(row: pd.Series[Any]) -> MeasuredCell:
 
 def _several(rows: pd.DataFrame) -> MeasuredCell:
     values, n = rows["value"].dropna(), len(rows)
-    what = "samples" if rows["sample"].notna().any() else "units" if rows["unit"].notna().any() else "layers"
+    what = "samples" if rows["sample"].notna().any() else "values" if rows["unit"].notna().any() else "layers"
     reason = next((str(text) for text in rows["reason"] if text), "")
     folded = bool(rows["folded"].any())
     if values.empty:

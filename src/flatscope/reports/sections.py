@@ -96,7 +96,7 @@ def _hero(plots: Sequence[Plot]) -> Markup:
         return Markup("")
     first = plots[0]._replace(stem=f"top-{plots[0].stem}")
     caption = element("figcaption", first.caption, class_="quiet")
-    return element("figure", element("h3", first.title), picture(first), caption, class_="hero")
+    return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
 
 
 def _left_out(tables: Mapping[str, Table]) -> Markup:

@@ -125,8 +125,8 @@ def _maps_side_by_side(groups: Mapping[str, list[Surface]], scale: Scale) -> Mar
         return Markup("")
     chosen = {n: next(s for s in group if s.space == shared[0]) for n, group in list(groups.items())[:MOST_PANELS]}
     maps = [
-        element("div", element("h3", network), picture(_map(network, surface, scale, "at-the-top-")))
-        for network, surface in chosen.items()
+        element("div", element("p", name, class_="panel-title"), picture(_map(name, surface, scale, "at-the-top-")))
+        for name, surface in chosen.items()
     ]
     what = f"Training loss around {'each network' if len(maps) > 1 else 'the network'} (white cross)"
     caption = element("figcaption", f"{what} in {SPACE_WORDS[shared[0]]}, one height scale.", class_="quiet")
