@@ -18,7 +18,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.comparing import running
 from flatscope.comparing.comparison import Comparison
-from flatscope.effort import make_effort
+from flatscope.context import make_effort
 from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group

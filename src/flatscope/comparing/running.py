@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from flatscope.auditing import in_double
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction, Standing
-from flatscope.context import Context
-from flatscope.effort import make_effort
+from flatscope.context import Context, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
