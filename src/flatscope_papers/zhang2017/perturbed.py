@@ -22,6 +22,7 @@ from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, mi
 SHOWN = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 GAMMAS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 ZOOM = 1.0
+NETWORKS = 5  # of each kind of labels, where there are as many
 IMAGES = grid(__name__)
 
 
@@ -69,7 +70,7 @@ def figure_19(runs: Runs) -> Analysis:
 
 
 def _stages_20(scale: str) -> list[Stage]:
-    networks = [minima(scale, "cifar", labels) for labels in LABELS]
+    networks = [minima(scale, "cifar", labels, NETWORKS) for labels in LABELS]
     options = {"gammas": list(GAMMAS), "draws": 2}
     looks = [
         [
@@ -83,7 +84,7 @@ def _stages_20(scale: str) -> list[Stage]:
         ]
         for labels, group in zip(LABELS, networks, strict=True)
     ]
-    return [Stage(networks), Stage(looks, measure_stored, 0.5)]
+    return [Stage(networks, gpus=0.5), Stage(looks, measure_stored, 0.5)]
 
 
 def robustness_estimates(errors: pd.DataFrame) -> dict[str, Answer]:
