@@ -29,7 +29,7 @@ class InPathSpace:
         self.paths = BasisPaths(self.dense.tiny.model, self.dense.tiny.x, rule)
         self.v = self.paths.values()
         units = [
-            abs(float(self.paths.coordinates.prefix.product[u] * self.paths.coordinates.suffix.product[u]))
+            abs(float(self.paths.prefix.product[u] * self.paths.suffix.product[u]))
             for u in range(1, self.paths.n_classes + 1)
         ]
         self.pole = min(units) if units else 1.0
@@ -73,7 +73,7 @@ def psi_expected(
 
 @twin
 def psi_balance(dense: Dense, rule: str = "max_product") -> float:
-    found = InPathSpace(dense, rule).paths.coordinates
+    found = InPathSpace(dense, rule).paths
     values = path_values(basis_paths(found), found.params).abs().tolist()
     return max(values) / min(values)
 
@@ -82,7 +82,7 @@ class Walk:
     """Signals and bounds of all samples through a tiny network, edge by edge; see the certificate's formula."""
 
     def __init__(self, paths: BasisPaths, epsilon: float) -> None:
-        self.found, self.epsilon = paths.coordinates, epsilon
+        self.found, self.epsilon = paths, epsilon
         self.modules = dict(paths.model.named_modules())
         self.suffix = self.found.suffix.product.abs().numpy()
         self.prefix = np.append(np.inf, self.found.unit_values.numpy())

@@ -102,7 +102,7 @@ def spec_conv(slope: float = 0.2) -> nn.Sequential:
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_path_matrix_has_rank_m_minus_h(widths: tuple[int, ...], bias: bool) -> None:
     model = plain(*widths, bias=bias)
-    found = BasisPaths(model, inputs(3, widths[0])).coordinates
+    found = BasisPaths(model, inputs(3, widths[0]))
     m, hidden = sum(value.numel() for value in found.params.values()), sum(widths[1:-1])
     paths = all_paths(found.graph, found.params)
     if not bias:
@@ -112,7 +112,7 @@ def test_path_matrix_has_rank_m_minus_h(widths: tuple[int, ...], bias: bool) -> 
 
 def test_paths_are_those_of_a_loop_over_units() -> None:
     model = plain(3, 2, 4, 2)
-    found = BasisPaths(model, inputs(3, 3)).coordinates
+    found = BasisPaths(model, inputs(3, 3))
     expected = set()
     for i, a, b, k in itertools.product(range(3), range(2), range(4), range(2)):
         expected.add((("0.weight", a * 3 + i), ("2.weight", b * 2 + a), ("4.weight", k * 4 + b)))
@@ -129,7 +129,7 @@ def test_basis_paths_are_paths_and_a_basis(model: nn.Module, rule: str) -> None:
     first = next(model.parameters())
     x = inputs(3, first.shape[1], *([6, 6] if first.ndim == 4 else []))
     paths = BasisPaths(model, x, rule)
-    found = paths.coordinates
+    found = paths
     basis, every = basis_paths(found), set(all_paths(found.graph, found.params))
     assert len(basis) == len(set(basis)) == paths.count
     assert set(basis) <= every
@@ -151,7 +151,7 @@ def test_basis_paths_are_paths_and_a_basis(model: nn.Module, rule: str) -> None:
 def test_literal_reading_of_the_skeleton_method_is_dependent() -> None:
     """'At most one skeleton weight' as printed: 24 and 60 paths of rank 15 and 21; with 'non-' exactly that many."""
     for layers, literal, expected in ((2, 24, 15), (3, 60, 21)):
-        found = BasisPaths(plain(*[3] * (layers + 1)), inputs(3, 3), "diagonal").coordinates
+        found = BasisPaths(plain(*[3] * (layers + 1)), inputs(3, 3), "diagonal")
         every = all_paths(found.graph, found.params)
         on_diagonal = [sum(entry % 4 == 0 for _, entry in path) for path in every]
         as_printed = [path for path, n in zip(every, on_diagonal, strict=True) if n <= 1]
@@ -163,7 +163,7 @@ def test_literal_reading_of_the_skeleton_method_is_dependent() -> None:
 
 def test_frozen_set_is_admissible_exactly_if_it_is_a_spanning_tree() -> None:
     widths = (2, 3, 2, 2)
-    found = BasisPaths(plain(*widths), inputs(3, 2)).coordinates
+    found = BasisPaths(plain(*widths), inputs(3, 2))
     matrix = path_matrix(all_paths(found.graph, found.params), found.params)
     edges = []  # (tail, head), hidden nodes 1..5, ground 0
     for layer in found.graph.layers:
@@ -211,8 +211,8 @@ def test_inverse_is_the_papers_on_equal_widths() -> None:
     v = paths.values()
     shift = 0.05 * inputs(paths.count) * v.abs()
     found = params(paths.to_model(v + shift))
-    layout, w = paths.coordinates.split(shift), params(model)
-    value = paths.coordinates.split(v)
+    layout, w = paths.split(shift), params(model)
+    value = paths.split(v)
     expected = {name: weight.clone() for name, weight in w.items()}
     first = torch.zeros(3, dtype=torch.float64)
     for i in range(3):
@@ -242,7 +242,7 @@ def test_zero_weights_that_are_no_skeleton_are_values_like_others() -> None:
 @pytest.mark.parametrize("rule", ["max_product", "cyclic"])
 def test_lemma_5_1(rule: str) -> None:
     for model, x in ((plain(3, 2, 4, 2), inputs(3, 3)), (randomised(Res()), inputs(3, 2))):
-        found = BasisPaths(model, x, rule).coordinates
+        found = BasisPaths(model, x, rule)
         paths = all_paths(found.graph, found.params)
         exponents = lemma_exponents(found, paths)
         assert (exponents.sum(1) == 1).all()
@@ -254,7 +254,7 @@ def test_lemma_5_1(rule: str) -> None:
 def test_path_sum_is_the_forward_pass() -> None:
     for bias in (False, True):
         model, x = plain(3, 2, 4, 2, bias=bias), inputs(7, 3)
-        torch.testing.assert_close(path_sum(BasisPaths(model, x).coordinates, x), model(x).detach())
+        torch.testing.assert_close(path_sum(BasisPaths(model, x), x), model(x).detach())
 
 
 def test_flipping_signs_keeps_path_values_and_changes_the_function() -> None:
@@ -295,7 +295,7 @@ def test_diagonal_rule_is_invariant_and_no_rule_goes_by_the_largest_weight() -> 
 
 
 def test_max_product_takes_the_strongest_path_through_every_unit() -> None:
-    found = BasisPaths(plain(3, 2, 4, 2), inputs(3, 3)).coordinates
+    found = BasisPaths(plain(3, 2, 4, 2), inputs(3, 3))
     paths = all_paths(found.graph, found.params)
     values = path_values(paths, found.params).abs()
     for number in range(1, found.n_classes + 1):
@@ -329,7 +329,7 @@ def test_count_is_the_number_of_directions_that_change_the_function(
     for seed in range(12):  # units that are dead on these inputs lower the rank; the generic one is the largest
         model = randomised(model, seed)
         paths = BasisPaths(model, x)
-        used = {block.name for block in paths.coordinates.blocks}
+        used = {block.name for block in paths.blocks}
         assert sum(value.numel() for name, value in params(model).items() if name in used) == m
         assert (paths.n_classes, paths.count) == (h, m - h)
         jacobian = jacrev(lambda w: functional_call(model, w, (x,)).flatten())(params(model))  # noqa: B023
@@ -348,7 +348,7 @@ def test_walls_end_paths_and_what_cannot_be_rescaled_is_its_own_value() -> None:
     paths = BasisPaths(model, inputs(3, 3))
     assert paths.n_classes == 4
     assert paths.count == sum(value.numel() for value in model.parameters()) - 4
-    layout = paths.coordinates.split(paths.values())
+    layout = paths.split(paths.values())
     torch.testing.assert_close(layout["4.weight"], model[4].weight.detach())
     torch.testing.assert_close(layout["5.weight"], model[5].weight.detach())
     twin = fs.rescale(model, inputs(3, 3), by="unit", seed=5)
@@ -363,11 +363,11 @@ def test_which_edges_are_frozen_does_not_matter_to_the_function(cut: str) -> Non
     torch.testing.assert_close(reference.values(), other.values())
     torch.testing.assert_close(reference.to_model(moved)(x), other.to_model(moved)(x))
     weights = params(other.to_model(moved))
-    held = [u for u in range(1, other.n_classes + 1) if other.coordinates.held_by_input[u]]
+    held = [u for u in range(1, other.n_classes + 1) if other.held_by_input[u]]
     assert len(held) == {"": 0, "2": 3, "4": 8}[cut]
     for unit in held:
-        name = other.coordinates.graph.layers[int(other.coordinates.prefix.layer[unit])].weight
-        entry = int(other.coordinates.prefix.entry[unit])
+        name = other.graph.layers[int(other.prefix.layer[unit])].weight
+        entry = int(other.prefix.entry[unit])
         torch.testing.assert_close(weights[name].flatten()[entry], params(model)[name].flatten()[entry])
 
     def loss(paths: BasisPaths, v: Tensor) -> Tensor:

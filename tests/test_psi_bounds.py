@@ -93,7 +93,7 @@ def test_theorem_on_a_network_by_hand() -> None:
 @pytest.mark.parametrize("widths", [(3, 5, 4, 2), (4, 2, 5, 3, 2), (3, 4, 2)])
 def test_all_paths_without_writing_them_out(widths: tuple[int, ...], bias: bool) -> None:
     tiny = network(widths, bias, seed=1)
-    found = fs.BasisPaths(tiny.model, tiny.x).coordinates
+    found = fs.BasisPaths(tiny.model, tiny.x)
     paths = all_paths(found.graph, found.params)
     values, summary = path_values(paths, found.params), all_paths_of(found)
     assert summary.count == len(paths)
@@ -126,7 +126,7 @@ def test_corrected_bound_is_never_violated(widths: tuple[int, ...], bias: bool, 
     assert found >= by_draws
 
     # Path by path: the factor q of the corrected theorem, and (38) where its hypothesis holds.
-    coordinates = space.paths.coordinates
+    coordinates = space.paths
     paths = all_paths(coordinates.graph, coordinates.params)
     before = path_values(paths, coordinates.params)
     sizes = spread_of(*space.v.tolist())
@@ -143,7 +143,7 @@ def test_corrected_bound_is_never_violated(widths: tuple[int, ...], bias: bool, 
 
 def test_corrected_bound_by_hand() -> None:
     tiny = network((3, 4, 2), bias=False, seed=0)
-    found = fs.BasisPaths(tiny.model, tiny.x).coordinates
+    found = fs.BasisPaths(tiny.model, tiny.x)
     summary, sizes = all_paths_of(found), spread_of(*fs.BasisPaths(tiny.model, tiny.x).values().tolist())
     r = 0.1
     q = (1 + r) ** 2 / (1 - r) - 1

@@ -134,7 +134,7 @@ def test_ordering_of_the_three_at_a_minimum() -> None:
     table = fs.measure(problem, ["psi*", "gradient_norm"])
     assert table["gradient_norm"] < 1e-12
     paths = fs.BasisPaths(model, x)
-    radius = 0.1 * paths.coordinates.nearest_pole
+    radius = 0.1 * paths.nearest_pole
     rise = table["psi_epsilon"] * (1 + float((model(x) - y).detach().square().mean()))
     assert rise >= 0.99 * radius**2 * table["psi_trace"] / (2 * paths.count)
     assert rise >= table["psi_expected"]
@@ -153,11 +153,11 @@ def test_first_layer_radius_is_exact() -> None:
     assert value(tiny, "psi_activation_radius") == pytest.approx(float(z.min() / x.norm()), rel=1e-9)
     space = InPathSpace(Dense(tiny))
     unit = int(z.argmin())
-    direction = space.paths.coordinates.split(torch.zeros_like(space.v))
-    sign = float((model[0](x)[0, unit].detach() * space.paths.coordinates.suffix.sign[unit + 1]).sign())
+    direction = space.paths.split(torch.zeros_like(space.v))
+    sign = float((model[0](x)[0, unit].detach() * space.paths.suffix.sign[unit + 1]).sign())
     direction["0.weight"][unit] = -sign * x[0] / x.norm()
     for factor, same in ((0.999, True), (1.001, False)):
-        step = factor * float(z.min() / x.norm()) * space.paths.coordinates.join(direction)
+        step = factor * float(z.min() / x.norm()) * space.paths.join(direction)
         moved = space.paths.params_of(space.v + step)["0.weight"]
         assert bool(((x @ moved.T).sign() == model[0](x).sign()).all()) == same
 
@@ -211,7 +211,7 @@ def test_loss_grows_without_bound_near_a_pole() -> None:
     """Towards P(u) S(u) = 0 the outputs, and with them the loss of wrong samples, grow like 1 / distance."""
     tiny = mlp()
     space = InPathSpace(Dense(tiny))
-    found = space.paths.coordinates
+    found = space.paths
     ratios = []
     for unit in range(1, found.n_classes + 1):
         layout = found.split(torch.zeros_like(space.v))

@@ -265,9 +265,7 @@ def make_effort(
     return Effort(
         precision=float(precision),
         curvature=curvature,
-        memory=None
-        if memory is None
-        else int(_amount(memory, BYTES, "memory", '"8GiB", "500MB" or a number of bytes')),
+        memory=None if memory is None else bytes_of(memory),
         deadline=end,
         end=end,
     )

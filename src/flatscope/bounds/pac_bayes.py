@@ -286,12 +286,8 @@ def sharpness_theorem_1(
     """
     if not 0 < delta < 1 or not 0 < flip_delta < 1:
         raise InputError("0 < delta < 1", f"{delta}, {flip_delta}", where="sharpness_theorem_1")
-    if lipschitz <= 0:
-        if ctx.problem.loss.name != "cross_entropy":
-            raise NotApplicable(f"needs a Lipschitz loss, not {ctx.problem.loss.name}; pass lipschitz=")
-        lipschitz = math.sqrt(2)
     n = ctx.problem.n_train
-    c = _constants(ctx, samples, lipschitz)
+    c = _constants(ctx, samples, loss_constant(ctx, lipschitz))
     constant = flip_constant_corrected if corrected else flip_constant
     flips = [constant(max(width, 2), flip_delta) for width in c.widths[1:]]
 
@@ -307,6 +303,15 @@ def sharpness_theorem_1(
 
     value, sigma = min((at(sigma), sigma) for sigma in SIGMAS)
     return Value(value, exact=False, reason=f"σ {sigma:.3g}; μ {c.mu:.3g}, C2 {c.c2:.3g}, C3 {c.c3:.3g}")
+
+
+def loss_constant(ctx: Context, given: float) -> float:
+    """C_L of the loss in the outputs, as given; where it is 0, √2 for cross-entropy."""
+    if given > 0:
+        return given
+    if ctx.problem.loss.name == "cross_entropy":
+        return math.sqrt(2)
+    raise NotApplicable(f"needs a loss that is Lipschitz in the outputs, not {ctx.problem.loss.name}; pass lipschitz=")
 
 
 def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:

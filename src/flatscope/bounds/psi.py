@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from flatscope.bounds.pac_bayes import loss_constant
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
 from flatscope.errors import InputError, NotApplicable
@@ -140,15 +141,16 @@ def psi_theorem_5_1(
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
     del delta
-    ctx, paths, spread = _prepared(ctx, rule)
-    if paths is None or spread.log_inf == -math.inf:
-        return _infinite()
+    prepared = _prepared(ctx, rule)
+    if prepared is None:
+        return Value(math.inf, exact=True, reason="a path value is zero: vacuous")
+    paths, spread = prepared
     radius = epsilon * spread.inf if relative else epsilon
     layers = paths.graph.layers
     depth = len(layers) - (depth_convention == "hidden_layers")
     widths = (len(layers[0].inputs), max(len(layer.outputs) for layer in layers[:-1]), len(layers[-1].outputs))
     norms = _input_norms(ctx, paths)
-    value = theorem_5_1(spread, radius, depth, widths, max(norms), _lipschitz(ctx, lipschitz))
+    value = theorem_5_1(spread, radius, depth, widths, max(norms), loss_constant(ctx, lipschitz))
     return Value(value, exact=True, reason=_hypotheses(ctx, rule, radius, spread))
 
 
@@ -183,13 +185,14 @@ def psi_theorem_5_1_corrected(
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
     del delta
-    ctx, paths, spread = _prepared(ctx, rule)
-    if paths is None or spread.log_inf == -math.inf:
-        return _infinite()
+    prepared = _prepared(ctx, rule)
+    if prepared is None:
+        return Value(math.inf, exact=True, reason="a path value is zero: vacuous")
+    paths, spread = prepared
     radius = epsilon * spread.inf if relative else epsilon
     with_biases = any(layer.biases for layer in paths.graph.layers)
     norm = _input_norms(ctx, paths)[0]
-    factor = _lipschitz(ctx, lipschitz) * (max(norm, 1.0) if with_biases else norm)
+    factor = loss_constant(ctx, lipschitz) * (max(norm, 1.0) if with_biases else norm)
     value = corrected_theorem(spread, all_paths_of(paths), paths.count, radius, len(paths.graph.layers), factor)
     return Value(value, exact=True, reason=_hypotheses(ctx, rule, radius, spread))
 
@@ -279,8 +282,8 @@ def _bounded_loss(ctx: Context, loss: str) -> float:
     return float((~(scores.margins > 0)).double().mean())
 
 
-def _prepared(ctx: Context, rule: str) -> tuple[Context, PathCoordinates | None, PathSpread]:
-    """The network as Theorem 5.1 asks for it; no coordinates where a skeleton weight is zero."""
+def _prepared(ctx: Context, rule: str) -> tuple[PathCoordinates, PathSpread] | None:
+    """The network as Theorem 5.1 asks for it; None where a path value is zero."""
     layers = ctx.network
     if not layers.chain or any(layer.kind != "dense" or len(layer.input_shape) != 1 for layer in layers):
         raise NotApplicable("needs a fully connected network, layer behind layer")
@@ -289,11 +292,12 @@ def _prepared(ctx: Context, rule: str) -> tuple[Context, PathCoordinates | None,
     try:
         paths = ctx.sweep(path_coordinates, rule=rule)
     except ZeroSkeletonError:
-        return ctx, None, PathSpread(math.nan, -math.inf)
+        return None
     if paths.n_classes != paths.graph.n_units:
         raise NotApplicable("needs hidden units that can all be rescaled", "; ".join(paths.graph.walls))
     log, _ = paths.log_values()
-    return ctx, paths, PathSpread(float(log.max()), float(log.min()))
+    spread = PathSpread(float(log.max()), float(log.min()))
+    return None if spread.log_inf == -math.inf else (paths, spread)
 
 
 def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
@@ -318,23 +322,11 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
     return norms
 
 
-def _lipschitz(ctx: Context, given: float) -> float:
-    if given > 0:
-        return given
-    if ctx.problem.loss.name == "cross_entropy":
-        return math.sqrt(2)
-    raise NotApplicable(f"needs a loss that is Lipschitz in the outputs, not {ctx.problem.loss.name}; pass lipschitz=")
-
-
 def _hypotheses(ctx: Context, rule: str, radius: float, spread: PathSpread) -> str:
     certified = ctx.sweep(certified_radius, rule=rule)
     states = "certified" if radius <= certified else f"not certified (only to {certified:.3g})"
     balanced = "holds" if radius <= BALANCED * spread.inf else "does not hold"
     return f"epsilon {radius:.3g}; states unchanged: {states}; epsilon ≤ 0.2679 inf|v| {balanced}"
-
-
-def _infinite() -> Value:
-    return Value(math.inf, exact=True, reason="a path value is zero: vacuous")
 
 
 def _exp(log: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -59,12 +60,12 @@ def correlate(
     n = len(first)
     blank = Estimate(math.nan, n=n, method=kind, dropped=dropped, confidence=level)
     if n < 2:
-        return _noted(blank, f"{n} samples: at least 2 are needed")
+        return replace(blank, note=f"{n} samples: at least 2 are needed")
     for values, name in ((first, "x"), (second, "y")):
         if np.ptp(values) == 0:
-            return _noted(blank, f"{name} is constant")
+            return replace(blank, note=f"{name} is constant")
     if n == 2 and kind == "pearson":
-        return _noted(blank, "2 samples always lie on a line")
+        return replace(blank, note="2 samples always lie on a line")
     tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
     found = tests[kind](first, second)
     value, p = float(found.statistic), float(found.pvalue)
@@ -74,10 +75,6 @@ def correlate(
     low, high, note = bootstrap_interval(statistic, n, level, resamples, seed)
     how = f"{kind}, BCa bootstrap of {resamples}" if not math.isnan(low) else kind
     return Estimate(value, low, high, p, n, how, dropped, note, level)
-
-
-def _noted(blank: Estimate, note: str) -> Estimate:
-    return Estimate(blank.value, n=blank.n, method=blank.method, dropped=blank.dropped, note=note)
 
 
 def bootstrap_interval(
@@ -148,30 +145,26 @@ def _kendall_over_indices(x: Floats, y: Floats) -> Statistic:
 
 def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: int) -> float:
     """Two-sided p-value over random pairings of x with y (all of them where there are no more)."""
-    numbers = np.arange(len(x))
     if kind == "kendall":
         sx, sy = (np.sign(v[:, None] - v[None, :]) for v in (x, y))
-        return float(
-            stats.permutation_test(
-                (numbers,),
-                lambda order: float((sx * sy[np.ix_(order, order)]).sum()),
-                permutation_type="pairings",
-                vectorized=False,
-                n_resamples=permutations,
-                random_state=np.random.default_rng(seed),
-            ).pvalue
-        )
-    first, second = (x, y) if kind == "pearson" else (stats.rankdata(x), stats.rankdata(y))
-    return float(
-        stats.permutation_test(
-            (numbers,),
-            lambda order, axis=-1: row_pearson(first + np.zeros(order.shape), second[order]),
-            permutation_type="pairings",
-            vectorized=True,
-            n_resamples=permutations,
-            random_state=np.random.default_rng(seed),
-        ).pvalue
+
+        def agreement(order: NDArray[Any]) -> float:
+            return float((sx * sy[np.ix_(order, order)]).sum())
+    else:
+        first, second = (x, y) if kind == "pearson" else (stats.rankdata(x), stats.rankdata(y))
+
+        def agreement(order: NDArray[Any]) -> float:
+            return float(row_pearson(first, second[order]))
+
+    found = stats.permutation_test(
+        (np.arange(len(x)),),
+        agreement,
+        permutation_type="pairings",
+        vectorized=False,
+        n_resamples=permutations,
+        random_state=np.random.default_rng(seed),
     )
+    return float(found.pvalue)
 
 
 EXPLAINED = 1e-10  # share of the variance that rounding alone leaves
@@ -285,10 +278,9 @@ def correlation_table(
     rows: list[tuple[str, str, Estimate]] = []
     for name in measures:
         columns(frame, name, target, parameters)  # names checked before anything is computed
+    bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
     for name in measures:
-        for kind in kinds:
-            found = correlate(frame[name], frame[target], kind, confidence=confidence, resamples=resamples, seed=seed)
-            rows.append((name, kind, found))
+        rows += [(name, kind, correlate(frame[name], frame[target], kind, **bootstrap)) for kind in kinds]
         if parameters:
             rows += _given_settings(frame, name, target, parameters, confidence)
     table = pd.DataFrame(

@@ -1,6 +1,7 @@
 """BasisPaths: a network described by the values of its basis paths instead of its weights.
 
-`PathCoordinates` are these values as coordinates: the map from weights, its inverse, both differentiable.
+`PathCoordinates` are these values as coordinates of a traced network: the map from weights, its inverse, both
+differentiable. `BasisPaths` are those of any module, under our settings of torch.
 
 With P(u) the product over the prefix of class u and S(u) over its suffix, the value of edge e from t to h is
 v_e = P(t) w_e S(h). The edges out(u) that suffixes are made of are frozen, one per class; all others have a value.
@@ -29,117 +30,6 @@ from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm
 from flatscope.symmetries.path_skeleton import Chains, chains
-
-
-class BasisPaths:
-    r"""Values of the basis paths of a network (Yi et al. 2019, section 2.2), for any architecture that can be traced.
-
-    The m − H values determine the function, and no rescaling of units changes them. m counts weights and biases, H
-    the units that can be rescaled; units tied to one scale (residual connections) count once, those tied to the
-    network's input or output not at all. Paths run from ground to ground: from an input, a constant, a bias or a
-    unit that cannot be rescaled, to an output or again such a unit. In a ReLU network without walls these are the
-    paths of the paper. A wall (GELU, LayerNorm, softmax) ends and begins paths: the values still are a full set of
-    coordinates of the function that no rescaling moves, but the network is then no longer a sum over paths. What
-    cannot be rescaled at all, and parameters that are no edges (a PReLU slope), are their own values.
-
-    Values depend on the skeleton, hence on `rule`: always report it with a number.
-
-    Args:
-        model: any module; BatchNorm is folded into it first. It is copied, not touched.
-        example: a batch of inputs.
-        rule: "max_product": the strongest way through every unit, which neither rescaling nor permuting units
-            changes; "cyclic": unit i is joined to unit i modulo the width, at a convolution's centre tap, whatever
-            the weights are; "diagonal": to unit i, for equal widths.
-        cut: name of a layer: units in front of it are held by their incoming skeleton weight, the others by the
-            outgoing one. This changes the weights that `to_model` gives, never the function.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).double()
-        >>> paths = BasisPaths(net, torch.ones(2, 4))
-        >>> paths.count == 4 * 3 + 3 + 3 * 2 + 2 - 3
-        True
-        >>> torch.allclose(paths.to_model(paths.values())[0].weight, net[0].weight)
-        True
-    """
-
-    @own_settings()
-    def __init__(self, model: nn.Module, example: Inputs, rule: str = "max_product", cut: str = "") -> None:
-        if not isinstance(model, nn.Module):
-            raise InputError("a torch.nn.Module", type(model).__name__, where="BasisPaths")
-        self.model = fold_batchnorm(model, example)
-        graph = trace(self.model, example)
-        if not graph.layers:
-            raise InputError("a network with layers", "none", where="BasisPaths", fix=graph.summary())
-        self.coordinates = PathCoordinates(graph, named_parameters(self.model), rule, cut)
-        self._dtype = self.coordinates.params[graph.layers[0].weight].dtype
-
-    @property
-    def rule(self) -> str:
-        """How the skeleton was chosen."""
-        return self.coordinates.rule
-
-    @property
-    def count(self) -> int:
-        """Number of values, m − H."""
-        return self.coordinates.count
-
-    @property
-    def n_classes(self) -> int:
-        """H: units that can be rescaled, those tied to one scale counted once."""
-        return self.coordinates.n_classes
-
-    @property
-    def frozen(self) -> dict[str, Tensor]:
-        """Flat indices of the weights that are held fixed (value and sign), by parameter name; H in all."""
-        return {block.name: block.frozen for block in self.coordinates.blocks if len(block.frozen)}
-
-    @own_settings()
-    def values(self) -> Tensor:
-        """The values (count,), in the model's type: layer by layer, each weight in memory order before its bias.
-
-        Products over tens of layers may be too small for float32: see `log_values`.
-        """
-        log, sign = self.coordinates.log_values()
-        found = (sign * log.exp()).to(self._dtype)
-        smallest = math.log(torch.finfo(self._dtype).tiny)
-        lost = int((log.isfinite() & (log < smallest)).sum())
-        if lost:
-            warnings.warn(
-                f"{lost} of {self.count} path values are below {self._dtype}'s normal range, so that `to_model` cannot "
-                "give their weights back; use a float64 model, or log_values()",
-                NumericalWarning,
-                stacklevel=2,
-            )
-        return found
-
-    @own_settings()
-    def log_values(self) -> tuple[Tensor, Tensor]:
-        """log|v| and sign of v, float64: right however deep the network is."""
-        return self.coordinates.log_values()
-
-    @own_settings()
-    def values_of(self, params: Params) -> Tensor:
-        """Values at other weights of the same network with the same skeleton, float64; differentiable."""
-        return self.coordinates.values_of(params)
-
-    @own_settings()
-    def params_of(self, values: Tensor) -> Params:
-        """Weights that have these values: the inverse, differentiable twice over and usable under vmap."""
-        return self.coordinates.params_of(values)
-
-    @own_settings()
-    def to_model(self, values: Tensor) -> nn.Module:
-        """A new module, in eval mode and without BatchNorm, whose basis paths have these values."""
-        if not isinstance(values, Tensor) or values.shape != (self.count,) or not bool(values.isfinite().all()):
-            shown = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise InputError(f"{self.count} finite values", shown, where="BasisPaths.to_model")
-        with torch.no_grad():
-            params = self.coordinates.params_of(values.to(next(iter(self.coordinates.params.values())).device))
-            twin = copied(self.model)
-            for name, value in twin.named_parameters():
-                value.copy_(params[name])
-        return twin
 
 
 @dataclass(frozen=True)
@@ -328,6 +218,91 @@ class PathCoordinates:
             weight = params[self.graph.layers[int(way.layer[number])].weight]
             found[number] = found[int(way.other[number])] * weight.reshape(-1)[int(way.entry[number])].double()
         return torch.stack(found)
+
+
+class BasisPaths(PathCoordinates):
+    r"""Values of the basis paths of a network (Yi et al. 2019, section 2.2), for any architecture that can be traced.
+
+    The m − H values determine the function, and no rescaling of units changes them. m counts weights and biases, H
+    the units that can be rescaled; units tied to one scale (residual connections) count once, those tied to the
+    network's input or output not at all. Paths run from ground to ground: from an input, a constant, a bias or a
+    unit that cannot be rescaled, to an output or again such a unit. In a ReLU network without walls these are the
+    paths of the paper. A wall (GELU, LayerNorm, softmax) ends and begins paths: the values still are a full set of
+    coordinates of the function that no rescaling moves, but the network is then no longer a sum over paths. What
+    cannot be rescaled at all, and parameters that are no edges (a PReLU slope), are their own values.
+
+    Values depend on the skeleton, hence on `rule`: always report it with a number.
+
+    Args:
+        model: any module; BatchNorm is folded into it first. It is copied, not touched.
+        example: a batch of inputs.
+        rule: "max_product": the strongest way through every unit, which neither rescaling nor permuting units
+            changes; "cyclic": unit i is joined to unit i modulo the width, at a convolution's centre tap, whatever
+            the weights are; "diagonal": to unit i, for equal widths.
+        cut: name of a layer: units in front of it are held by their incoming skeleton weight, the others by the
+            outgoing one. This changes the weights that `to_model` gives, never the function.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).double()
+        >>> paths = BasisPaths(net, torch.ones(2, 4))
+        >>> paths.count == 4 * 3 + 3 + 3 * 2 + 2 - 3
+        True
+        >>> torch.allclose(paths.to_model(paths.values())[0].weight, net[0].weight)
+        True
+    """
+
+    @own_settings()
+    def __init__(self, model: nn.Module, example: Inputs, rule: str = "max_product", cut: str = "") -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError("a torch.nn.Module", type(model).__name__, where="BasisPaths")
+        self.model = fold_batchnorm(model, example)
+        graph = trace(self.model, example)
+        if not graph.layers:
+            raise InputError("a network with layers", "none", where="BasisPaths", fix=graph.summary())
+        super().__init__(graph, named_parameters(self.model), rule, cut)
+        self._dtype = self.params[graph.layers[0].weight].dtype
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Flat indices of the weights that are held fixed (value and sign), by parameter name; H in all."""
+        return {block.name: block.frozen for block in self.blocks if len(block.frozen)}
+
+    @own_settings()
+    def values(self) -> Tensor:
+        """The values (count,), in the model's type: layer by layer, each weight in memory order before its bias.
+
+        Products over tens of layers may be too small for float32: see `log_values`.
+        """
+        log, sign = self.log_values()
+        found = (sign * log.exp()).to(self._dtype)
+        smallest = math.log(torch.finfo(self._dtype).tiny)
+        lost = int((log.isfinite() & (log < smallest)).sum())
+        if lost:
+            warnings.warn(
+                f"{lost} of {self.count} path values are below {self._dtype}'s normal range, so that `to_model` cannot "
+                "give their weights back; use a float64 model, or log_values()",
+                NumericalWarning,
+                stacklevel=2,
+            )
+        return found
+
+    log_values = own_settings()(PathCoordinates.log_values)
+    values_of = own_settings()(PathCoordinates.values_of)
+    params_of = own_settings()(PathCoordinates.params_of)
+
+    @own_settings()
+    def to_model(self, values: Tensor) -> nn.Module:
+        """A new module, in eval mode and without BatchNorm, whose basis paths have these values."""
+        if not isinstance(values, Tensor) or values.shape != (self.count,) or not bool(values.isfinite().all()):
+            shown = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise InputError(f"{self.count} finite values", shown, where="BasisPaths.to_model")
+        with torch.no_grad():
+            params = self.params_of(values.to(next(iter(self.params.values())).device))
+            twin = copied(self.model)
+            for name, value in twin.named_parameters():
+                value.copy_(params[name])
+        return twin
 
 
 def _blocks(graph: Graph, params: Params, suffix: Chains) -> tuple[Block, ...]:

@@ -93,7 +93,7 @@ def balance_of(config: Config, store: Store) -> Measured:
         "largest": math.exp(spread.log_sup),
         "log10_psi": math.log10(psi_of(spread, config["epsilon"], depth)),
         "values": paths.count,
-        "pole": float(paths.coordinates.nearest_pole),
+        "pole": float(paths.nearest_pole),
         **{name: found[name] if name in options else math.nan for name in FLATNESSES},
         "radius": radius,
         "rise": near["psi_epsilon"] * (1 + loss),

@@ -63,12 +63,12 @@ def count_paths(config: Config, store: Store) -> Measured:
     generator = torch.Generator().manual_seed(config["seed"] + 1)
     x = torch.randn(20, width, generator=generator, dtype=torch.float64)
     paths = BasisPaths(model, x, "diagonal")
-    params, everything = named_parameters(model), all_paths(paths.coordinates.graph, paths.coordinates.params)
+    params, everything = named_parameters(model), all_paths(paths.graph, paths.params)
     on, off = (with_at_most_one(everything, width, skeleton) for skeleton in (True, False))
-    basis = set(basis_paths(paths.coordinates))
+    basis = set(basis_paths(paths))
     others = [path for path in everything if path not in basis]
-    exponents = lemma_exponents(paths.coordinates, everything).double()
-    degrees = lemma_exponents(paths.coordinates, others).clamp_min(0).sum(1)
+    exponents = lemma_exponents(paths, everything).double()
+    degrees = lemma_exponents(paths, others).clamp_min(0).sum(1)
     log, sign = paths.log_values()
     moved = sign * log.exp() * (1 + 0.1 * torch.rand(paths.count, generator=generator, dtype=torch.float64))
     metrics = {
@@ -80,7 +80,7 @@ def count_paths(config: Config, store: Store) -> Measured:
         "corrected_rank": _rank(off, params),
         "degree": int(degrees.max()),
         "lemma_error": _apart(lemma_values(exponents, log, sign), path_values(everything, params)),
-        "sum_error": _apart(path_sum(paths.coordinates, x, everything), model(x).detach()),
+        "sum_error": _apart(path_sum(paths, x, everything), model(x).detach()),
         "inverse_error": _apart(paths.values_of(paths.params_of(moved)), moved),
         "figure_1_error": figure_1_error(config["seed"]),
     }

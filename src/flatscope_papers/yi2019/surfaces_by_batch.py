@@ -81,7 +81,7 @@ def surfaces(config: Config, store: Store) -> Measured:
         samples = next(iter(whole.batches(size=wanted["samples"])))
         problem = Problem(whole.model, train=samples)
         frame = pd.concat(_planes(problem, wanted, network["train"]["seed"]), ignore_index=True)
-        metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).coordinates.nearest_pole
+        metrics["nearest_pole"] = BasisPaths(problem.model, problem.example(), RULE).nearest_pole
     for space in SPACES:
         part = frame[frame["space"] == space]
         metrics |= {f"rise_{space}": median_rise(part), f"poles_{space}": float(part["pole"].astype(float).mean())}
