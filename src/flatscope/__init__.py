@@ -9,6 +9,7 @@ from flatscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flatscope import stats as stats
+    from flatscope.auditing import Audit as Audit
     from flatscope.auditing import audit as audit
     from flatscope.comparing.comparison import Comparison as Comparison
     from flatscope.comparing.running import compare as compare
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from flatscope.symmetries import BasisPaths as BasisPaths
     from flatscope.symmetries import fold_batchnorm as fold_batchnorm
     from flatscope.symmetries import rescale as rescale
-    from flatscope.symmetries.audit import Audit as Audit
     from flatscope.table import Table as Table
     from flatscope.training.langevin import SGLD as SGLD
     from flatscope.training.population import Population as Population
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # of a command or a misspelt word should not cost.
 _HOMES = {
     "SGLD": "training.langevin",
-    "Audit": "symmetries.audit",
+    "Audit": "auditing",
     "BasisPaths": "symmetries",
     "Comparison": "comparing.comparison",
     "Context": "context",

@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -23,10 +22,9 @@ from flatscope.measuring import Options, measure
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
-from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
-from flatscope.symmetries.audit import COLUMNS, Audit
+from flatscope.results import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.symmetries.scaling import (
     permuted_params,
@@ -50,6 +48,139 @@ ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-2}
 # Standard error of the relative change beyond which an estimate cannot tell that something stands still.
 NOISY = 0.25
 _ALWAYS_FIXED = ("network output", "read by no layer")
+COLUMNS = {
+    "measure": "str",
+    "symmetry": "str",
+    "before": "float64",
+    "after": "float64",
+    "relative_change": "float64",
+    "stderr": "float64",
+    "verdict": "str",
+    "reason": "str",
+    "declared": "bool",
+}
+# A change that an undeclared symmetry makes at the least; below it the declaration says too little.
+STANDS_STILL = 1e-3
+CLEAR = 1e-2  # standard error with which "stands still" can be said
+
+
+class Audit(Result):
+    """What happened to each measure when the same function was written with other weights; see `to_frame`.
+
+    Args:
+        frame: one row per measure and symmetry, with the columns of `to_frame`.
+        meta: how the networks were drawn.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> problem = fs.Problem(net, train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> found = fs.audit(problem, ["l2_norm", "margin"], by="unit", trials=1)
+        >>> found.to_frame()[["measure", "verdict"]].to_numpy().tolist()
+        [['l2_norm', 'moved'], ['margin', 'invariant']]
+    """
+
+    WORD = "audit"
+    COLUMNS = COLUMNS
+
+    def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
+        self._frame = checked_columns(frame, COLUMNS, "audit")
+        self.meta: dict[str, Any] = plain(meta or {})
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measure and symmetry.
+
+        `before` and `after` are the value (of the network, or of the layer, unit or sample that changed most, in the
+        trial in which it did), `relative_change` the distance between them divided by the largest value of that
+        measure before, `stderr` the standard error of that ratio, `declared` whether the measure is declared
+        invariant under this symmetry.
+        """
+        return self._frame.copy()
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of the audited measures."""
+        return list(dict.fromkeys(self._frame["measure"]))
+
+    @property
+    def symmetries(self) -> list[str]:
+        """Names of the symmetries that were tried."""
+        return list(dict.fromkeys(self._frame["symmetry"]))
+
+    def verdict(self, measure: str, symmetry: str) -> str:
+        """`invariant`, `moved` or `not tested`."""
+        refuse_unknown(measure, self.measures, "measure in this audit")
+        refuse_unknown(symmetry, self.symmetries, "symmetry in this audit")
+        rows = self._frame[(self._frame["measure"] == measure) & (self._frame["symmetry"] == symmetry)]
+        return str(rows["verdict"].iloc[0])
+
+    @property
+    def disagrees(self) -> pd.DataFrame:
+        """The rows in which a verdict contradicts the declaration.
+
+        Declared invariant and moved; or not declared, and yet the value stands clearly still. An estimate too
+        noisy to tell is neither.
+        """
+        frame = self._frame
+        wrong = frame["declared"] & (frame["verdict"] == "moved")
+        still = (frame["relative_change"] < STANDS_STILL) & (frame["stderr"] < CLEAR)
+        modest = ~frame["declared"] & (frame["verdict"] == "invariant") & still
+        return frame[wrong | modest].copy()
+
+    def summary(self) -> str:
+        """What moved, what stood still and what could not be tried, in a few sentences."""
+        lines = [f"The same function written with other weights, {self.meta.get('trials', '?')} draws of each kind."]
+        for symmetry, rows in self._frame.groupby("symmetry", sort=False):
+            words = str(symmetry).replace("_", " ")
+            tested = rows[rows["verdict"] != "not tested"]
+            if tested.empty:
+                lines.append(f"{words}: not tested. {rows['reason'].iloc[0]}".rstrip())
+                continue
+            for verdict, verb in (("moved", "move"), ("invariant", "stand still")):
+                found = tested[tested["verdict"] == verdict]["measure"].tolist()
+                lines.append(f"{words}: {len(found)} of {len(tested)} measures {verb}" + _listed(found))
+            left = rows[rows["verdict"] == "not tested"]["measure"].tolist()
+            if left:
+                lines.append(f"{words}: {len(left)} have no value here" + _listed(left))
+        if pairs := [f"{row.measure} under {row.symmetry} ({row.verdict})" for row in self.disagrees.itertuples()]:
+            lines.append("Against what they declare" + _listed(pairs))
+        return "\n".join(lines)
+
+    def lines(self) -> list[list[tuple[str, bool]]]:
+        """The matrix for people: per measure its name, then one cell per symmetry; True where it disagrees."""
+        wrong = set(zip(self.disagrees["measure"], self.disagrees["symmetry"], strict=True))
+        cells = {
+            (row.measure, row.symmetry): (_cell(row), (row.measure, row.symmetry) in wrong)
+            for row in self._frame.itertuples()
+        }
+        return [
+            [(name, False), *[cells.get((name, symmetry), ("", False)) for symmetry in self.symmetries]]
+            for name in self.measures
+        ]
+
+    def notes(self) -> dict[str, list[str]]:
+        """Reasons why something was not tested or is to be read with care, with the measures concerned."""
+        found: dict[str, list[str]] = {}
+        for row in self._frame[self._frame["reason"] != ""].itertuples():
+            names = found.setdefault(f"{row.symmetry}: {row.reason}", [])
+            names.append(str(row.measure))
+        return found
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The matrix as text; an exclamation mark where a verdict contradicts the declaration."""
+        rows = [[text + (" !" if bad else "") for text, bad in line] for line in self.lines()]
+        return ["measure", *self.symmetries], rows
+
+    def __repr__(self) -> str:
+        notes = [f"{reason} ({', '.join(names)})" for reason, names in self.notes().items()]
+        return "\n".join([super().__repr__(), *notes])
 
 
 @own_settings()
@@ -108,27 +239,17 @@ def audit(
             base = given.with_model(fold_batchnorm(given.model, given.example())) if folding else given
             points[folding] = base, measure(base, wanted, seed, options)
         base, before = points[folding]
-        drawing = _Drawing(way, trials, seed, low, high)
         try:
-            after = [measure(twin, wanted, seed, options) for twin in drawing.twins(base)]
+            twins, remark = _twins(base, way, trials, seed, low, high)
+            after = [measure(twin, wanted, seed, options) for twin in twins]
         except NotApplicable as wall:
             rows += [_untested(entry, way, str(wall)) for entry in chosen]
             continue
-        rows += [_row(entry, way, before, after, base.dtype, drawing.remark) for entry in chosen]
-    order = {name: place for place, name in enumerate(wanted)}
-    frame = pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("measure", key=lambda c: c.map(order), kind="stable")
-    return Audit(
-        frame,
-        {
-            "version": __version__,
-            "trials": trials,
-            "seed": seed,
-            "low": low,
-            "high": high,
-            "n_train": problem.n_train,
-            "seconds": round(time.perf_counter() - begun, 3),
-        },
-    )
+        rows += [_row(entry, way, before, after, base.dtype, remark) for entry in chosen]
+    rows.sort(key=lambda row: wanted.index(row["measure"]))
+    drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
+    seconds = round(time.perf_counter() - begun, 3)
+    return Audit(pd.DataFrame(rows), {"version": __version__, **drawn, "seconds": seconds})
 
 
 def in_double(problem: Problem) -> Problem:
@@ -143,34 +264,25 @@ def in_double(problem: Problem) -> Problem:
     return double
 
 
-@dataclass
-class _Drawing:
-    """Random networks of one kind with the function of a given one, and what could not be moved."""
+def _twins(base: Problem, way: str, trials: int, seed: int, low: float, high: float) -> tuple[Iterator[Problem], str]:
+    """The network with other weights and the same function, `trials` times, and what could not be moved."""
+    if way == "batchnorm" and not has_batchnorm(base.model):
+        raise NotApplicable("the network has no BatchNorm")
+    example = base.example()
+    graph = trace(base.model, example)
 
-    way: str
-    trials: int
-    seed: int
-    low: float
-    high: float
-    remark: str = ""
-
-    def twins(self, base: Problem) -> Iterator[Problem]:
-        """The given network with other weights, `trials` times; refused where a wall forbids it."""
-        if self.way == "batchnorm" and not has_batchnorm(base.model):
-            raise NotApplicable("the network has no BatchNorm")
-        example = base.example()
-        graph = trace(base.model, example)
-        self.remark = _walls(graph, self.way)
-        for trial in range(self.trials):
-            changed = self._params(graph, base.params, (self.seed * 10_007 + trial) % 2**63)
-            other = base.with_model(with_weights(base.model, changed, example, f"audit by {self.way}"))
+    def drawn() -> Iterator[Problem]:
+        for trial in range(trials):
+            own = (seed * 10_007 + trial) % 2**63
+            if way == "permutation":
+                changed = permuted_params(graph, base.params, random_permutation(graph, own))
+            else:
+                changed = rescaled_params(graph, base.params, random_scales(graph, way, low, high, own))
+            other = base.with_model(with_weights(base.model, changed, example, f"audit by {way}"))
             other.initial = base.initial
             yield other
 
-    def _params(self, graph: Graph, params: Params, seed: int) -> Params:
-        if self.way == "permutation":
-            return permuted_params(graph, params, random_permutation(graph, seed))
-        return rescaled_params(graph, params, random_scales(graph, self.way, self.low, self.high, seed))
+    return drawn(), _walls(graph, way)
 
 
 def _walls(graph: Graph, way: str) -> str:
@@ -211,24 +323,24 @@ def _row(
         return _untested(entry, way, "has values for other layers or units after the change")
     comparisons = len(first.read.value) * len(others)
     worst = max((_worst(first.read, v.read, comparisons, dtype) for v in others), key=lambda change: change.excess)
-    if not worst.moved and worst.stderr > NOISY:
+    moved = worst.excess > 1
+    if not moved and worst.stderr > NOISY:
         return _untested(entry, way, f"an estimate with a standard error of {100 * worst.stderr:.0f} % cannot tell")
     remarks = [remark] if remark else []
-    if not worst.moved and worst.stderr > 0:
+    if not moved and worst.stderr > 0:
         remarks.append("no change beyond the error of the estimate")
-    if not worst.moved and worst.searched:
+    if not moved and worst.searched:
         remarks.append(f"a searched maximum, judged to {100 * SEARCH:g} %")
     return _untested(entry, way, "; ".join(remarks)) | {
         "before": worst.before,
         "after": worst.after,
         "relative_change": worst.relative,
         "stderr": worst.stderr,
-        "verdict": "moved" if worst.moved else "invariant",
+        "verdict": "moved" if moved else "invariant",
     }
 
 
-@dataclass(frozen=True)
-class _Values:
+class _Values(NamedTuple):
     """The numbers of one measure at one point, and where they stand."""
 
     places: pd.MultiIndex
@@ -251,18 +363,13 @@ class _Values:
         return cls(places, Readings.of(frame), reason)
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(NamedTuple):
     before: float
     after: float
     relative: float
     stderr: float
     excess: float
     searched: bool
-
-    @property
-    def moved(self) -> bool:
-        return self.excess > 1
 
 
 def _worst(first: Readings, other: Readings, comparisons: int, dtype: torch.dtype) -> _Change:
@@ -278,3 +385,15 @@ def _worst(first: Readings, other: Readings, comparisons: int, dtype: torch.dtyp
         excess=float(exceeding[place]),
         searched=bool(first.searched[place] | other.searched[place]),
     )
+
+
+def _cell(row: Any) -> str:
+    """The verdict with the change that led to it."""
+    if row.verdict == "not tested":
+        return "not tested"
+    error = f" ± {row.stderr:.1g}" if row.stderr > 0 else ""
+    return f"{row.verdict} {row.relative_change:.2g}{error}"
+
+
+def _listed(names: list[str]) -> str:
+    return f": {', '.join(names)}." if names else "."

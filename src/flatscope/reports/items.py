@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
+from flatscope.auditing import Audit
 from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.factories import from_papers
@@ -39,7 +40,6 @@ from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_pa
 from flatscope.results import Result
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
-from flatscope.symmetries.audit import Audit
 from flatscope.table import BOUND_COLUMNS, Table
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.factories import from_papers
 from flatscope.files import figure_bytes
@@ -37,7 +38,6 @@ from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs
-from flatscope.symmetries.audit import Audit
 from flatscope.table import Table
 
 if TYPE_CHECKING:
