@@ -27,6 +27,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from flatscope.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -69,6 +71,8 @@ def from_json_bytes(
         raise ValueError(CHANGED)
     try:
         found = json.loads(content, object_hook=object_hook)
+        if b"\\ud" in content.lower():
+            json.dumps(found, ensure_ascii=False, default=str).encode()  # refuses halves of characters
     except RecursionError:
         raise ValueError("JSON nested too deeply") from None
     if isinstance(found, dict):
@@ -178,7 +182,10 @@ def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200) -> bytes:
     """A picture as png, svg or pdf; without the date, so that the same figure is the same file."""
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight")
+    try:
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight")
+    except (TypeError, ValueError) as problem:  # a title that is no text, or no formula
+        raise InputError("a figure that Matplotlib can draw", _first_line(problem), where="figure") from problem
     return buffer.getvalue()
 
 

@@ -64,6 +64,11 @@ def numbered(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def printable(text: str) -> str:
+    """Text that any file and page can hold: without control characters and halves of characters (of odd file names)."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
 def options_words(options: str) -> str:
     """Options, kept as JSON, as people write them: `alpha=0.1, steps=5`."""
     return ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) if options else ""

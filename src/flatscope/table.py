@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import labelled, number
-from flatscope.results import Result, checked_columns, plain
+from flatscope.results import Result, checked_columns, plain, reading
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -60,6 +60,9 @@ class Table(Result):
         frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
         types = COLUMNS | BOUND_COLUMNS if "vacuous" in frame.columns else COLUMNS
         self._frame = checked_columns(frame, types, "table")
+        for options in set(self._frame["options"]) - {""}:
+            with reading("options as a JSON object", f"table, options {options!r:.80}"):
+                dict(json.loads(options))
         self.meta: dict[str, Any] = plain(meta or {})
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -65,7 +66,11 @@ class StudyResult:
             for row in self.rows()
         )
         head = "<tr><th>claim</th><th>paper</th><th>here</th><th>verdict</th></tr>"
-        return f"<h3>{escape(self.title)}</h3><table>{head}{rows}</table>{self.svg[self.svg.find('<svg') :]}"
+        picture = base64.b64encode(self.svg.encode()).decode()  # as an image, in which no script runs
+        return (
+            f"<h3>{escape(self.title)}</h3><table>{head}{rows}</table>"
+            f'<img alt="{escape(self.title)}" src="data:image/svg+xml;base64,{picture}">'
+        )
 
     @property
     def counts(self) -> str:

@@ -17,6 +17,7 @@ from flatscope.formatting import number, numbered
 from flatscope.reports.items import HISTORY_FILE, VERDICTS_FILE, read_item
 from flatscope.reports.page import report, save_figures
 from flatscope.reports.population_frame import PopulationFrame, is_population
+from flatscope.results import reading
 from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import STATE_FILE
 
@@ -95,8 +96,8 @@ def look(place: str) -> Moment:
         if state.is_file():
             return _training(folder.name, state)
     if (folder / HISTORY_FILE).is_file():
-        history = pd.read_csv(folder / HISTORY_FILE)
-        return _curves(folder.name, history, over=True)
+        with reading("the history of a training", str(folder / HISTORY_FILE)):
+            return _curves(folder.name, pd.read_csv(folder / HISTORY_FILE), over=True)
     store = Store(place)
     if not store.plans():
         fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
@@ -109,12 +110,10 @@ def look(place: str) -> Moment:
 
 
 def _training(name: str, path: Path) -> Moment:
-    try:
+    with reading("the state of a training", str(path)):
         state = json.loads(path.read_text(encoding="utf-8"))["state"]
         history = pd.DataFrame([{key: float(value) for key, value in row.items()} for row in state["rows"]])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise InputError("the state of a training", str(problem), where=str(path)) from problem
-    return _curves(name, history, over=bool(state.get("stopped_by")))
+        return _curves(name, history, over=bool(state.get("stopped_by")))
 
 
 def _curves(name: str, history: pd.DataFrame, over: bool) -> Moment:

@@ -19,6 +19,7 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction, Standing
 from flatscope.context import Context, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted
+from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
@@ -128,7 +129,7 @@ def compare(
 def _problems(networks: Networks, data: Any, test: Any, loss: str | PerSample) -> dict[str, Problem]:
     """Everything as problems, by name."""
     if isinstance(networks, Mapping):
-        named = {str(name): given for name, given in networks.items()}
+        named = {printable(str(name)): given for name, given in networks.items()}
     elif isinstance(networks, Sequence):
         named = {f"network {number}": given for number, given in enumerate(networks, 1)}
     else:

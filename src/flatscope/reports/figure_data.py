@@ -230,11 +230,9 @@ def labels(frames: Iterable[pd.DataFrame]) -> list[str]:
 
 def of_measure(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     """The rows of one measure with one set of options: the one named by the label, else the first."""
-    name = measure.partition("[")[0]
-    rows = pd.DataFrame(rows[rows["measure"] == name])
-    for options in dict.fromkeys(rows["options"]):
+    for name, options in dict.fromkeys(zip(rows["measure"], rows["options"], strict=True)):
         if measure in (name, labelled(name, options)):
-            return pd.DataFrame(rows[rows["options"] == options])
+            return pd.DataFrame(rows[(rows["measure"] == name) & (rows["options"] == options)])
     return rows.iloc[:0]
 
 

@@ -255,7 +255,7 @@ def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: s
 
 def _stem(text: str, taken: set[str]) -> str:
     """A file name that any system takes, and that no other figure of this call has."""
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "figure"
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:100] or "figure"
     stem, n = plain, 2
     while stem in taken:
         stem, n = f"{plain}-{n}", n + 1

@@ -15,6 +15,7 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.factories import from_papers
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
+from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
@@ -187,9 +188,9 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
 def _flat(items: object, name: str | None) -> Iterator[tuple[str | None, object]]:
     if isinstance(items, Mapping):
         for key, item in items.items():
-            yield from _flat(item, str(key))
+            yield from _flat(item, printable(str(key)))
     elif isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], str):
-        yield from _flat(items[1], items[0])
+        yield from _flat(items[1], printable(items[0]))
     elif isinstance(items, (list, tuple)):
         for item in items:
             yield from _flat(item, name)

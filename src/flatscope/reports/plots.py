@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from flatscope.formatting import written
+from flatscope.formatting import printable, written
 from flatscope.reports.markup import Section, element, table
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def inline_svg(figure: Figure, label: str, salt: str = "", class_: str = "chart"
         patch.set_visible(patch.get_hatch() is not None)
     with rc_context({"svg.hashsalt": salt or label, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    root = ElementTree.fromstring(buffer.getvalue())
-    used = set(re.findall(r"#([\w-]+)", buffer.getvalue().decode()))
+    text = printable(buffer.getvalue().decode())
+    root, used = ElementTree.fromstring(text), set(re.findall(r"#([\w-]+)", text))
     # Names of shapes are unique within a figure only; the salt makes them differ between figures.
     prefix = f"f{zlib.crc32(f'{salt} {label}'.encode()):x}-"
     box = " ".join(f"{float(number):g}" for number in root.attrib["viewBox"].split())
