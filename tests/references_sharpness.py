@@ -15,7 +15,7 @@ from references import Dense, twin
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from flatscope.symmetries import fold_batchnorm
+from flatscope.symmetries.folding import fold_batchnorm
 
 SEARCH = 0.02  # relative agreement of two searches
 STARTS = 6

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import flatscope as fs
-from flatscope.network import trace
+from flatscope.network.tracing import trace
 
 torch.set_num_threads(1)
 N = 13

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.network import trace
 from flatscope.network.program import relative_difference
-from flatscope.symmetries import fold_batchnorm
-from flatscope.symmetries.folding import has_batchnorm
+from flatscope.network.tracing import trace
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
 torch.set_num_threads(1)
 BatchNorm = nn.modules.batchnorm._BatchNorm

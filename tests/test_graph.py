@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.network import Operation, replay, trace
+from flatscope.network.program import Operation, replay
+from flatscope.network.tracing import trace
 
 torch.set_num_threads(1)
 

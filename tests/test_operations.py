@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from flatscope.errors import NotApplicable
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.path_norms import PathPass
-from flatscope.network import path_rules, scales, stretch_rules, trace
+from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import _CUTS, CURVED, PIECES, PRODUCT, RATIO, TABLE, Linearity, Meaning
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.scales import CONSTANT, Labels
+from flatscope.network.tracing import trace
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 
 READ_AS_LAYERS = {*LAYER_CALLS, "batch_norm"}  # the reading of scales does not ask the table about them

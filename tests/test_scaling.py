@@ -8,16 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.network import trace
 from flatscope.network.program import FunctionChangedError, refuse_if_different, relative_difference
+from flatscope.network.tracing import trace
 from flatscope.params import named_parameters
-from flatscope.symmetries import (
-    fold_batchnorm,
-    given_scales,
-    random_scales,
-    rescale,
-    rescaled_params,
-)
+from flatscope.symmetries.folding import fold_batchnorm
+from flatscope.symmetries.scaling import given_scales, random_scales, rescale, rescaled_params
 from flatscope_papers.theory.rewritten_networks import shrink_layer
 
 torch.set_num_threads(1)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from flatscope.spectra.finding import hessian as hessian
     from flatscope.spectra.finding import spectral_density as spectral_density
     from flatscope.spectra.pairs import Eigenpairs as Eigenpairs
-    from flatscope.symmetries import BasisPaths as BasisPaths
-    from flatscope.symmetries import fold_batchnorm as fold_batchnorm
-    from flatscope.symmetries import rescale as rescale
+    from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
+    from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
+    from flatscope.symmetries.scaling import rescale as rescale
     from flatscope.table import Table as Table
     from flatscope.training.langevin import SGLD as SGLD
     from flatscope.training.population import Population as Population
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "SGLD": "training.langevin",
     "Audit": "auditing",
-    "BasisPaths": "symmetries",
+    "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
     "Context": "context",
     "Eigenpairs": "spectra.pairs",
@@ -62,14 +62,14 @@ _HOMES = {
     "audit": "auditing",
     "compare": "comparing.running",
     "eigenpairs": "spectra.finding",
-    "fold_batchnorm": "symmetries",
+    "fold_batchnorm": "symmetries.folding",
     "gauss_newton": "spectra.finding",
     "hessian": "spectra.finding",
     "interpolate": "interpolation",
     "landscape": "landscapes.making",
     "measure": "measuring",
     "report": "reports.page",
-    "rescale": "symmetries",
+    "rescale": "symmetries.scaling",
     "spectral_density": "spectra.finding",
     "train_population": "training.population",
 }

@@ -54,19 +54,12 @@ def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
 
 @dataclass(frozen=True)
 class Ascent:
-    """What several ascents found.
+    """What several ascents found."""
 
-    Attributes:
-        losses: the largest loss on each way, (k,).
-        where: the points where they were met, stacked.
-        before: the largest loss of all ways before the last step.
-        late: whether time ran out before all steps were taken.
-    """
-
-    losses: Tensor
-    where: Params
-    before: float
-    late: bool = False
+    losses: Tensor  # the largest loss on each way, (k,)
+    where: Params  # the points where they were met, stacked
+    before: float  # the largest loss of all ways before the last step
+    late: bool = False  # whether time ran out before all steps were taken
 
     @property
     def highest(self) -> float:

@@ -19,17 +19,11 @@ FIRST_LOOK = 32
 
 @dataclass(frozen=True)
 class Draws:
-    """Independent draws of one or several quantities.
+    """Independent draws of one or several quantities."""
 
-    Attributes:
-        samples: (draws, quantities), float64.
-        most: how many draws there might have been.
-        late: whether time ran out before.
-    """
-
-    samples: Tensor
-    most: int
-    late: bool = False
+    samples: Tensor  # (draws, quantities), float64
+    most: int  # how many draws there might have been
+    late: bool = False  # whether time ran out before
 
     @property
     def means(self) -> list[float]:

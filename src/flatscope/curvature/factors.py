@@ -24,17 +24,11 @@ EIGEN_OUTPUTS = 64
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative.
+    """Columns of a batch, shape (k, n, *output), and their signs (k, n) where some are negative."""
 
-    Attributes:
-        values: at the outputs.
-        signs: of the columns.
-        inner: at the inputs of curved operations, where the columns have parts there.
-    """
-
-    values: Tensor
-    signs: Tensor | None = None
-    inner: Sequence[Tensor] = ()
+    values: Tensor  # at the outputs
+    signs: Tensor | None = None  # of the columns
+    inner: Sequence[Tensor] = ()  # at the inputs of curved operations, where the columns have parts there
 
     def with_inner(self, pairs: Sequence[Tensor]) -> Columns:
         """Columns of draws with those at curved operations, of which every draw has two: a positive and a negative."""
@@ -46,17 +40,11 @@ class Columns:
 
 
 class Root(ABC):
-    """A root of the output Hessians of a batch of samples.
+    """A root of the output Hessians of a batch of samples."""
 
-    Attributes:
-        count: columns that give the whole Hessian of a sample.
-        width: random signs that one draw takes for each sample.
-        per_draw: columns of one draw.
-    """
-
-    count: int
-    width: int
-    per_draw: int = 1
+    count: int  # columns that give the whole Hessian of a sample
+    width: int  # random signs that one draw takes for each sample
+    per_draw: int = 1  # columns of one draw
 
     @abstractmethod
     def exact(self, start: int, stop: int) -> Columns:

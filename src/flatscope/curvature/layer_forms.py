@@ -30,19 +30,12 @@ GRADIENT_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Flow:
-    """What passes the uses of one weight for one batch.
+    """What passes the uses of one weight for one batch."""
 
-    Attributes:
-        calls: the uses.
-        columns: at the output of each use, (n, k, …).
-        back: at the input of the only use, (n, k, …), where it was asked for.
-        signs: of the columns, (n, k).
-    """
-
-    calls: Sequence[Call]
-    columns: Sequence[Tensor]
-    back: Tensor | None
-    signs: Tensor | None
+    calls: Sequence[Call]  # the uses
+    columns: Sequence[Tensor]  # at the output of each use, (n, k, …)
+    back: Tensor | None  # at the input of the only use, (n, k, …), where it was asked for
+    signs: Tensor | None  # of the columns, (n, k)
 
     @property
     def weight(self) -> str:

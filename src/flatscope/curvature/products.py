@@ -26,19 +26,13 @@ from flatscope.stopping import time_limit
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions b in the space of one weight matrix, as a linear map from coefficients, and what they sum to.
+    """Directions b in the space of one weight matrix, as a linear map from coefficients, and what they sum to."""
 
-    Attributes:
-        count: number of directions.
-        embed: coefficients (count, k) -> weight-shaped vectors (numel, k).
-        pull: weight-shaped vectors (numel, k) -> inner products with the directions (count, k).
-        units: number of values; count of them for one value per direction, 1 for their sum.
-    """
-
-    count: int
-    embed: Callable[[Tensor], Tensor]
+    count: int  # number of directions
+    embed: Callable[[Tensor], Tensor]  # coefficients (count, k) -> weight-shaped vectors (numel, k)
+    # weight-shaped vectors (numel, k) -> inner products with the directions (count, k)
     pull: Callable[[Tensor], Tensor]
-    units: int
+    units: int  # number of values; count of them for one value per direction, 1 for their sum
 
 
 def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:

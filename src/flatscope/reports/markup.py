@@ -195,20 +195,11 @@ class Section(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a kind of thing adds to the page.
+    """What a kind of thing adds to the page."""
 
-    Attributes:
-        answer: what it says to the page's question, for the top of the page.
-        sections: its details, folded.
-        provenance: where it comes from, by name.
-        picture: one that may stand at the top; the first of them does.
-        style: rules that only this part needs.
-        script: likewise.
-    """
-
-    answer: Markup
-    sections: list[Section]
-    provenance: Mapping[str, Mapping[str, Any]]
-    picture: Markup = Markup("")
-    style: str = ""
-    script: str = ""
+    answer: Markup  # what it says to the page's question, for the top of the page
+    sections: list[Section]  # its details, folded
+    provenance: Mapping[str, Mapping[str, Any]]  # where it comes from, by name
+    picture: Markup = Markup("")  # one that may stand at the top; the first of them does
+    style: str = ""  # rules that only this part needs
+    script: str = ""  # likewise
