@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
-from flatscope.training import group_training, stack, stacked_layers
+from flatscope.training import stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.loop import train
@@ -288,7 +288,6 @@ def test_a_diverged_trial_is_kept_apart_where_convolutions_mix_neighbours(monkey
     leaked = train_population(conv_batchnorm, trials, data, **settings)
     assert leaked.frame()["diverged"].all()  # the stand-in does mix
     monkeypatch.setattr(stack, "MIXING_DEVICES", {"cpu"})
-    monkeypatch.setitem(group_training.STOPPED_SHARE, "cpu", 0.9)
     population = train_population(conv_batchnorm, trials, data, **settings)
     for i, trial in enumerate(trials):
         expected = alone(conv_batchnorm, trial, data, test)
@@ -515,28 +514,6 @@ def test_resumed_populations_end_with_the_same_bits(tmp_path, stop_at):
     again = train_population(conv_batchnorm, RESUMED, data, after_epoch=kill, **settings)  # nothing left to train
     assert_same_bits(again, undisturbed)
     assert torch.equal(again.initial(2)["0.weight"], undisturbed.initial(2)["0.weight"])
-
-
-def test_stopped_trials_that_still_lie_in_the_stack_do_not_change(monkeypatch, tmp_path):
-    """On a GPU stopped trials run along for a while; here the same on the CPU, undisturbed and resumed."""
-    data = blobs(n=50, shape=(1, 6, 6))
-    expected = train_population(conv_batchnorm, RESUMED, data, dtype=torch.float64)
-    monkeypatch.setitem(group_training.STOPPED_SHARE, "cpu", 0.9)
-    sizes = []
-
-    def watch(epoch, view):
-        sizes.append(len(view.active))
-        if len(sizes) == 5:
-            raise RuntimeError("killed")
-
-    settings = {"dtype": torch.float64, "checkpoint": tmp_path}
-    with pytest.raises(RuntimeError, match="killed"):
-        train_population(conv_batchnorm, RESUMED, data, after_epoch=watch, **settings)
-    assert sizes == [3, 3, 3, 2, 2]
-    population = train_population(conv_batchnorm, RESUMED, data, **settings)
-    for i in range(4):
-        assert largest_difference(expected.model(i), population.state(i)) < 1e-12
-        same_history(expected.histories[i], population.histories[i])
 
 
 def test_checkpoints_of_other_trials_or_data_are_refused(tmp_path):

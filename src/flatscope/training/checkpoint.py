@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ _STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
 EARLIER = {"shuffle": True, "precision": "float32"}  # settings that checkpoints of earlier versions do not name
 _MOMENTUM, _INITIAL = "momentum.", "initial."
+OTHERS = "Take the same settings and data, or another folder"
 
 
 @dataclass(frozen=True)
@@ -183,16 +185,23 @@ class TrainingState:
     """Where a run stands after a finished epoch.
 
     Attributes:
-        epoch: how many epochs are finished.
+        epochs: how many are finished.
         rows: the history so far.
         seconds: time spent so far, earlier sessions included.
         stopped_by: the rule that ended the run; None while it may go on.
     """
 
-    epoch: int = 0
+    epochs: int = 0
     rows: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     stopped_by: str | None = None
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> TrainingState:
+        """From a header, where numbers that are not finite are words; earlier versions said `epoch`."""
+        rows = [{key: float(value) for key, value in row.items()} for row in saved["rows"]]
+        epochs = saved["epochs"] if "epochs" in saved else saved["epoch"]
+        return cls(int(epochs), rows, float(saved["seconds"]), saved["stopped_by"])
 
 
 def prepare_folder(folder: Path) -> None:
@@ -221,28 +230,16 @@ def write_checkpoint(
 
     Args:
         folder: of the checkpoint; must exist.
-        model: as it is after `state.epoch` epochs.
+        model: as it is after `state.epochs` epochs.
         optimizer: SGD over parameters of the model; its momentum is kept.
         initial: starting weights, for the distance travelled.
         state: where the run stands.
         config: its settings, compared on resume.
         data: fingerprint of the training data, compared on resume.
     """
-    groups: dict[str, Mapping[str, object]] = {
-        MODEL_PREFIX: model.state_dict(),
-        _MOMENTUM: _momentum(model, optimizer),
-        _INITIAL: initial,
-    }
-    where = f"checkpoint folder {folder}"
-    tensors = {
-        prefix + name: tensor
-        for prefix, group in groups.items()
-        for name, tensor in plain_tensors(group, where).items()
-    }
+    parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _momentum(model, optimizer), _INITIAL: initial}
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
-    text = json.dumps(without_nan(saved), indent=1, allow_nan=False)
-    write_whole(folder / WEIGHTS_FILE, tensor_bytes(tensors, {STATE_KEY: text}))
-    write_whole(folder / STATE_FILE, json_bytes(text))
+    write_whole(folder / STATE_FILE, json_bytes(write_state(folder / WEIGHTS_FILE, STATE_KEY, parts, saved)))
 
 
 def resume(
@@ -261,26 +258,58 @@ def resume(
     path = folder / WEIGHTS_FILE
     if not path.exists():
         return None
-    tensors, saved = _read(path)
-    saved["config"] = EARLIER | saved["config"]
-    fix = "Take the same settings and data, or another folder"
-    differing = [key for key in sorted({*config, *saved["config"]}) if config.get(key) != saved["config"].get(key)]
-    state = TrainingState(**saved["state"])
-    if differing == ["epochs"] and config["epochs"] > saved["config"]["epochs"]:
+    parts, saved = read_state(path, STATE_KEY)
+    [state], before = saved["states"], EARLIER | saved["config"]
+    if config["epochs"] > before["epochs"]:
         state.stopped_by = None if state.stopped_by == "epochs" else state.stopped_by
-    elif differing:
-        pairs = [f"{key} {saved['config'].get(key)!r} there, {config.get(key)!r} here" for key in differing]
-        raise InputError("the settings of the checkpoint", "; ".join(pairs), where=f"resume from {folder}", fix=fix)
+        before["epochs"] = config["epochs"]
+    refuse_others(config, before, f"resume from {folder}")
     if saved["data"] != data:
-        raise InputError("the training data of the checkpoint", "others", where=f"resume from {folder}", fix=fix)
+        raise InputError("the training data of the checkpoint", "others", f"resume from {folder}", OTHERS)
 
-    fit_weights(model, _group(tensors, MODEL_PREFIX), where=str(path))
+    fit_weights(model, parts[MODEL_PREFIX], where=str(path))
     parameters = dict(model.named_parameters())
-    for name, buffer in _group(tensors, _MOMENTUM).items():
-        optimizer.state[parameters[name]]["momentum_buffer"] = buffer.to(parameters[name].device, copy=True)
-    # copies: what the reader returned may be a view of the file that the next checkpoint replaces
-    initial = {name: t.to(parameters[name].device, copy=True) for name, t in _group(tensors, _INITIAL).items()}
-    return state, initial
+    for name, buffer in parts[_MOMENTUM].items():
+        optimizer.state[parameters[name]]["momentum_buffer"] = buffer.to(parameters[name].device)
+    return state, {name: tensor.to(parameters[name].device) for name, tensor in parts[_INITIAL].items()}
+
+
+def write_state(path: Path, key: str, parts: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Any]) -> str:
+    """Replace a checkpoint file by tensors, named with the prefix of their part, and a header; returns its text."""
+    where = f"checkpoint folder {path.parent}"
+    tensors = {
+        prefix + name: tensor for prefix, part in parts.items() for name, tensor in plain_tensors(part, where).items()
+    }
+    text = json.dumps(without_nan(saved), indent=1, allow_nan=False)
+    write_whole(path, tensor_bytes(tensors, {key: text}))
+    return text
+
+
+def read_state(path: Path, key: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """What `write_state` wrote: tensors by prefix and name, and the header."""
+    try:
+        tensors, head = read_tensors(path)
+        saved: dict[str, Any] = json.loads(head[key])
+        states = saved["records"] if "records" in saved else [saved["state"]]
+        saved["states"] = [TrainingState.read(state) for state in states]
+    except (KeyError, TypeError, ValueError) as error:
+        reason = "no such state in it" if isinstance(error, KeyError) else str(error)
+        fix = "Choose another checkpoint folder, or remove the file to start over"
+        got = f"a file that is not one ({reason})"
+        raise WeightsError("a whole checkpoint of a training", got, str(path), fix) from None
+    parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        prefix, dot, rest = name.partition(".")
+        parts[prefix + dot][rest] = tensor.clone()  # no view of the file, which the next checkpoint replaces
+    return parts, saved
+
+
+def refuse_others(here: Mapping[str, Any], there: Mapping[str, Any], where: str) -> None:
+    """Refuse settings that differ from those of a checkpoint, and name them."""
+    differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+    if differing:
+        pairs = [f"{key} {there.get(key)!r} there, {here.get(key)!r} here" for key in differing]
+        raise InputError("the settings of the checkpoint", "; ".join(pairs), where, OTHERS)
 
 
 def fingerprint(x: Tensor, y: Tensor) -> str:
@@ -292,31 +321,12 @@ def fingerprint(x: Tensor, y: Tensor) -> str:
     return f"{len(x)}-{digest.hexdigest()}"
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a checkpoint; rows get their non-finite numbers back."""
-    try:
-        tensors, head = read_tensors(path)
-        saved = json.loads(head[STATE_KEY])
-        rows = saved["state"]["rows"]
-        saved["state"]["rows"] = [{key: float(value) for key, value in row.items()} for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        reason = "no training state in it" if isinstance(error, KeyError) else str(error)
-        got = f"a file that is not one ({reason})"
-        fix = "Choose another checkpoint folder, or remove the file to start over"
-        raise WeightsError("a whole training checkpoint", got, str(path), fix) from None
-    return tensors, saved
-
-
 def _momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
     """Momentum buffers by parameter name; there are none before the first step or without momentum."""
     buffers = {
         name: optimizer.state[p].get("momentum_buffer") for name, p in model.named_parameters() if p in optimizer.state
     }
     return {name: buffer for name, buffer in buffers.items() if buffer is not None}
-
-
-def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _number(

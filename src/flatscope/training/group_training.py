@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,28 +12,28 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import Interrupted
+from flatscope.errors import InputError, Interrupted, WeightsError
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import CheckpointPace, learning_rate
+from flatscope.training.checkpoint import (
+    EARLIER,
+    OTHERS,
+    CheckpointPace,
+    TrainingState,
+    read_state,
+    refuse_others,
+    write_state,
+)
 from flatscope.training.evaluation import Pair
 from flatscope.training.fused_stack import FusedNetwork, FusedStack
-from flatscope.training.loop import COLUMNS, TrainResult, stop_rule, train
-from flatscope.training.population_group import (
-    Group,
-    PopulationView,
-    Record,
-    fill,
-    resume_group,
-    tensors_of,
-    write_group,
-)
+from flatscope.training.loop import TrainResult, is_evaluated, next_state, train
+from flatscope.training.population_group import Group, PopulationView, fill, tensors_of
 from flatscope.training.stack import Stack
 from flatscope.training.trials import StackSamples
 
 AfterEpoch = Callable[[int, PopulationView], None]
 
-# A new stack on a GPU means a new graph; so stopped trials run along until they are this share of the stack.
-STOPPED_SHARE = {"cuda": 1 / 8}
+STATE_KEY = "flatscope_population_state"
+_WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."
 
 
 def train_stacked(
@@ -51,64 +52,57 @@ def train_stacked(
     On Ctrl-C the group holds the last finished epoch, and the KeyboardInterrupt goes on.
     """
     assert group.network is not None
-    group.live = list(range(len(group.trials)))
     velocity = None if folder is None else resume_group(folder, group)
     for trial, record in zip(group.trials, group.records, strict=True):
         advance(trial.config.epochs if record.stopped_by else record.epochs)
-    if all(record.stopped_by for record in group.records):
+    active = group.active
+    if not active:
         return
-    rows = group.live
     samples = StackSamples.of(group.data)
     kind = FusedStack if isinstance(group.network, FusedNetwork) else Stack
     stack: Stack = kind(
         group.network,
-        [group.trials[row] for row in rows],
-        samples if len(rows) == len(group.trials) else samples.rows(torch.tensor(rows, device=samples.images.device)),
-        {name: value[rows] for name, value in group.weights.items()},
+        [group.trials[row] for row in active],
+        samples
+        if len(active) == len(group.trials)
+        else samples.rows(torch.tensor(active, device=samples.images.device)),
+        {name: value[active] for name, value in group.weights.items()},
         group.trained,
-        {name: group.initial[name][rows] for name in group.trained},
+        {name: group.initial[name][active] for name in group.trained},
         velocity,
     )
     kept, writing = _copies(stack), CheckpointPace(*pace)
     begun = time.perf_counter() - group.seconds
     try:
-        while not all(record.stopped_by for record in group.records):
-            places = [place for place, row in enumerate(group.live) if group.records[row].stopped_by is None]
-            active = [group.live[place] for place in places]
-            share = len(active) / len(group.live)
-            finite = stack.train_epoch(
-                group.epoch, lambda steps=1, note="", part=share: advance(steps * part, note=note)
-            )
-            ended = _after_epoch(group, stack, places, finite, test, begun)
-            ends = [record.stopped_by is not None for record in ended]
-            group.take(
-                stack.weights,
-                [row for row, end in zip(active, ends, strict=True) if end],
-                [place for place, end in zip(places, ends, strict=True) if end],
-            )
-            records = list(group.records)
-            for row, record in zip(active, ended, strict=True):
+        while active:
+            finite = stack.train_epoch(group.epoch, advance)
+            records, taken = list(group.records), active
+            for row, record in zip(active, _after_epoch(group, stack, active, finite, test, begun), strict=True):
                 records[row] = record
-            weights = stack.weights
-            stack, live = _without_stopped(stack, group.live, records, finite)
+            weights, going_on = (
+                stack.weights,
+                [place for place, row in enumerate(active) if not records[row].stopped_by],
+            )
+            group.take(weights, {place: row for place, row in enumerate(active) if records[row].stopped_by})
+            if 0 < len(going_on) < len(active):
+                stack = stack.keep(going_on)
             # Together, so that Ctrl-C finds the group before or after this epoch and nowhere between.
-            group.records, group.epoch, group.seconds, group.live, kept = (
+            group.records, group.epoch, group.seconds, active, kept = (
                 records,
                 group.epoch + 1,
                 time.perf_counter() - begun,
-                live,
+                [taken[place] for place in going_on],
                 _copies(stack),
             )
-            for row, record in zip(active, ended, strict=True):
-                if record.stopped_by is not None:
-                    advance(group.trials[row].config.epochs - record.epochs)
+            for row in taken:
+                if records[row].stopped_by is not None:
+                    advance(group.trials[row].config.epochs - records[row].epochs)
             if after_epoch is not None:
-                after_epoch(group.epoch, PopulationView(group, active, weights, places))
-            if folder is not None and writing.is_due(group.epoch, over=all(r.stopped_by for r in records)):
+                after_epoch(group.epoch, PopulationView(group, taken, weights))
+            if folder is not None and writing.is_due(group.epoch, over=not active):
                 write_group(folder, group, stack)
     except KeyboardInterrupt:
-        going_on = [place for place, row in enumerate(group.live) if group.records[row].stopped_by is None]
-        group.take(kept, [group.live[place] for place in going_on], going_on)
+        group.take(kept, dict(enumerate(active)))
         raise
 
 
@@ -133,13 +127,13 @@ def train_alone(
         seen = group.epoch = record.epochs = epoch
         if after_epoch is not None:
             weights = {name: value[None] for name, value in tensors_of(network).items()}
-            after_epoch(epoch, PopulationView(group, [0], weights, [0]))
+            after_epoch(epoch, PopulationView(group, [0], weights))
 
     def keep(result: TrainResult, stopped_by: str | None) -> None:
         group.weights = {name: value[None].to("cpu", copy=True) for name, value in tensors_of(model).items()}
         rows = [{str(key): float(value) for key, value in row.items()} for row in result.history.to_dict("records")]
         group.epoch, group.seconds = result.epochs, rows[-1]["seconds"] if rows else 0.0
-        group.records = [Record(rows, result.epochs, group.seconds, stopped_by)]
+        group.records = [TrainingState(result.epochs, rows, group.seconds, stopped_by)]
 
     place = None if folder is None else folder / f"trial-{trial.index:04d}"
     try:
@@ -162,54 +156,74 @@ def train_alone(
 
 
 def _after_epoch(
-    group: Group, stack: Stack, places: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
-) -> list[Record]:
-    """New records of the trials at these places of the stack: evaluated where it is time, ended where a rule holds."""
-    done = group.epoch + 1
-    due = {
-        place: done % stack.trials[place].config.evaluate_every == 0 or done == stack.trials[place].config.epochs
-        for place in places
-    }
+    group: Group, stack: Stack, active: Sequence[int], finite: Sequence[bool], test: Pair | None, begun: float
+) -> list[TrainingState]:
+    """Where the trials of the stack stand now: evaluated where it is time, ended where a rule holds."""
+    configs = [trial.config for trial in stack.trials]
+    due = [good and is_evaluated(config, group.epoch + 1) for good, config in zip(finite, configs, strict=True)]
     measured: dict[str, list[float]] = {}
-    if any(due[place] and finite[place] for place in places):
+    if any(due):
         measured["train_loss"], measured["train_error"] = stack.evaluate()
         if test is not None:
             measured["test_loss"], measured["test_error"] = stack.evaluate(test)
         measured["distance"] = stack.distances()
-        if any(stack.trials[place].config.stop_gradient_norm is not None and due[place] for place in places):
-            measured["gradient_norm"] = stack.gradient_norms()
-    ended = []
-    for place in places:
-        config, record = stack.trials[place].config, group.records[group.live[place]]
-        rows, stopped_by = record.rows, None if finite[place] else "diverged"
-        seconds = time.perf_counter() - begun
-        if not finite[place] or due[place]:
-            row = dict.fromkeys(COLUMNS, math.nan)
-            row |= {"epoch": float(done), "lr": learning_rate(config, group.epoch), "seconds": seconds}
-            if finite[place]:
-                row |= {name: values[place] for name, values in measured.items()}
-                if config.stop_gradient_norm is None:
-                    row["gradient_norm"] = math.nan
-                stopped_by = stop_rule(config, row)
-            rows = [*rows, row]
-        if done == config.epochs:
-            stopped_by = stopped_by or "epochs"
-        ended.append(Record(rows, done, seconds, stopped_by))
-    return ended
+        wanted = [config.stop_gradient_norm is not None for config in configs]
+        if any(want and now for want, now in zip(wanted, due, strict=True)):
+            norms = stack.gradient_norms()
+            measured["gradient_norm"] = [v if want else math.nan for v, want in zip(norms, wanted, strict=True)]
+    states = []
+    for place, (row, config) in enumerate(zip(active, configs, strict=True)):
+        own = {name: values[place] for name, values in measured.items()} if due[place] else None
+        states.append(next_state(group.records[row], config, finite[place], own, time.perf_counter() - begun))
+    return states
 
 
-def _without_stopped(
-    stack: Stack, live: list[int], records: Sequence[Record], finite: Sequence[bool]
-) -> tuple[Stack, list[int]]:
-    """The stack of the trials that go on, once enough of the others have stopped, and their rows in the group."""
-    going_on = [place for place, row in enumerate(live) if records[row].stopped_by is None]
-    stopped = len(live) - len(going_on)
-    harmful = not all(finite) or any(records[row].stopped_by == "diverged" for row in live)
-    share = 0.0 if isinstance(stack, FusedStack) else STOPPED_SHARE.get(stack.device.type, 0.0)
-    enough = harmful or stopped >= share * len(live)
-    if not going_on or not stopped or not enough:
-        return stack, live
-    return stack.keep(going_on), [live[place] for place in going_on]
+def write_group(folder: Path, group: Group, stack: Stack) -> None:
+    """Replace the group's checkpoint by where it stands now."""
+    group.take(stack.weights, dict(enumerate(group.active)))
+    parts = {_WEIGHTS: group.weights, _INITIAL: group.initial, _VELOCITY: stack.velocity}
+    saved = {
+        "trials": [trial.description() for trial in group.trials],
+        "data": group.digest,
+        "records": [dataclasses.asdict(record) for record in group.records],
+        "epoch": group.epoch,
+        "seconds": group.seconds,
+        "live": group.active,
+    }
+    write_state(_path(folder, group), STATE_KEY, parts, saved)
+
+
+def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
+    """Bring the group to where its checkpoint stands; the momentum of those that go on, or None without checkpoint.
+
+    Raises:
+        WeightsError: the file is damaged or not a checkpoint of a population.
+        InputError: trials or data differ from those of the checkpoint.
+    """
+    path = _path(folder, group)
+    if not path.exists():
+        return None
+    parts, saved = read_state(path, STATE_KEY)
+    here, where = [trial.description() for trial in group.trials], f"resume from {path}"
+    if len(here) != len(saved["trials"]):
+        raise InputError(
+            "the trials of the checkpoint", f"{len(saved['trials'])} there, {len(here)} here", where, OTHERS
+        )
+    for mine, theirs in zip(here, saved["trials"], strict=True):
+        refuse_others(mine, EARLIER | theirs, f"{where}, trial {mine['name']}")
+    if saved["data"] != group.digest:
+        raise InputError("the training data of the checkpoint", "others", where, OTHERS)
+    shapes = {name: value.shape for name, value in group.weights.items()}
+    if any({name: t.shape for name, t in parts[key].items()} != shapes for key in (_WEIGHTS, _INITIAL)):
+        raise WeightsError("weights of these networks", "weights of others", where=str(path))
+    group.weights, group.initial, group.records = parts[_WEIGHTS], parts[_INITIAL], saved["states"]
+    group.epoch, group.seconds = int(saved["epoch"]), float(saved["seconds"])
+    places = [saved["live"].index(row) for row in group.active]  # earlier versions kept some that had stopped
+    return {name: value[places] for name, value in parts[_VELOCITY].items()}
+
+
+def _path(folder: Path, group: Group) -> Path:
+    return folder / f"group-{group.number:03d}.safetensors"
 
 
 def _copies(stack: Stack) -> dict[str, Tensor]:

@@ -158,11 +158,11 @@ def train(
         prepare_folder(folder)
         digest = fingerprint(x, y)
         state, initial = resume(folder, model, optimizer, config.to_dict(), digest) or (state, initial)
-    resumed_from = state.epoch
+    resumed_from = state.epochs
 
     def result(stopped_by: str) -> TrainResult:
         history = pd.DataFrame(state.rows, columns=list(COLUMNS)).astype({"epoch": int})
-        return TrainResult(model, history, stopped_by, config, state.epoch, resumed_from)
+        return TrainResult(model, history, stopped_by, config, state.epochs, resumed_from)
 
     steps = _Steps(model, x, y, optimizer, config)
     kept = _snapshot(model)
@@ -172,33 +172,24 @@ def train(
     )
     try:
         with bar as advance, products_in(config.precision):
-            advance(state.epoch)
+            advance(state.epochs)
             while state.stopped_by is None:
-                finite = steps.train_epoch(state.epoch, advance)
+                finite = steps.train_epoch(state.epochs, advance)
                 model.eval()
-                done = state.epoch + 1
-                rows, stopped_by = state.rows, None if finite else "diverged"
-                if not finite or done % config.evaluate_every == 0 or done == config.epochs:
-                    row = dict.fromkeys(COLUMNS, math.nan)
-                    row |= {"epoch": float(done), "lr": learning_rate(config, state.epoch)}
-                    if finite:
-                        with activations_in(config.precision, device):
-                            row |= evaluation(model, (x, y), tested, config)
-                        row["distance"] = _distance(trained, initial)
-                        stopped_by = stop_rule(config, row)
-                    row["seconds"] = time.perf_counter() - begun
-                    rows = [*rows, row]
-                if done == config.epochs:
-                    stopped_by = stopped_by or "epochs"
-                after = TrainingState(done, rows, time.perf_counter() - begun, stopped_by)
-                if folder is not None and writing.is_due(done, over=stopped_by is not None):
+                measured = None
+                if finite and is_evaluated(config, state.epochs + 1):
+                    with activations_in(config.precision, device):
+                        measured = evaluation(model, (x, y), tested, config)
+                    measured["distance"] = _distance(trained, initial)
+                after = next_state(state, config, finite, measured, time.perf_counter() - begun)
+                if folder is not None and writing.is_due(after.epochs, over=after.stopped_by is not None):
                     write_checkpoint(folder, model, optimizer, initial, after, config.to_dict(), digest)
                 kept, state = _snapshot(model), after
                 if after_epoch is not None:
-                    after_epoch(done, model)
+                    after_epoch(after.epochs, model)
     except KeyboardInterrupt:
         model.load_state_dict(kept)
-        raise Interrupted(_advice(state.epoch, config, folder), result("interrupted")) from None
+        raise Interrupted(_advice(state.epochs, config, folder), result("interrupted")) from None
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)
@@ -305,6 +296,26 @@ class _Steps:
             touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
             self._replay = captured(lambda: self._step(self._config.batch_size), touched, self._x.device)
         return self._replay
+
+
+def is_evaluated(config: TrainConfig, epochs: int) -> bool:
+    """Whether there is an evaluation after so many epochs."""
+    return epochs % config.evaluate_every == 0 or epochs == config.epochs
+
+
+def next_state(
+    state: TrainingState, config: TrainConfig, finite: bool, measured: Mapping[str, float] | None, seconds: float
+) -> TrainingState:
+    """Where a run stands after one more epoch: with a row if it was evaluated or diverged, ended if a rule holds."""
+    done, rows, stopped_by = state.epochs + 1, state.rows, None if finite else "diverged"
+    if not finite or measured is not None:
+        row = dict.fromkeys(COLUMNS, math.nan)
+        row |= {"epoch": float(done), "lr": learning_rate(config, state.epochs), "seconds": seconds}
+        if finite and measured is not None:
+            row |= measured
+            stopped_by = stop_rule(config, row)
+        rows = [*rows, row]
+    return TrainingState(done, rows, seconds, stopped_by or ("epochs" if done == config.epochs else None))
 
 
 def stop_rule(config: TrainConfig, row: Mapping[str, float]) -> str | None:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, Interrupted
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import Advance, progress
-from flatscope.training.checkpoint import CheckpointPace, prepare_folder
+from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
 from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
 from flatscope.training.fused_stack import Fusing
 from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
-from flatscope.training.population_group import Group, PopulationView, Record, fill, tensors_of
+from flatscope.training.population_group import Group, PopulationView, fill, tensors_of
 from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
 from flatscope.training.trials import (
@@ -230,7 +230,7 @@ def _grouped(
                 weights=weights,
                 initial={name: value.clone() for name, value in weights.items()},
                 trained=[name for name in trained if network is None or name in network.used],
-                records=[Record() for _ in members],
+                records=[TrainingState() for _ in members],
                 trained_by=ways.get(key, "one by one"),
             )
         )

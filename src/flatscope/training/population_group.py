@@ -1,43 +1,22 @@
-"""Trials that are trained together: where each stands, their weights, and both on disk."""
+"""Trials that are trained together: where each stands, and their weights."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, WeightsError
-from flatscope.files import read_tensors, tensor_bytes, without_nan
-from flatscope.guards import write_whole
-from flatscope.training.checkpoint import EARLIER, fingerprint
-from flatscope.training.stack import Stack
+from flatscope.errors import InputError
+from flatscope.training.checkpoint import TrainingState, fingerprint
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
 from flatscope.training.trials import StackSamples, Trial, TrialData
-from flatscope.training.weight_files import plain_tensors
-
-STATE_KEY = "flatscope_population_state"
-_WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."
-
-
-@dataclass
-class Record:
-    """Where one trial stands: its history, finished epochs, and the rule that ended it (None while it goes on)."""
-
-    rows: list[dict[str, float]] = field(default_factory=list)
-    epochs: int = 0
-    seconds: float = 0.0
-    stopped_by: str | None = None
 
 
 @dataclass
@@ -55,7 +34,6 @@ class Group:
         trained: names of the parameters that are trained.
         records: where each trial stands.
         epoch, seconds: finished epochs of the group, and the time they took.
-        live: rows of the trials that lie in the stack.
         layers: what can be measured along the way, once that was asked for.
         trained_by: "fused kernel"; "stack" or "one by one" with the reason.
     """
@@ -68,10 +46,9 @@ class Group:
     weights: dict[str, Tensor]
     initial: dict[str, Tensor]
     trained: list[str]
-    records: list[Record] = field(default_factory=list)
+    records: list[TrainingState] = field(default_factory=list)
     epoch: int = 0
     seconds: float = 0.0
-    live: list[int] = field(default_factory=list)
     layers: StackedLayers | None = None
     trained_by: str = ""
 
@@ -97,10 +74,15 @@ class Group:
         fill(model, self.state(row))
         return model.eval()
 
-    def take(self, weights: Mapping[str, Tensor], rows: Sequence[int], places: Sequence[int]) -> None:
-        """Copy weights of a stack, at these places of it, to these rows of the group."""
+    @property
+    def active(self) -> list[int]:
+        """Rows of the trials that have not stopped."""
+        return [row for row, record in enumerate(self.records) if record.stopped_by is None]
+
+    def take(self, weights: Mapping[str, Tensor], rows: Mapping[int, int]) -> None:
+        """Copy weights of a stack: `rows` says for places in it which rows of the group they are."""
         for name, value in weights.items():
-            self.weights[name][list(rows)] = value[list(places)].cpu()
+            self.weights[name][list(rows.values())] = value[list(rows)].cpu()
 
 
 class PopulationView:
@@ -112,10 +94,8 @@ class PopulationView:
         active: positions of those that took part in this epoch, including those that it ended.
     """
 
-    def __init__(
-        self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor], places: Sequence[int]
-    ) -> None:
-        self._group, self._weights, self._places = group, weights, list(places)
+    def __init__(self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor]) -> None:
+        self._group, self._weights = group, weights
         self._rows = {trial.index: row for row, trial in enumerate(group.trials)}
         self.epoch = group.epoch
         self.trials = [trial.index for trial in group.trials]
@@ -123,15 +103,13 @@ class PopulationView:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of parameters and buffers of the `active` trials, stacked in that order, on their device."""
-        if len(self._places) == len(next(iter(self._weights.values()))):
-            return {name: value.detach().clone() for name, value in self._weights.items()}
-        return {name: value.detach()[self._places] for name, value in self._weights.items()}
+        return {name: value.detach().clone() for name, value in self._weights.items()}
 
     def state(self, trial: int) -> dict[str, Tensor]:
         """Copies of weights and buffers of one trial of the group, on the CPU."""
         if trial not in self.active:
             return self._group.state(self._row(trial))
-        place = self._places[self.active.index(trial)]
+        place = self.active.index(trial)
         return {name: value[place].detach().to("cpu", copy=True) for name, value in self._weights.items()}
 
     def model(self, trial: int) -> nn.Module:
@@ -189,7 +167,7 @@ class PopulationView:
         if any(trial not in self.active for trial in chosen):
             raise InputError(f"trials that took part in this epoch ({self.active})", repr(chosen), where="view.measure")
         if weights is None:
-            places = [self._places[self.active.index(trial)] for trial in chosen]
+            places = [self.active.index(trial) for trial in chosen]
             weights = {name: value.detach()[places] for name, value in self._weights.items()}
         config, data = group.trials[0].config, [group.data[row].head(samples) for row in rows]
         if group.network is None:
@@ -236,79 +214,3 @@ def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of a module by name, detached."""
     return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
-
-
-def write_group(folder: Path, group: Group, stack: Stack) -> None:
-    """Replace the group's checkpoint by where it stands now."""
-    going_on = [place for place, row in enumerate(group.live) if group.records[row].stopped_by is None]
-    group.take(stack.weights, [group.live[place] for place in going_on], going_on)
-    where = f"checkpoint folder {folder}"
-    parts = {_WEIGHTS: group.weights, _INITIAL: group.initial, _VELOCITY: stack.velocity}
-    tensors = {
-        prefix + name: tensor for prefix, part in parts.items() for name, tensor in plain_tensors(part, where).items()
-    }
-    saved = {
-        "trials": [trial.description() for trial in group.trials],
-        "data": group.digest,
-        "records": [dataclasses.asdict(record) for record in group.records],
-        "epoch": group.epoch,
-        "seconds": group.seconds,
-        "live": group.live,
-    }
-    text = json.dumps(without_nan(saved), allow_nan=False)
-    write_whole(_path(folder, group), tensor_bytes(tensors, {STATE_KEY: text}))
-
-
-def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
-    """Bring the group to where its checkpoint stands; the momentum buffers of its stack, or None without checkpoint.
-
-    Raises:
-        WeightsError: the file is damaged or not a checkpoint of a population.
-        InputError: trials or data differ from those of the checkpoint.
-    """
-    path = _path(folder, group)
-    if not path.exists():
-        return None
-    try:
-        read, head = read_tensors(path)
-        saved = json.loads(head[STATE_KEY])
-        tensors = {name: tensor.clone() for name, tensor in read.items()}
-        records = [Record(**record) for record in saved["records"]]
-        for record in records:
-            record.rows = [{key: float(value) for key, value in row.items()} for row in record.rows]
-    except (KeyError, TypeError, ValueError) as problem:
-        got = f"a file that is not one ({'no such state in it' if isinstance(problem, KeyError) else problem})"
-        fix = "Choose another checkpoint folder, or remove the file to start over"
-        raise WeightsError("a whole checkpoint of a population", got, where=str(path), fix=fix) from None
-    _refuse_others(group, saved, path)
-    parts = {
-        prefix: {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        for prefix in (_WEIGHTS, _INITIAL, _VELOCITY)
-    }
-    shapes = {name: value.shape for name, value in group.weights.items()}
-    if any({name: t.shape for name, t in parts[key].items()} != shapes for key in (_WEIGHTS, _INITIAL)):
-        raise WeightsError("weights of these networks", "weights of others", where=str(path))
-    group.weights, group.initial = parts[_WEIGHTS], parts[_INITIAL]
-    group.records, group.epoch = records, int(saved["epoch"])
-    group.seconds, group.live = float(saved["seconds"]), [int(row) for row in saved["live"]]
-    return parts[_VELOCITY]
-
-
-def _refuse_others(group: Group, saved: Mapping[str, Any], path: Path) -> None:
-    here, there = [trial.description() for trial in group.trials], [EARLIER | trial for trial in saved["trials"]]
-    fix = "Take the same trials and data, or another folder"
-    if len(here) != len(there):
-        got = f"{len(there)} there, {len(here)} here"
-        raise InputError("the trials of the checkpoint", got, where=f"resume from {path}", fix=fix)
-    for mine, theirs in zip(here, there, strict=True):
-        keys = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
-        if keys:
-            pairs = [f"{key} {theirs.get(key)!r} there, {mine.get(key)!r} here" for key in keys]
-            where = f"resume from {path}, trial {mine['name']}"
-            raise InputError("the settings of the checkpoint", "; ".join(pairs), where=where, fix=fix)
-    if saved["data"] != group.digest:
-        raise InputError("the training data of the checkpoint", "others", where=f"resume from {path}", fix=fix)
-
-
-def _path(folder: Path, group: Group) -> Path:
-    return folder / f"group-{group.number:03d}.safetensors"

@@ -14,9 +14,10 @@ from flatscope.errors import InputError
 from flatscope.formatting import number
 from flatscope.problem import Problem
 from flatscope.results import Result
+from flatscope.training.checkpoint import TrainingState
 from flatscope.training.evaluation import Pair
 from flatscope.training.loop import COLUMNS
-from flatscope.training.population_group import Group, Record
+from flatscope.training.population_group import Group
 from flatscope.training.trials import CONFIG_KEYS, Trial
 from flatscope.version import __version__
 
@@ -180,7 +181,7 @@ class Population(Result, Sequence[nn.Module]):
         except TypeError:
             raise InputError("the position of a trial", repr(i), where="Population") from None
 
-    def _record(self, i: int) -> Record:
+    def _record(self, i: int) -> TrainingState:
         group, row = self._place(i)
         return group.records[row]
 
