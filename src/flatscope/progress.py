@@ -20,7 +20,13 @@ Advance = Callable[..., None]
 
 @contextmanager
 def progress(
-    description: str, total: float | None, *, console: Console | None = None, lines: bool = False, counted: bool = True
+    description: str,
+    total: float | None,
+    *,
+    console: Console | None = None,
+    lines: bool = False,
+    counted: bool = True,
+    shown: bool = True,
 ) -> Iterator[Advance]:
     """Yield `advance(steps=1, note="")`; the bar appears on stderr once the work has run for two seconds.
 
@@ -32,9 +38,10 @@ def progress(
         console: where to draw; stderr by default, so that stdout stays clean for `--json`.
         lines: whether to print a line every ten seconds where there is no terminal; silent there by default.
         counted: whether steps are things to count; False where they are shares of the work.
+        shown: False where the caller wants no progress.
     """
     console = console or Console(stderr=True)
-    if os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
+    if not shown or os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
         yield lambda steps=1, note="": None
     elif console.is_terminal:
         with _bar(description, total, console, counted) as advance:

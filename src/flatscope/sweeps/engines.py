@@ -18,7 +18,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any
 
 import pandas as pd
@@ -26,7 +25,7 @@ import torch
 
 from flatscope.errors import InputError, Interrupted, refuse_unknown
 from flatscope.factories import find_factory
-from flatscope.progress import Advance, progress
+from flatscope.progress import progress
 from flatscope.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
 from flatscope.sweeps.configuration import key_of, plain, to_json
 from flatscope.sweeps.ray_engine import run_ray
@@ -259,10 +258,7 @@ def run(
             store.forgive(config)
     total, left = sum(map(len, resolved)), sum(len(unit.configs) for unit in missing)
 
-    bar: AbstractContextManager[Advance] = (
-        progress("trials", total=total) if show_progress else nullcontext(lambda *_, **__: None)
-    )
-    with bar as advance:
+    with progress("trials", total=total, shown=show_progress) as advance:
         advance(total - left)
         board = Board(missing, store, advance)
         try:

@@ -133,17 +133,8 @@ def _check_trial(trial: Trial, part: TrialData) -> None:
 class FusedStack(Stack):
     """The trials that are being trained together; `network` is a `FusedNetwork`. See `Stack` for the arguments."""
 
-    def __init__(
-        self,
-        network: StackedNetwork,
-        trials: Sequence[Trial],
-        samples: StackSamples,
-        weights: Mapping[str, Tensor],
-        trained: Sequence[str],
-        initial: Mapping[str, Tensor],
-        velocity: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(network, trials, samples, weights, trained, initial, velocity)
+    def __init__(self, network: StackedNetwork, *rest: Any) -> None:
+        super().__init__(network, *rest)
         assert isinstance(network, FusedNetwork)
         self._fused, plan, count = network, network.plan, len(self.trials)
         self._places = plan.places.to(self.device)
@@ -155,7 +146,7 @@ class FusedStack(Stack):
         self._batches_of_trials = self._ints(batches)
         self._turn = self._ints(sorted(range(count), key=batches.__getitem__))  # small batches take longest
         self._blocks = min(count, network.machine.blocks)
-        self._images = samples.images.contiguous()
+        self._images = self.samples.images.contiguous()
         self._next: tuple[int, Tensor] | None = None
 
     def keep(self, rows: Sequence[int]) -> FusedStack:

@@ -13,16 +13,12 @@ Part = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class KnownFile:
-    """One file of a public set: `size` and `sha256` are those of the unpacked content.
-
-    `packed` is the suffix and sha256 of its usual packed form: where that matches, nothing need be unpacked.
-    """
+    """One file of a public set: `size` and `sha256` are those of the unpacked content."""
 
     name: str
     part: Part
     size: int
     sha256: str
-    packed: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -60,26 +56,16 @@ class PublicSet:
 
 
 def _idx_set(
-    name: str,
-    title: str,
-    classes: tuple[str, ...],
-    folders: tuple[str, ...],
-    url: str,
-    sums: dict[str, tuple[int, str, str]],
+    name: str, title: str, classes: tuple[str, ...], folders: tuple[str, ...], url: str, sums: str
 ) -> PublicSet:
-    """A set in MNIST's four files; `sums`: size and sha256 of the .gz, sha256 of the content."""
-    content_sizes = {
-        "train-images": 47040016,
-        "train-labels": 60008,
-        "t10k-images": 7840016,
-        "t10k-labels": 10008,
-    }
-    files, downloads = [], []
-    for stem, (packed_size, packed_sha256, sha256) in sums.items():
+    """A set in MNIST's four files; `sums`: of each its stem, size and sha256 of the .gz, sha256 of the content."""
+    content_sizes = {"train-images": 47040016, "train-labels": 60008, "t10k-images": 7840016, "t10k-labels": 10008}
+    files, downloads, words = [], [], iter(sums.split())
+    for stem, packed_size, packed_sha256, sha256 in zip(words, words, words, words, strict=True):
         part: Part = "train" if stem.startswith("train") else "test"
         file = f"{stem}-idx3-ubyte" if stem.endswith("images") else f"{stem}-idx1-ubyte"
-        files.append(KnownFile(file, part, content_sizes[stem], sha256, (".gz", packed_sha256)))
-        downloads.append(Download(f"{file}.gz", packed_size, f"sha256:{packed_sha256}"))
+        files.append(KnownFile(file, part, content_sizes[stem], sha256))
+        downloads.append(Download(f"{file}.gz", int(packed_size), f"sha256:{packed_sha256}"))
     shape, counts = (1, 28, 28), (60_000, 10_000)
     return PublicSet(name, title, shape, *counts, classes, tuple(files), folders, url, tuple(downloads))
 
@@ -90,104 +76,52 @@ MNIST = _idx_set(
     tuple("0123456789"),
     ("mnist", "MNIST/raw", "MNIST"),
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    {
-        "train-images": (
-            9912422,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        ),
-        "train-labels": (
-            28881,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        ),
-        "t10k-images": (
-            1648877,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        ),
-        "t10k-labels": (
-            4542,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
-    },
+    """
+    train-images 9912422
+    440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+    ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
+    train-labels 28881
+    3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+    65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
+    t10k-images 1648877
+    8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+    0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7
+    t10k-labels 4542
+    f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
+    ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2
+    """,
 )
 
 FASHION_MNIST = _idx_set(
     "fashion-mnist",
     "Fashion-MNIST",
-    (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    {
-        "train-images": (
-            26421880,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        ),
-        "train-labels": (
-            29515,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        ),
-        "t10k-images": (
-            4422102,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        ),
-        "t10k-labels": (
-            5148,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        ),
-    },
+    """
+    train-images 26421880
+    3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+    c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888
+    train-labels 29515
+    a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+    bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9
+    t10k-images 4422102
+    346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+    5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b
+    t10k-labels 5148
+    67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
+    0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34
+    """,
 )
 
-# name, sha256 of the content, sha256 of the .xz it is often handed around as
-_CIFAR_SUMS = (
-    (
-        "data_batch_1.bin",
-        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-        "8a533d06b265642d7707da9beb8bb3bfcfbe4b4860c19f8939164fbdc2b4b702",
-    ),
-    (
-        "data_batch_2.bin",
-        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-        "98ddb9733d546df7e34a8bb2dca19a9f358a801334fa9b9a0ceeab271fb5a6ac",
-    ),
-    (
-        "data_batch_3.bin",
-        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-        "2ef61fa86536c241811ffb5e700cd714719b6e5e26c854459b77d0193f04b5fe",
-    ),
-    (
-        "data_batch_4.bin",
-        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-        "ba6240265704908603cda22ac086cb8c2cbc5b4000983c6f3e0407b56a22ce48",
-    ),
-    (
-        "data_batch_5.bin",
-        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-        "1607b7774b4ee6faca001e294d1429fb63d810fccbbb1b2656cea3630b373d45",
-    ),
-    (
-        "test_batch.bin",
-        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-        "f74e6c9fd13d8c274cb42fb7fa46a86055efd3886e0bd88529179a8a884fe51c",
-    ),
-)
+_CIFAR_SUMS = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
 
 CIFAR10 = PublicSet(
     name="cifar10",
@@ -197,8 +131,8 @@ CIFAR10 = PublicSet(
     n_test=10_000,
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     files=tuple(
-        KnownFile(name, "test" if name.startswith("test") else "train", 30730000, sha256, (".xz", packed))
-        for name, sha256, packed in _CIFAR_SUMS
+        KnownFile(name, "test" if name.startswith("test") else "train", 30730000, sha256)
+        for name, sha256 in _CIFAR_SUMS.items()
     ),
     folders=("cifar-10", "cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
     url="https://www.cs.toronto.edu/~kriz/",

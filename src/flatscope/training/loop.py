@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,9 +166,7 @@ def train(
     steps = _Steps(model, x, y, optimizer, config)
     kept = _snapshot(model)
     begun = time.perf_counter() - state.seconds
-    bar: AbstractContextManager[Advance] = (
-        progress("training", total=config.epochs) if show_progress else nullcontext(lambda *_, **__: None)
-    )
+    bar = progress("training", total=config.epochs, shown=show_progress)
     try:
         with bar as advance, products_in(config.precision):
             advance(state.epochs)

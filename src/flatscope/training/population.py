@@ -6,7 +6,6 @@ import copy
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, Interrupted
 from flatscope.inspection import first_line, usable_device, usable_dtype
-from flatscope.progress import Advance, progress
+from flatscope.progress import progress
 from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
 from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
@@ -129,11 +128,7 @@ def train_population(
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         warnings.warn(f"trials {listed} are trained one by one: {reason}", UserWarning, stacklevel=2)
     population = Population(read, groups, held_out)
-    bar: AbstractContextManager[Advance] = (
-        progress("training", total=sum(trial.config.epochs for trial in read))
-        if show_progress
-        else nullcontext(lambda *_, **__: None)
-    )
+    bar = progress("training", total=sum(trial.config.epochs for trial in read), shown=show_progress)
     try:
         with bar as advance:
             for group, own_test in zip(groups, tested, strict=True):

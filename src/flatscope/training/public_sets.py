@@ -194,17 +194,9 @@ def _verify_file(file: KnownFile, place: Place | None, members: dict[str, bytes]
     if place.member and broken:
         return FileCheck(file.name, "damaged", str(place), file.size, file.sha256, detail=broken)
     try:
-        suffix, packed_sha256 = file.packed
-        if place.path.suffix == suffix and not place.member and _file_sha256(place.path) == packed_sha256:
-            return FileCheck(file.name, "ok", str(place), file.size, file.sha256, file.size, file.sha256)
         return _check(file, place, _content(file, place, members))
     except (DataFileError, OSError) as error:
         return FileCheck(file.name, "damaged", str(place), file.size, file.sha256, detail=str(error))
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def available(root: str | Path | None = None) -> list[Listing]:
