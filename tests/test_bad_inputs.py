@@ -337,6 +337,23 @@ def _(tmp: Path) -> None:
         assert not (tmp / "ran").exists(), "the pickle was run"
 
 
+@bad("data where weights belong", "data.npz", "--data", "state_dict()")
+def _(tmp: Path) -> None:
+    np.savez(tmp / "data.npz", x_train=X.numpy(), y_train=Y.numpy())
+    load_weights(net(), tmp / "data.npz")
+
+
+@bad("data that torch saved", "data.pt", "numpy.savez", "file.py:function")
+def _(tmp: Path) -> None:
+    torch.save((X, Y), tmp / "data.pt")
+    load(str(tmp / "data.pt"))
+
+
+@bad("a model file that is not there", "nowhere.py", "no such file", "Check the path")
+def _(tmp: Path) -> None:
+    load_model(f"{tmp}/nowhere.py:build")
+
+
 def below_a_file(folder: Path) -> Path:
     """A place where nobody can write, not even root, who may write where permissions forbid it."""
     (folder / "file").write_text("in the way")

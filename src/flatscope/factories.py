@@ -45,7 +45,8 @@ def _from_path(target: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"flatscope_user_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError("a python file", "no such file", where=str(path))
+        fix = f"Check the path, from {Path.cwd()}; the function follows a colon: path/to/file.py:function"
+        raise InputError("a python file", "no such file", str(path), fix)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses defined in the file look their module up there
     try:

@@ -74,8 +74,9 @@ class Problem:
         test: the same, held out; needed only by measures that say so.
         loss: "cross_entropy" (of logits; log-probabilities give the same; over pixels it is their mean), "bce" (one
             logit, or several labels, over which it is summed), "next_token" (language models; the mean over the tokens
-            of a sequence), "mse" (squared error summed over outputs), or a function of (outputs, targets) that gives
-            one value per sample. Always averaged over samples. One-hot targets are read as class numbers.
+            of a sequence), "mse" (squared error summed over outputs, class numbers as one-hot vectors), or a function
+            of (outputs, targets) that gives one value per sample. Always averaged over samples. One-hot targets are
+            read as class numbers.
         initial: a module or state dict with the weights before training.
         device: where to compute; the model's device by default.
         dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).

@@ -79,17 +79,21 @@ def _bar(description: str, total: float | None, console: Console, counted: bool)
 @contextmanager
 def _lines(description: str, total: float | None, console: Console) -> Iterator[Advance]:
     """A line every ten seconds, by a thread: one step may take minutes."""
-    begun, done, doing, ended = time.monotonic(), 0.0, "", threading.Event()
+    begun = last = time.monotonic()
+    done, doing, ended = 0.0, "", threading.Event()
 
     def advance(steps: float = 1, note: str = "") -> None:
-        nonlocal done, doing
-        done, doing = done + steps, note
+        nonlocal done, doing, last
+        done, doing, last = done + steps, note, time.monotonic() if steps else last
 
     def speak() -> None:
         while not ended.wait(LINE_SECONDS):
             spent = time.monotonic() - begun
             share = done / total if total else 0.0
-            left = f", about {spent * (1 - share) / share:.0f} s left" if KNOWN_SHARE < share < 1 else ""
+            left = ""
+            if KNOWN_SHARE < share < 1:  # guessed when the last step ended: a long one must not raise it while it runs
+                guess = (last - begun) / share - spent
+                left = f", about {guess:.0f} s left" if guess > 0 else ", longer than expected"
             part = f" {share:.0%}" if total else ""
             what = f": {doing}" if doing else ""
             console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)

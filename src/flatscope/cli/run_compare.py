@@ -10,9 +10,9 @@ from rich.text import Text
 from flatscope.cli.output import check_outputs, command_line, console, deliver, show_grid
 from flatscope.cli.sources import (
     check_measures,
-    load_loss,
     load_model,
     load_source,
+    make_problem,
     parse_model_options,
     parse_options,
 )
@@ -49,8 +49,7 @@ def run_compare(given: CompareCommand) -> None:
                 names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
             ):
                 network = load_model(factory, path, loaded, given.seed, factory_options)
-                settings = load_loss(given) | {"device": own_device}
-                problems[called] = Problem(network, train=loaded.train, test=loaded.test, **settings)
+                problems[called] = make_problem(network, loaded, given, device=own_device)
             settings = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
             found = running.compare(problems, names=given.measures, **settings, **given.for_effort())
     except Interrupted as stop:

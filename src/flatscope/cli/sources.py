@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
-from flatscope.cli.output import command_line
+from flatscope.cli.output import command_line, show_note
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.factories import find_factory
 from flatscope.files import file_digest, from_json_bytes
@@ -112,18 +112,21 @@ def load_source(given: DataOptions) -> Data | DataSource:
     return load_or_read(**given.for_load())
 
 
-def load_loss(given: ProblemOptions) -> dict[str, Any]:
-    """Arguments of `Problem`, with the function that --loss names where it names one."""
-    named = {"loss": find_factory(given.loss)} if ":" in given.loss else {}
-    return {**given.for_problem(), **named}
+def make_problem(network: nn.Module, loaded: Data | DataSource, given: ProblemOptions, **settings: Any) -> Problem:
+    """The problem of a network on its data; `settings` go to `Problem` before those given."""
+    if ":" in given.loss:
+        settings["loss"] = find_factory(given.loss)
+    problem = Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings)
+    if given.loss == "mse" and problem.classification and not problem.ranks.rank:
+        show_note("labels are classes: --loss mse compares the outputs with vectors of zeros and a 1 for the class")
+    return problem
 
 
 def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | DataSource]:
     """The problem that a command line describes, and its data; `settings` go to `Problem` before those given."""
-    loss = load_loss(given)
     loaded = load_source(given)
     network = load_model(given.model, given.weights, loaded, given.seed, parse_model_options(given.model_option))
-    return Problem(network, train=loaded.train, test=loaded.test, **loss | settings), loaded
+    return make_problem(network, loaded, given, **settings), loaded
 
 
 def network_meta(network: NetworkOptions) -> dict[str, str]:

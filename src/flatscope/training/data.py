@@ -215,7 +215,8 @@ def _raw_samples(name: str, root: str | Path | None, seed: int, download: bool, 
     if _is_function(name):
         return from_function(name)
     if Path(name).exists():
-        raise InputError("an npz file or file.py:factory", "neither", where=name)
+        fix = "Save arrays with numpy.savez('data.npz', x_train=…, y_train=…), or name a function that returns (x, y)"
+        raise InputError("an npz file or file.py:function", "neither", name, fix)
     raise UnknownNameError.among(name, [EMBEDDED, *SETS], "data set")
 
 

@@ -259,7 +259,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
             arrays = {key: archive[key] for key in NPZ_KEYS if key in keys}
     except FileNotFoundError as error:
-        raise DataFileError(wanted, "no such file", where=str(path)) from error
+        raise DataFileError(wanted, "no such file", str(path), "Check the path") from error
     except (*_DAMAGE, OSError) as error:
         got = f"{path.stat().st_size} bytes that cannot be read ({error})"
         raise DataFileError(wanted, got, str(path), REPLACE) from error

@@ -135,9 +135,10 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise WeightsError("a state dict of plain tensors", got, str(path), fix) from None
     except Exception as error:  # damaged archives fail in many ways, all of them the file's fault
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            "a whole state dict", f"one that cannot be read ({reason})", where=str(path), fix="Save it again"
-        ) from None
+        fix = "Save it again: torch.save(model.state_dict(), path)"
+        if path.suffix == ".npz":
+            reason, fix = "an .npz of arrays", f"Data go to --data; weights to a file of their own. {fix}"
+        raise WeightsError("a whole state dict", f"one that cannot be read ({reason})", str(path), fix) from None
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
