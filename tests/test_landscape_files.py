@@ -20,9 +20,11 @@ from test_landscape import loss_and_error
 from torch import Tensor
 
 import flatscope as fs
+from flatscope.cli.sources import load_model
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
+from flatscope.training.weight_files import save_weights
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:
@@ -259,6 +261,12 @@ def test_command_writes_surface_picture_and_page(
     code, text = run("--grid", "4")
     assert code == 2
     assert "odd" in text
+    for epoch in (1, 2, 3):
+        save_weights(load_model(f"{model}:build", seed=epoch), tmp_path / f"{epoch}.safetensors")
+    several = [word for epoch in (1, 2, 3) for word in ("--to", str(tmp_path / f"{epoch}.safetensors"))]
+    code, text = run("--grid", "3", *several, "--out", str(tmp_path / "path.npz"))
+    assert code == 0, text
+    assert len(Surface.load(tmp_path / "path.npz").meta["path"]) == 3
     code, text = run("--to", "x.safetensors", "--directions", "filter")
     assert code == 2
     assert "either" in text

@@ -16,6 +16,7 @@ from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.data import load
 from flatscope.training.loop import train
+from flatscope.training.population import train_population
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def training(tmp_path: Path) -> Path:
 def test_a_training_is_seen_by_its_checkpoint(training: Path) -> None:
     found = look(str(training))
     assert found.over
-    assert found.header[0] == "epoch"
-    assert found.rows[0][0] == "3"
+    assert found.header[:2] == ["network", "epoch"]
+    assert found.rows[0][:2] == ["mine", "3"]
     ((name, history),) = found.items
     assert name == "mine"
     assert history["epoch"].tolist() == [1, 2, 3]
@@ -54,6 +55,18 @@ def test_one_that_goes_on_is_looked_at_again_until_it_is_over(
     assert seen == [(2.0, True)]
     assert 'http-equiv="refresh"' not in page.read_text()  # nothing more is to come
     assert outcome.out.count("epoch") == 1  # shown again only where something changed
+
+
+def test_networks_that_train_at_once_are_seen_by_their_checkpoints(tmp_path: Path) -> None:
+    data = load("digits", train_size=40, test_size=20, flatten=True)
+    trials = [{"name": name, "lr": rate, "epochs": 2} for name, rate in (("slow", 0.01), ("fast", 0.1))]
+    train_population(lambda _: torch.nn.Linear(64, 10), trials, data, checkpoint=tmp_path / "checkpoint")
+    found = look(str(tmp_path))
+    assert [row[:2] for row in found.rows] == [["slow", "2"], ["fast", "2"]]
+    assert [name for name, _ in found.items] == ["slow", "fast"]
+    assert not found.over
+    (tmp_path / "frame.parquet").touch()  # what the command writes at its end
+    assert look(str(tmp_path)).over
 
 
 def test_a_sweep_is_seen_by_its_store(run: Run, tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ def _typed(context: typer.Context, name: str) -> bool:
 
 @command
 def watch(
-    run: Annotated[str, typer.Argument(help="The --out of flatscope train, or the --store of flatscope sweep.")],
+    run: Annotated[
+        str, typer.Argument(help="The --out of flatscope train, of one network or many, or a sweep's --store.")
+    ],
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 5.0,
     report: Annotated[Path | None, typer.Option(help="A page that refreshes itself, .html.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,

@@ -200,7 +200,11 @@ class LandscapeCommand(NetworkOptions, OutputOptions):
     )
     directions: Annotated[str, typer.Option(help="gaussian, filter or hessian.")] = "gaussian"
     to: Annotated[
-        Path | None, typer.Option(help="Weights of another network of the same model: the way to it is the direction.")
+        list[Path] | None,
+        typer.Option(
+            help="Weights of another network of the same model: the way to it is the direction. Several, as the "
+            "checkpoints of a training: the plane in which they move most, with their path."
+        ),
     ] = None
     grid: Annotated[int, typer.Option(help="Points per axis, an odd number.")] = 41
     span: Annotated[float, typer.Option(help="Coordinates run from -span to span.")] = 1.0

@@ -93,14 +93,15 @@ def run_landscape(given: LandscapeCommand) -> None:
     check_outputs(given, Surface)
     if given.checkpoint is not None:
         check_folder(given.checkpoint)
-    if given.to is not None and given.directions != "gaussian":
+    if given.to and given.directions != "gaussian":
         raise InputError("either --directions or --to", "both", where="landscape")
     options = parse_model_options(given.model_option)
     problem, loaded = load_problem(given)
+    others = [load_model(given.model, path, loaded, given.seed, options) for path in given.to or ()]
     surface = landscape(
         problem,
         given.space,
-        given.directions if given.to is None else load_model(given.model, given.to, loaded, given.seed, options),
+        others if len(others) > 1 else others[0] if others else given.directions,
         given.grid,
         given.span,
         given.seed,

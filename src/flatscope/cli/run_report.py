@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ import pandas as pd
 from flatscope.cli.output import check_folder, check_place, command_line, show_grid, show_note
 from flatscope.cli.run_sweep import status_rows
 from flatscope.errors import InputError
-from flatscope.files import PICTURES
+from flatscope.files import PICTURES, read_tensors
 from flatscope.formatting import number, numbered
 from flatscope.reports.items import HISTORY_FILE, VERDICTS_FILE, read_item
 from flatscope.reports.page import report, save_figures
@@ -20,10 +21,12 @@ from flatscope.reports.population_frame import PopulationFrame, is_population
 from flatscope.results import reading
 from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import STATE_FILE
+from flatscope.training.population_group import STATE_KEY
 
 if TYPE_CHECKING:
     from flatscope.cli.options import ReportCommand
 
+DRAWN = 7  # networks whose curves a page can tell apart by colour
 SHOWN = ("epoch", "train_loss", "train_error", "test_loss", "test_error")
 
 
@@ -90,14 +93,16 @@ def watch_run(place: str, every: float, page: Path | None, once: bool) -> None:
 
 
 def look(place: str) -> Moment:
-    """A training by its folder, or a sweep by its store."""
+    """A training, or one of many networks, by its folder; a sweep by its store."""
     folder = Path(place)
     for state in (folder / "checkpoint" / STATE_FILE, folder / STATE_FILE):
         if state.is_file():
             return _training(folder.name, state)
     if (folder / HISTORY_FILE).is_file():
         with reading("the history of a training", str(folder / HISTORY_FILE)):
-            return _curves(folder.name, pd.read_csv(folder / HISTORY_FILE), over=True)
+            return _curves({folder.name: pd.read_csv(folder / HISTORY_FILE)}, over=True)
+    if histories := _population(folder / "checkpoint"):
+        return _curves(histories, over=(folder / "frame.parquet").is_file())
     store = Store(place)
     if not store.plans():
         fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
@@ -113,11 +118,22 @@ def _training(name: str, path: Path) -> Moment:
     with reading("the state of a training", str(path)):
         state = json.loads(path.read_text(encoding="utf-8"))["state"]
         history = pd.DataFrame([{key: float(value) for key, value in row.items()} for row in state["rows"]])
-        return _curves(name, history, over=bool(state.get("stopped_by")))
+        return _curves({name: history}, over=bool(state.get("stopped_by")))
 
 
-def _curves(name: str, history: pd.DataFrame, over: bool) -> Moment:
-    header = [column for column in SHOWN if column in history.columns]
-    last = history.iloc[-1:] if len(history) else history
-    rows = [[number(float(value)) for value in row] for row in last[header].itertuples(index=False)]
-    return Moment(header, rows, [(name, history)] if len(history) else [], over)
+def _population(checkpoint: Path) -> dict[str, pd.DataFrame]:
+    """The histories of networks that train at once, from their groups' checkpoints."""
+    found: dict[str, pd.DataFrame] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with reading("a checkpoint of networks that train at once", str(path)):
+            saved = json.loads(read_tensors(path)[1].get(STATE_KEY, "{}"))
+            for trial, record in zip(saved.get("trials", ()), saved.get("records", ()), strict=True):
+                found[str(trial["name"])] = pd.DataFrame(record["rows"], dtype="float64")
+    return found
+
+
+def _curves(histories: Mapping[str, pd.DataFrame], over: bool) -> Moment:
+    begun = {name: history for name, history in histories.items() if len(history)}
+    columns = [column for column in SHOWN if any(column in history for history in begun.values())]
+    rows = [[name, *(number(float(h[c].iloc[-1])) for c in columns)] for name, h in begun.items()]
+    return Moment(["network", *columns], rows, list(begun.items())[:DRAWN], over)
