@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -50,7 +50,7 @@ def run_compare(given: CompareCommand) -> None:
             ):
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
-            settings = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
+            settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
             found = running.compare(problems, names=given.measures, **settings, **given.for_effort())
     except Interrupted as stop:
         found, stopped = stop.result, stop

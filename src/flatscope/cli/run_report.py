@@ -21,7 +21,7 @@ from flatscope.reports.population_frame import PopulationFrame, is_population
 from flatscope.results import reading
 from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import STATE_FILE
-from flatscope.training.population_group import STATE_KEY
+from flatscope.training.group_training import STATE_KEY
 
 if TYPE_CHECKING:
     from flatscope.cli.options import ReportCommand
