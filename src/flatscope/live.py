@@ -134,7 +134,7 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str, float]:
+def scalars(table: Table, layers: bool = True, errors: bool = True, prefix: str = "") -> dict[str, float]:
     """The finite numbers of a table by name, as loggers want them; values per unit or sample are left out.
 
     Names are `margin`, `perturbation_robustness.gamma=0.1`, `kappa.fc1`, and `hessian_trace.stderr` where a value has a
@@ -144,6 +144,7 @@ def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str,
         table: any table of measures or bounds.
         layers: also values of single layers.
         errors: also standard errors that are not zero.
+        prefix: first part of every name, before a slash; none if empty.
     """
     frame = table.to_frame()
     frame = frame[frame["unit"].isna() & frame["sample"].isna()]
@@ -153,6 +154,7 @@ def scalars(table: Table, layers: bool = True, errors: bool = True) -> dict[str,
             continue
         options = [f"{name}={value}" for name, value in json.loads(row["options"] or "{}").items()]
         name = ".".join(str(part) for part in (row["measure"], ",".join(options), row["layer"]) if part)
+        name = f"{prefix}/{name}" if prefix else name
         found[name] = float(row["value"])
         if errors and row["stderr"] > 0:
             found[f"{name}.stderr"] = float(row["stderr"])
@@ -175,8 +177,8 @@ def write_tensorboard(table: Table, writer: str | os.PathLike[str] | Any, step: 
         return
     if not hasattr(writer, "add_scalar"):
         raise InputError("a SummaryWriter or a folder", type(writer).__name__, where="write_tensorboard")
-    for name, value in scalars(table).items():
-        writer.add_scalar(f"{prefix}/{name}" if prefix else name, value, step)
+    for name, value in scalars(table, prefix=prefix).items():
+        writer.add_scalar(name, value, step)
 
 
 def write_mlflow(table: Table, step: int, prefix: str = "flatscope") -> None:
@@ -189,8 +191,7 @@ def write_mlflow(table: Table, step: int, prefix: str = "flatscope") -> None:
         step: number of the step.
         prefix: first part of every name; none if empty.
     """
-    named = {f"{prefix}/{name}" if prefix else name: value for name, value in scalars(table).items()}
-    allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in named.items()}
+    allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in scalars(table, prefix=prefix).items()}
     _first_of(("mlflow",), "mlflow").log_metrics(allowed, step=step)
 
 
@@ -203,84 +204,76 @@ def write_wandb(table: Table, step: int, prefix: str = "flatscope") -> None:
         prefix: first part of every name; none if empty.
     """
     wandb = _first_of(("wandb",), "wandb")
-    run = wandb.run or wandb.init()
-    run.log({f"{prefix}/{name}" if prefix else name: value for name, value in scalars(table).items()}, step=step)
+    (wandb.run or wandb.init()).log(scalars(table, prefix=prefix), step=step)
 
 
 Take = Callable[[nn.Module], nn.Module]
 
 
-class LightningHooks:
+class _Hooks:
+    """What the callbacks share: a recorder, and what takes the network to measure out of the trained module."""
+
+    def __init__(self, *args: Any, network: Take | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.recorder, self.network = Recorder(*args, **kwargs), network
+
+    def _record(self, model: nn.Module, epoch: int, step: int) -> Table | None:
+        return self.recorder.record(model if self.network is None else self.network(model), epoch, step)
+
+
+class LightningHooks(_Hooks):
     """Records every few epochs of a Lightning training, and before its first step.
 
     Args:
         *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
-        network: takes the network to measure out of the LightningModule; the module itself by default.
         log: also send the values to the trainer's loggers, as `flatscope/<measure>`.
-        **kwargs: those of `Recorder`.
+        **kwargs: those of `Recorder`; `network` takes the network to measure out of the LightningModule.
 
     Attributes:
         recorder: holds the tables and their history.
     """
 
-    def __init__(self, *args: Any, network: Take | None = None, log: bool = True, **kwargs: Any) -> None:
-        super().__init__()
-        self.recorder = Recorder(*args, **kwargs)
-        self.network, self.log = network, log
+    def __init__(self, *args: Any, log: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.log = log
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """The network before its first step; a training that is taken up again goes on recording instead."""
         if trainer.current_epoch == 0:
-            self._record(trainer, pl_module, 0)
+            self._send(trainer, pl_module, 0)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """After the last step of an epoch."""
-        epoch = trainer.current_epoch + 1
-        if self.recorder.due(epoch):
-            self._record(trainer, pl_module, epoch)
+        if self.recorder.due(trainer.current_epoch + 1):
+            self._send(trainer, pl_module, trainer.current_epoch + 1)
 
-    def _record(self, trainer: Any, pl_module: nn.Module, epoch: int) -> None:
-        if not trainer.is_global_zero:
-            return
-        model = pl_module if self.network is None else self.network(pl_module)
-        table = self.recorder.record(model, epoch, trainer.global_step)
+    def _send(self, trainer: Any, pl_module: nn.Module, epoch: int) -> None:
+        table = self._record(pl_module, epoch, trainer.global_step) if trainer.is_global_zero else None
         if table is not None and self.log:
-            values = {f"flatscope/{name}": value for name, value in scalars(table).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+                logger.log_metrics(scalars(table, prefix="flatscope"), step=trainer.global_step)
 
 
-class TrainerHooks:
+class TrainerHooks(_Hooks):
     """Records every few epochs of a Hugging Face `Trainer`, and before its first step.
 
     Args:
         *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
-        network: takes the network to measure out of the trained model; the model itself by default.
-        **kwargs: those of `Recorder`.
+        **kwargs: those of `Recorder`; `network` takes the network to measure out of the trained model.
 
     Attributes:
         recorder: holds the tables and their history.
     """
 
-    def __init__(self, *args: Any, network: Take | None = None, **kwargs: Any) -> None:
-        super().__init__()
-        self.recorder = Recorder(*args, **kwargs)
-        self.network = network
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The network before its first step; a training that is taken up again goes on recording instead."""
-        if state.global_step == 0:
-            self._record(state, kwargs["model"], 0)
+        if state.global_step == 0 and state.is_world_process_zero:
+            self._record(kwargs["model"], 0, 0)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the last step of an epoch."""
-        epoch = round(state.epoch)
-        if self.recorder.due(epoch):
-            self._record(state, kwargs["model"], epoch)
-
-    def _record(self, state: Any, model: nn.Module, epoch: int) -> None:
-        if state.is_world_process_zero:
-            self.recorder.record(model if self.network is None else self.network(model), epoch, state.global_step)
+        if self.recorder.due(round(state.epoch)) and state.is_world_process_zero:
+            self._record(kwargs["model"], round(state.epoch), state.global_step)
 
 
 @functools.cache

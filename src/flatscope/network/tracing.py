@@ -157,16 +157,14 @@ class _Tracer:
         if record is None:
             n_out = weight.shape[1] * given.get("groups", 1) if kind == "transposed" else weight.shape[0]
             groups = weight.shape[0] if kind == "batchnorm" else int(given.get("groups", 1))
-            record = LayerRecord(self._layer_name(name), name, kind, groups, channels, self.book.fresh(n_out))
+            record = LayerRecord(layer_name(name, self._modules), name, kind, groups, channels, self.book.fresh(n_out))
             self.layers[name] = record
         record.use(self.book, channels, sources, self._names.get(id(bias)), int(given.get("groups", 1)), kind)
         if record.kind != kind:  # used in two ways: everything about it is fixed
             return _fixed(step.result), frozenset({record.name})
         if record.depthwise:  # no scale is shared across it, but its channels change places only together
             self.book.tie(channels, record.outputs, step.op.place, scale=False)
-        shape = [1] * step.result.ndim
-        shape[axis] = -1
-        return step.spread(record.outputs.reshape(shape)), frozenset({record.name})
+        return _along(step, record.outputs, axis), frozenset({record.name})
 
     def _added_bias(self, step: Step) -> Tensor | None:
         """A parameter added to what a layer gives, one number per unit, is a bias in other words."""
@@ -195,7 +193,9 @@ class _Tracer:
         record = self.layers.get(name)
         rows = torch.full((weight.shape[0],), float(CONSTANT), dtype=torch.float64)
         if record is None:
-            record = LayerRecord(self._layer_name(name), name, "lookup", 1, rows, self.book.fresh(weight.shape[1]))
+            record = LayerRecord(
+                layer_name(name, self._modules), name, "lookup", 1, rows, self.book.fresh(weight.shape[1])
+            )
             self.layers[name] = record
         record.use(self.book, rows, sources, None, 1, "lookup")
         if record.kind != "lookup":
@@ -216,9 +216,7 @@ class _Tracer:
         outputs = common.repeat_interleave(step.result.shape[axis] // groups, dim=0).flatten()
         if bias is not None:
             outputs = self.book.tie(outputs, self._labels_of(bias), f"bias of {step.op.place}")
-        shape = [1] * step.result.ndim
-        shape[axis] = -1
-        return step.spread(outputs.reshape(shape))
+        return _along(step, outputs, axis)
 
     def _labels_of(self, tensor: Tensor) -> Tensor:
         """Labels of a tensor as an operation receives it."""
@@ -248,10 +246,14 @@ class _Tracer:
         if labels.numel():
             self.marks.append((len(self.marks), torch.bincount(labels.flatten().long())))
 
-    def _layer_name(self, weight: str) -> str:
-        return layer_name(weight, self._modules)
-
 
 def _fixed(tensor: Tensor) -> Tensor:
     """Labels of a tensor that nothing may rescale."""
     return torch.full(tensor.shape, float(CONSTANT), dtype=torch.float64)
+
+
+def _along(step: Step, labels: Tensor, axis: int) -> Tensor:
+    """Labels of units, spread over the other axes of the result."""
+    shape = [1] * step.result.ndim
+    shape[axis] = -1
+    return step.spread(labels.reshape(shape))
