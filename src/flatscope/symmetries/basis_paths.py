@@ -102,6 +102,7 @@ class PathCoordinates:
         mask[self._by_name[name].frozen] = True
         return mask.reshape(value.shape).to(value.device)
 
+    @own_settings()
     def log_values(self) -> tuple[Tensor, Tensor]:
         """log|v| and sign of v, (count,) each, float64: right however deep the network is."""
         logs, signs = [], []
@@ -131,6 +132,7 @@ class PathCoordinates:
             layout[block.name] = part.reshape(shape)
         return layout
 
+    @own_settings()
     def values_of(self, params: Params) -> Tensor:
         """Values (count,) at other weights of the same network and skeleton, float64; differentiable."""
         p, s = self._products(params, self.prefix), self._products(params, self.suffix)
@@ -147,6 +149,7 @@ class PathCoordinates:
             found[block.name] = value
         return self.join(found)
 
+    @own_settings()
     def params_of(self, values: Tensor) -> Params:
         """Weights with these values; frozen entries as they are. Differentiable, twice over and under vmap."""
         layout = self.split(values.double())
@@ -286,10 +289,6 @@ class BasisPaths(PathCoordinates):
                 stacklevel=2,
             )
         return found
-
-    log_values = own_settings()(PathCoordinates.log_values)
-    values_of = own_settings()(PathCoordinates.values_of)
-    params_of = own_settings()(PathCoordinates.params_of)
 
     @own_settings()
     def to_model(self, values: Tensor) -> nn.Module:
