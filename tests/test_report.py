@@ -21,18 +21,10 @@ from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.registry import declarations
-from flatscope.reports.figure_data import (
-    comparison_data,
-    curves_data,
-    curves_quantities,
-    distribution_data,
-    distribution_measures,
-    layers_data,
-    layers_measures,
-)
+from flatscope.reports.figures import history_plots, measured_plots
 from flatscope.reports.items import by_kind
 from flatscope.reports.markup import formula
-from flatscope.reports.measured import lines, minimum_verdict, standing
+from flatscope.reports.measured import comparison_data, lines, minimum_verdict, standing
 from flatscope.reports.page import page_text, report, save_figures
 from flatscope.reports.plots import Plot, on_axes, picture
 from flatscope.table import Table
@@ -365,45 +357,40 @@ def test_comparison_data() -> None:
     assert comparison_data({"a": table()}).measures == []
 
 
-def test_distribution_data() -> None:
-    tables = {"a": table(), "b": table(2.0)}
-    assert distribution_measures(tables) == ["functional_margin"]
-    data = distribution_data(tables)
-    assert [sum(shares) for shares in data.shares] == [pytest.approx(1.0)] * 2
-    assert (data.edges[0], data.edges[-1]) == (-2.0, 6.0)
-    assert data.quartiles[0][1] == pytest.approx(1.0)
-    assert data.below_zero == [0.26, 0.26]
-    assert len(distribution_data({"a": Table([row("m", 1.0, sample=0)])}, "m").edges) == 2
-    with pytest.raises(InputError):
-        distribution_data(tables, "margin")
+def plots_of(tables: dict[str, Table]) -> dict[str, Plot]:
+    return {plot.stem: plot for plot in measured_plots(tables, {})}
 
 
-def test_layers_data() -> None:
-    tables = {"a": table(), "b": table(2.0, layer="conv")}
-    assert layers_measures(tables) == ["l2_norm"]
-    data = layers_data(tables, "l2_norm")
-    assert data.layers == ["fc1", "fc2", "conv"]
-    assert data.values[1] == [5.0, 10.0]
-    assert math.isnan(data.values[0][1])
-    two = Table([row("k", 1.0, layer="a"), row("k", 2.0, layer="a", options='{"x": 1}')])
-    assert layers_measures({"n": two}) == ["k", "k[x=1]"]
-    assert layers_data({"n": two}, "k[x=1]").values == [[2.0]]
+def test_distributions() -> None:
+    plots = plots_of({"a": table(), "b": table(2.0)})
+    assert [stem for stem in plots if stem.startswith("distribution")] == ["distribution-functional_margin"]
+    plot = plots["distribution-functional_margin"]
+    drawn = [patch.get_data() for patch in plot.make().axes[0].patches]
+    assert [data.values.sum() for data in drawn] == [pytest.approx(1.0)] * 4  # filled and outlined
+    assert (drawn[0].edges[0], drawn[0].edges[-1]) == (-2.0, 6.0)
+    numbers = {line[0]: line[1:] for line in plot.rows}
+    assert numbers["median"] == ["1", "2"]
+    assert numbers["share below zero"] == ["26\u202f%", "26\u202f%"]
+    single = plots_of({"a": Table([row("m", 1.0, sample=0), row("n", math.nan, sample=0)])})
+    assert list(single) == ["distribution-m"]
+    assert len(single["distribution-m"].make().axes[0].patches[0].get_data().edges) == 2
 
 
-def test_curves_data() -> None:
-    histories = {"a": history(), "b": history().set_index("epoch")}
-    assert curves_quantities(histories) == ["loss", "error"]  # lr never changes, gradient_norm was not recorded
-    data = curves_data(histories, "loss")
-    assert [(curve.network, curve.part) for curve in data.curves] == [
-        ("a", "train"),
-        ("a", "test"),
-        ("b", "train"),
-        ("b", "test"),
-    ]
-    assert data.log
-    assert not curves_data(histories, "error").log
-    with pytest.raises(InputError):
-        curves_data(histories, "accuracy")
+def test_profiles_of_layers() -> None:
+    plot = plots_of({"a": table(), "b": table(2.0, layer="conv")})["layers-l2_norm"]
+    assert plot.rows == [["fc1", "10", "n/a"], ["fc2", "5", "10"], ["conv", "n/a", "20"]]
+    two = plots_of({"n": Table([row("k", 1.0, layer="a"), row("k", 2.0, layer="a", options='{"x": 1}')])})
+    assert {stem: plot.rows for stem, plot in two.items()} == {
+        "layers-k": [["a", "1"]],
+        "layers-k[x=1]": [["a", "2"]],
+    }
+
+
+def test_training_curves() -> None:
+    plots = list(history_plots({"a": history(), "b": history().set_index("epoch")}, {}))
+    assert [plot.title for plot in plots] == ["loss", "error"]  # lr never changes, gradient_norm was not recorded
+    assert [line[0] for line in plots[0].rows] == ["a, train", "a, test", "b, train", "b, test"]
+    assert [plot.make().axes[0].get_yscale() for plot in plots] == ["log", "linear"]
 
 
 def test_names_in_pictures_are_text_and_colours_follow_the_page() -> None:

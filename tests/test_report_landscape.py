@@ -13,8 +13,9 @@ from networks import mlp
 from test_report import Page, row, table
 
 import flatscope as fs
+from flatscope.formatting import percent
 from flatscope.landscapes.surface import Surface
-from flatscope.reports.figure_data import bicriteria_data, units_data, units_profiles
+from flatscope.reports.figures import measured_plots
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text, save_figures
 from flatscope.reports.surfaces import HOLE, Scale, height_scale, placed, planes
@@ -138,15 +139,16 @@ def units_table(scale: float = 1.0, n: int = 40) -> Table:
 
 def test_unit_profiles() -> None:
     tables = {"a": units_table(), "b": units_table(3.0, n=1000)}
-    assert units_profiles(tables) == [("rho_unit", "fc1"), ("rho_unit", "fc2")]
-    data = units_data(tables, "rho_unit", "fc1")
-    assert data.log
-    assert data.n_units == [40, 1000]
-    assert data.values[0] == sorted(np.geomspace(1e-3, 1, 40).tolist(), reverse=True)
-    assert len(data.values[1]) <= 160
-    assert (data.ranks[1][0], data.ranks[1][-1]) == (1.0, 1000.0)
-    values = np.geomspace(1e-3, 1, 40)
-    assert data.shares[0] == pytest.approx(values[-4:].sum() / values.sum())
+    plots = list(measured_plots(tables, {}))
+    assert [plot.title for plot in plots] == ["rho_unit · fc1", "rho_unit · fc2"]
+    ax, values = plots[0].make().axes[0], np.geomspace(1e-3, 1, 40)
+    assert ax.get_yscale() == "log"
+    assert np.array_equal(ax.lines[0].get_ydata(), values[::-1])
+    ranks = np.asarray(ax.lines[1].get_xdata())
+    assert len(ranks) <= 160
+    assert (ranks[0], ranks[-1]) == (1, 1000)
+    assert [line[1] for line in plots[0].rows] == ["40", "1000"]
+    assert plots[0].rows[0][-1] == percent(values[-4:].sum() / values.sum())
     page = Page(page_text(tables))
     assert "rho_unit · fc1" in page.text("h3")
     assert "profiles" in [section["id"] for section in page.all("section")]
@@ -161,14 +163,15 @@ def criteria_table(scale: float = 1.0) -> Table:
 
 
 def test_the_two_criteria() -> None:
-    curve = bicriteria_data({"a": criteria_table(2.0)}).curves[0]
-    assert curve.alphas == [0.001, 0.01, 0.1]
-    assert curve.sharpness == [0.002, 0.02, 0.2]
-    assert curve.divergence == pytest.approx([1e6, 1e4, 1e2])
-    assert curve.errors == [1e-4] * 3
+    (plot,) = measured_plots({"a": criteria_table(2.0)}, {})
+    assert [line[1] for line in plot.rows] == ["0.001", "0.01", "0.1"]
+    dots = plot.make().axes[0].lines[0]
+    assert dots.get_xdata() == pytest.approx([1e6, 1e4, 1e2])
+    assert dots.get_ydata() == pytest.approx([0.002, 0.02, 0.2])
+    assert [line[-1] for line in plot.rows] == ["0.0001"] * 3
     page = Page(page_text({"a": criteria_table(), "b": criteria_table(2.0)}))
     assert "Expected sharpness against KL divergence" in page.text("h3")
-    assert bicriteria_data({"a": table()}).curves == []
+    assert "sharpness-and-divergence" not in [plot.stem for plot in measured_plots({"a": table()}, {})]
     assert "KL divergence" not in Page(page_text(table())).text("h3")
 
 

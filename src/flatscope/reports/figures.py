@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
-from flatscope.formatting import percent, with_error, written
+from flatscope.formatting import labelled, percent, with_error, written
 from flatscope.guards import whole_file
-from flatscope.reports.figure_data import (
-    bicriteria_data,
-    comparison_data,
-    curves_data,
-    curves_quantities,
-    distribution_data,
-    distribution_measures,
-    layers_data,
-    layers_measures,
-    units_data,
-    units_profiles,
-)
 from flatscope.reports.markup import Colours
-from flatscope.reports.plots import COLOURS, OTHER, Plot, figure_of, legend_above, on_axes, scale_axis, shortened
+from flatscope.reports.measured import comparison_data
+from flatscope.reports.plots import (
+    COLOURS,
+    OTHER,
+    Plot,
+    figure_of,
+    legend_above,
+    on_axes,
+    scale_axis,
+    shortened,
+    wants_log,
+)
 from flatscope.table import Table
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 
 ROW = 0.21  # inches of a line in a figure that lists things
 LINES = {"train": "-", "test": "--", "": "-"}
+NOT_A_CURVE = ("epoch", "index", "seconds")
+MOST_BINS = 40
+MOST_POINTS = 160  # of a line; wider layers are shown by that many of their ranks
+MOST_LAYERS = 12  # figures of one measure
+SHARPNESS, DIVERGENCE = "expected_sharpness", "pac_bayes_kl"
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Rows = Mapping[str, pd.DataFrame]  # of one measure, by network
 
 
 def colour_of(network: str, colours: Colours) -> str:
@@ -43,12 +52,16 @@ def colour_of(network: str, colours: Colours) -> str:
     return COLOURS[colours.get(network, OTHER) % len(COLOURS)]
 
 
+def beside(n: int, networks: int) -> float:
+    """How far from the middle of its line the mark of the n-th network stands."""
+    return (n - (networks - 1) / 2) * 0.8 / networks
+
+
 def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     """How many times better than the first network, a dot with its standard error per measure; at most one plot."""
     data = comparison_data(tables) if tables else None
     if data is None or not data.measures:
         return
-    step = 0.8 / len(data.networks)
     first, better = shortened(data.reference, 14), shortened(data.networks[0], 14)
     sides = f"← {first} better   |   {better if len(data.networks) == 1 else 'others'} better →"
 
@@ -56,7 +69,7 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
         from matplotlib.ticker import FuncFormatter, LogLocator
 
         for n, network in enumerate(data.networks):
-            rows = [m + (n - (len(data.networks) - 1) / 2) * step for m in range(len(data.measures))]
+            rows = beside(n, len(data.networks)) + np.arange(len(data.measures))
             values = [factors[n] for factors in data.factors]
             errors = [0.0 if math.isnan(row[n]) else row[n] for row in data.errors]
             ax.hlines(rows, 1, values, color=colour_of(network, colours), linewidth=1.0, alpha=0.5)
@@ -95,80 +108,125 @@ def _factor_text(factor: float, error: float) -> str:
 
 def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     """Distributions over samples, the two criteria, profiles of layers and of units."""
-    for measure in distribution_measures(tables):
-        yield _distribution(tables, measure, colours)
-    if len((bicriteria_data(tables)).curves):
-        yield _criteria(tables, colours)
-    for measure in layers_measures(tables):
-        yield _layers(tables, measure, colours)
-    for measure, layer in units_profiles(tables):
-        yield _units(tables, measure, layer, colours)
+    for measure, rows in _by_measure(tables, "sample").items():
+        yield from _distribution(measure, rows, colours)
+    yield from _criteria(tables, colours)
+    for measure, rows in _by_measure(tables, "layer").items():
+        yield _layers(measure, rows, colours)
+    for measure, rows in _by_measure(tables, "unit").items():
+        layers = dict.fromkeys(str(layer) for frame in rows.values() for layer in frame["layer"])
+        for layer in list(layers)[:MOST_LAYERS]:
+            yield from _units(measure, layer, rows, colours)
 
 
-def _distribution(tables: Mapping[str, Table], measure: str, colours: Colours) -> Plot:
-    data = distribution_data(tables, measure)
+def _by_measure(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, pd.DataFrame]]:
+    """{measure with its options: {network: its rows}} of the values per sample, layer or unit."""
+    found: dict[str, dict[str, pd.DataFrame]] = {}
+    for network, table in tables.items():
+        frame = table.to_frame()
+        whole = frame["unit"].isna() & frame["sample"].isna()
+        chosen = whole & (frame["layer"] != "") if level == "layer" else frame[level].notna()
+        for (measure, options), rows in frame[chosen].groupby(["measure", "options"], sort=False):
+            found.setdefault(labelled(str(measure), str(options)), {})[network] = rows
+    return found
+
+
+def _finite(rows: pd.DataFrame) -> Floats:
+    values: Floats = rows["value"].to_numpy(dtype="float64")
+    return values[np.isfinite(values)]
+
+
+def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
+    values = {network: found for network, frame in rows.items() if len(found := _finite(frame))}
+    if not values:
+        return
+    pooled = np.concatenate(list(values.values()))
+    edges = np.histogram_bin_edges(pooled, bins="fd" if np.ptp(pooled) > 0 else 1)
+    if len(edges) > MOST_BINS + 1:  # a few far values would otherwise ask for millions of bins
+        edges = np.histogram_bin_edges(pooled, bins=MOST_BINS)
 
     def draw(ax: Axes) -> None:
-        for network, shares in zip(data.networks, data.shares, strict=True):
-            colour = colour_of(network, colours)
-            ax.stairs(shares, data.edges, fill=True, color=colour, alpha=0.18)
-            ax.stairs(shares, data.edges, color=colour, linewidth=1.5, label=shortened(network))
-        if data.edges[0] < 0 < data.edges[-1]:
+        for network, found in values.items():
+            shares, colour = np.histogram(found, edges)[0] / len(found), colour_of(network, colours)
+            ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
+            ax.stairs(shares, edges, color=colour, linewidth=1.5, label=shortened(network))
+        if edges[0] < 0 < edges[-1]:
             ax.axvline(0, color="#333333", linewidth=1)
-        scale_axis(ax.xaxis, data.edges)
+        scale_axis(ax.xaxis, edges)
         scale_axis(ax.yaxis, [])
         ax.set_xlabel(shortened(measure, 40))
-        ax.set_ylabel(f"share of {data.per}s")
+        ax.set_ylabel("share of samples")
         legend_above(ax)
 
-    rows = [["number", *map(written, data.n_values)]]
-    for n, name in enumerate(("lower quartile", "median", "upper quartile")):
-        rows.append([name, *(written(quartiles[n]) for quartiles in data.quartiles)])
-    rows.append(["share below zero", *map(percent, data.below_zero)])
-    caption = f"Share of {data.per}s by value; all networks share the same bins."
-    header = [f"per {data.per}", *data.networks]
-    return Plot(f"distribution-{measure}", measure, caption, on_axes(draw), header, rows)
+    numbers = [["number", *(written(len(found)) for found in values.values())]]
+    for share, name in ((0.25, "lower quartile"), (0.5, "median"), (0.75, "upper quartile")):
+        numbers.append([name, *(written(float(np.quantile(found, share))) for found in values.values())])
+    numbers.append(["share below zero", *(percent(float((found < 0).mean())) for found in values.values())])
+    caption = "Share of samples by value; all networks share the same bins."
+    yield Plot(f"distribution-{measure}", measure, caption, on_axes(draw), ["per sample", *values], numbers)
 
 
-def _criteria(tables: Mapping[str, Table], colours: Colours) -> Plot:
-    data = bicriteria_data(tables)
+def _criteria(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
+    """Sharpness against divergence of all networks that have both at two noise levels or more."""
+    curves: dict[str, pd.DataFrame] = {}  # by growing alpha: sharpness, its standard error, divergence
+    for network, table in tables.items():
+        both = _by_alpha(table, SHARPNESS).join(_by_alpha(table, DIVERGENCE)["value"].rename("divergence"))
+        both = both[both["divergence"] > 0].sort_index()
+        if len(both) > 1:
+            curves[network] = both
+    if not curves:
+        return
 
     def draw(ax: Axes) -> None:
-        for curve in data.curves:
-            errors = curve.errors if any(curve.errors) else None
-            ax.errorbar(curve.divergence, curve.sharpness, yerr=errors, marker="o", markersize=4, elinewidth=1,
-                        color=colour_of(curve.network, colours), label=shortened(curve.network))  # fmt: skip
-        scale_axis(ax.xaxis, [value for curve in data.curves for value in curve.divergence], log=True)
-        scale_axis(ax.yaxis, [value for curve in data.curves for value in curve.sharpness], log=data.log)
+        for network, curve in curves.items():
+            errors = curve["stderr"] if curve["stderr"].any() else None
+            ax.errorbar(curve["divergence"], curve["value"], yerr=errors, marker="o", markersize=4, elinewidth=1,
+                        color=colour_of(network, colours), label=shortened(network))  # fmt: skip
+        divergence, sharpness = (pd.concat([c[name] for c in curves.values()]) for name in ("divergence", "value"))
+        scale_axis(ax.xaxis, divergence, log=True)
+        scale_axis(ax.yaxis, sharpness, log=wants_log(sharpness))
         ax.set_xlabel("KL divergence")
         ax.set_ylabel("expected sharpness")
         legend_above(ax)
 
-    return Plot(
+    yield Plot(
         "sharpness-and-divergence",
         "Expected sharpness against KL divergence",
         "One dot per noise level α, the smallest at the right; a curve nearer to the lower left is better at both.",
         on_axes(draw),
         ["network", "α", "KL divergence", "expected sharpness", "± s.e."],
-        [[c.network, written(a), written(d), written(s), written(e, 2) if e else "exact"]
-         for c in data.curves
-         for a, d, s, e in zip(c.alphas, c.divergence, c.sharpness, c.errors, strict=True)],
+        [[network, written(alpha), written(kl), written(value), written(stderr, 2) if stderr else "exact"]
+         for network, curve in curves.items() for alpha, (value, stderr, kl) in _lines(curve)],
     )  # fmt: skip
 
 
-def _layers(tables: Mapping[str, Table], measure: str, colours: Colours) -> Plot:
-    data = layers_data(tables, measure)
-    step = 0.8 / len(data.networks)
+def _lines(curve: pd.DataFrame) -> Iterator[tuple[float, list[float]]]:
+    return zip(curve.index.astype(float), curve.to_numpy(dtype="float64").tolist(), strict=True)
+
+
+def _by_alpha(table: Table, measure: str) -> pd.DataFrame:
+    """Finite values and standard errors by alpha; where other options differ too, the first set of them."""
+    rows = table.to_frame()
+    rows = rows[(rows["measure"] == measure) & (rows["options"] != "") & (rows["layer"] == "")]
+    alphas = [json.loads(text).get("alpha") for text in rows["options"]]
+    rows = rows.assign(alpha=pd.to_numeric(pd.Series(alphas, rows.index, dtype=object), errors="coerce"))
+    rows = rows[np.isfinite(rows["value"]) & rows["alpha"].notna()].drop_duplicates("alpha")
+    return pd.DataFrame(rows.set_index("alpha")[["value", "stderr"]], dtype="float64")
+
+
+def _layers(measure: str, rows: Rows, colours: Colours) -> Plot:
+    layers = list(dict.fromkeys(str(layer) for frame in rows.values() for layer in frame["layer"]))
+    found = {n: frame.drop_duplicates("layer").set_index("layer").reindex(layers) for n, frame in rows.items()}
 
     def draw(ax: Axes) -> None:
-        for n, network in enumerate(data.networks):
-            rows = [place + (n - (len(data.networks) - 1) / 2) * step for place in range(len(data.layers))]
-            errors = [row[n] for row in data.errors]
-            ax.barh(rows, [row[n] for row in data.values], 0.9 * step, color=colour_of(network, colours),
-                    label=shortened(network), xerr=errors if any(errors) else None)  # fmt: skip
+        for n, (network, frame) in enumerate(found.items()):
+            errors = frame["stderr"].fillna(0.0)
+            ax.barh(np.arange(len(layers)) + beside(n, len(found)), frame["value"], 0.72 / len(found),
+                    color=colour_of(network, colours), label=shortened(network),
+                    xerr=errors if errors.any() else None)  # fmt: skip
         scale_axis(ax.xaxis, [])
-        ax.set_yticks(range(len(data.layers)), [shortened(layer) for layer in data.layers], fontsize=9)
-        ax.set_ylim(len(data.layers) - 0.4, -0.6)
+        ax.set_yticks(range(len(layers)), [shortened(layer) for layer in layers], fontsize=9)
+        ax.set_ylim(len(layers) - 0.4, -0.6)
         ax.set_xlabel(shortened(measure, 40))
         legend_above(ax)
 
@@ -176,63 +234,99 @@ def _layers(tables: Mapping[str, Table], measure: str, colours: Colours) -> Plot
         f"layers-{measure}",
         measure,
         "One value per layer, first layer on top.",
-        on_axes(draw, height=1.1 + ROW * len(data.layers) * max(1.0, 0.6 * len(data.networks))),
-        ["layer", *data.networks],
-        [[layer, *map(written, row)] for layer, row in zip(data.layers, data.values, strict=True)],
+        on_axes(draw, height=1.1 + ROW * len(layers) * max(1.0, 0.6 * len(found))),
+        ["layer", *found],
+        [[layer, *(written(float(frame["value"][layer])) for frame in found.values())] for layer in layers],
     )
 
 
-def _units(tables: Mapping[str, Table], measure: str, layer: str, colours: Colours) -> Plot:
-    data = units_data(tables, measure, layer)
+def _units(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
+    """Values of the units of one layer by rank; networks without that layer are left out."""
+    falling = {network: np.sort(_finite(frame[frame["layer"] == layer]))[::-1] for network, frame in rows.items()}
+    falling = {network: values for network, values in falling.items() if len(values)}
+    if not falling:
+        return
+    log = wants_log(np.concatenate(list(falling.values())))
 
     def draw(ax: Axes) -> None:
-        for network, ranks, values in zip(data.networks, data.ranks, data.values, strict=True):
-            marker = "." if len(ranks) < 40 else ""
-            ax.plot(ranks, values, marker=marker, color=colour_of(network, colours), label=shortened(network))
+        for network, values in falling.items():
+            shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).round().astype(int))
+            marker = "." if len(shown) < 40 else ""
+            ax.plot(
+                shown + 1, values[shown], marker=marker, color=colour_of(network, colours), label=shortened(network)
+            )
         scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, [value for values in data.values for value in values], log=data.log)
+        scale_axis(ax.yaxis, np.concatenate(list(falling.values())), log=log)
         ax.set_xlabel("rank")
         ax.set_ylabel(shortened(measure, 30))
         legend_above(ax)
 
-    rows = [
-        [network, written(n), written(v[0]), written(median), written(v[-1]), percent(share)]
-        for network, n, v, median, share in zip(
-            data.networks, data.n_units, data.values, data.medians, data.shares, strict=True
-        )
+    numbers = [
+        [network, *(written(float(value)) for value in (len(v), v[0], np.median(v), v[-1])), percent(_top_share(v))]
+        for network, v in falling.items()
     ]
     header = ["network", "values", "largest", "median", "smallest", "share of the largest tenth"]
-    caption = f"Values by rank, the largest first{', logarithmic scale' if data.log else ''}."
-    return Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, on_axes(draw), header, rows)
+    caption = f"Values by rank, the largest first{', logarithmic scale' if log else ''}."
+    yield Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, on_axes(draw), header, numbers)
+
+
+def _top_share(falling: Floats) -> float:
+    """What the largest tenth has of the sum; NaN where values do not all have one sign."""
+    if falling[-1] < 0 or falling.sum() <= 0:
+        return math.nan
+    return float(falling[: max(1, round(len(falling) / 10))].sum() / falling.sum())
 
 
 def history_plots(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Iterator[Plot]:
     """Training curves, one figure per recorded quantity: solid for the training set, dashed for the test set."""
-    for quantity in curves_quantities(histories):
-        yield _curves(histories, quantity, colours)
+    frames = {name: frame if "epoch" in frame.columns else frame.reset_index() for name, frame in histories.items()}
+    varying = [
+        _part_and_quantity(str(column))[1]
+        for frame in frames.values()
+        for column in frame.select_dtypes("number")
+        if column not in NOT_A_CURVE and frame[column].nunique() > 1
+    ]
+    for quantity in dict.fromkeys(varying):
+        yield from _curves(frames, quantity, colours)
 
 
-def _curves(histories: Mapping[str, pd.DataFrame], quantity: str, colours: Colours) -> Plot:
-    data = curves_data(histories, quantity)
-    labels = [f"{curve.network}, {curve.part}" if curve.part else curve.network for curve in data.curves]
+def _part_and_quantity(column: str) -> tuple[str, str]:
+    """train_loss → (train, loss)."""
+    part, _, name = column.partition("_")
+    return (part, name) if part in LINES and name else ("", column)
+
+
+def _curves(frames: Mapping[str, pd.DataFrame], quantity: str, colours: Colours) -> Iterator[Plot]:
+    curves: list[tuple[str, str, pd.Series]] = []  # network, part, finite values by epoch
+    for network, frame in frames.items():
+        for column in frame.columns:
+            part, name = _part_and_quantity(str(column))
+            points = frame.set_index("epoch")[column] if name == quantity else pd.Series(dtype="float64")
+            points = points.astype("float64").replace([math.inf, -math.inf], math.nan).dropna()
+            if len(points):
+                curves.append((network, part, points))
+    if not curves:
+        return
+    everything = pd.concat([points for _, _, points in curves])
+    labels = [f"{network}, {part}" if part else network for network, part, _ in curves]
 
     def draw(ax: Axes) -> None:
-        for label, curve in zip(labels, data.curves, strict=True):
-            colour = colour_of(curve.network, colours)
-            ax.plot(curve.epochs, curve.values, LINES[curve.part], color=colour, label=shortened(label, 30))
+        for label, (network, part, points) in zip(labels, curves, strict=True):
+            colour = colour_of(network, colours)
+            ax.plot(points.index, points, LINES[part], color=colour, label=shortened(label, 30))
         scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, [value for curve in data.curves for value in curve.values], log=data.log)
+        scale_axis(ax.yaxis, everything, log=wants_log(everything))
         ax.set_xlabel("epoch")
         ax.set_ylabel(quantity)
         legend_above(ax)
 
-    rows = [
-        [label, written(c.values[0]), written(min(c.values)), written(c.values[-1]), written(c.epochs[-1])]
-        for label, c in zip(labels, data.curves, strict=True)
+    numbers = [
+        [label, *(written(float(v)) for v in (p.iloc[0], p.min(), p.iloc[-1], p.index[-1]))]
+        for label, (_, _, p) in zip(labels, curves, strict=True)
     ]
-    caption = "By epoch" + (", logarithmic scale." if data.log else ".")
+    caption = "By epoch" + (", logarithmic scale." if wants_log(everything) else ".")
     header = ["curve", "first", "lowest", "last", "epochs"]
-    return Plot(f"training-{quantity}", quantity, caption, on_axes(draw), header, rows)
+    yield Plot(f"training-{quantity}", quantity, caption, on_axes(draw), header, numbers)
 
 
 def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: str | Iterable[str]) -> list[Path]:

@@ -206,6 +206,12 @@ def _short(places: str) -> str:
     return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), places.strip())
 
 
+def wants_log(values: Iterable[float]) -> bool:
+    """Whether values are positive and span so much that a linear axis would hide most of them."""
+    found = list(values)
+    return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
+
+
 def scale_axis(axis: Axis, values: Iterable[float], *, log: bool = False) -> None:
     """Numbers as the page writes them, few enough not to touch; logarithmic where asked for and possible."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator

@@ -12,10 +12,19 @@ from markupsafe import Markup
 
 from flatscope.formatting import numbered, written
 from flatscope.registry import PAPERS
-from flatscope.reports.figure_data import wants_log
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
 from flatscope.reports.measured import MANY, STANDING_WORDS, standing
-from flatscope.reports.plots import COLOURS, Plot, card, legend_above, on_axes, picture, scale_axis, shortened
+from flatscope.reports.plots import (
+    COLOURS,
+    Plot,
+    card,
+    legend_above,
+    on_axes,
+    picture,
+    scale_axis,
+    shortened,
+    wants_log,
+)
 from flatscope.reports.population_frame import (
     CONFIDENCE,
     MOST_LEVELS,

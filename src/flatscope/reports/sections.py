@@ -18,7 +18,6 @@ from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, percent, written
 from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
-from flatscope.reports.figure_data import comparison_data
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.markup import (
     Cell,
@@ -34,7 +33,7 @@ from flatscope.reports.markup import (
     table,
     told,
 )
-from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
+from flatscope.reports.measured import MANY, Line, MeasuredCell, comparison_data, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.pairs import Eigenpairs

@@ -12,10 +12,9 @@ from markupsafe import Markup
 
 from flatscope.formatting import written
 from flatscope.landscapes.surface import Surface, common_heights
-from flatscope.reports.figure_data import wants_log
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table
-from flatscope.reports.plots import Plot, cards, legend_above, on_axes, picture, scale_axis, shortened
+from flatscope.reports.plots import Plot, cards, legend_above, on_axes, picture, scale_axis, shortened, wants_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
