@@ -58,17 +58,11 @@ class PlannedMeasure:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Measures in the order in which they are computed.
+    """Measures in the order in which they are computed."""
 
-    Attributes:
-        steps: with their costs.
-        seconds: of one forward pass over the training data; None where it was not timed.
-        left_out: names of those that were not chosen because they take long.
-    """
-
-    steps: tuple[PlannedMeasure, ...]
-    seconds: float | None = None
-    left_out: tuple[str, ...] = ()
+    steps: tuple[PlannedMeasure, ...]  # with their costs
+    seconds: float | None = None  # of one forward pass over the training data; None where it was not timed
+    left_out: tuple[str, ...] = ()  # names of those that were not chosen because they take long
 
     @property
     def units(self) -> float:

@@ -74,51 +74,38 @@ Result = float | Tensor | Value | dict[str, "float | Tensor | Value"] | list[Val
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known about a measure or bound before it is computed.
+    """What is known about a measure or bound before it is computed."""
 
-    Args:
-        symbol: LaTeX.
-        paper: key of the paper; "flatscope" for what is ours.
-        equation: equation, definition or table in that paper.
-        per: "network", "layer", "unit" or "sample".
-        direction: "lower" if lower values are expected to go with better generalization, "higher", or "none".
-        invariant_under: symmetries of the function that leave the value unchanged.
-        needs: "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are
-            read off the network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers.
-        cost: "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for).
-        passes: the most passes over the data, by kind, with default options; None if it depends on the data.
-        typical: what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all
-            columns and the "gradient", which measures share, or a "column" pass of each output that is its own.
-        exact: whether the value has no estimator error.
-        on_folded: whether BatchNorm is folded into the layers first.
-        conventions: what the paper leaves open and how it is read here.
-        assumptions: of a bound: what has to hold, each with a word on whether it was checked.
-        search: "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a
-            minimum; empty where nothing is searched. A search may end elsewhere when roundings or starts differ.
-        headline: a few words on what it is, if it is one of the handful of measures to look at first; else empty.
-        falls_with_loss: whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with
-            the loss near interpolation, so that networks with very different losses cannot be compared by it.
-        function_only: whether it depends on the outputs as a function of the inputs alone, so that networks of
-            different architectures can be compared by it.
-    """
-
-    symbol: str
-    paper: str
-    equation: str
-    per: str = "network"
+    symbol: str  # LaTeX
+    paper: str  # key of the paper; "flatscope" for what is ours
+    equation: str  # equation, definition or table in that paper
+    per: str = "network"  # "network", "layer", "unit" or "sample"
+    # "lower" if lower values are expected to go with better generalization, "higher", or "none"
     direction: str = "none"
-    invariant_under: Set[str] = frozenset()
+    invariant_under: Set[str] = frozenset()  # symmetries of the function that leave the value unchanged
+    # "test" data, "initial" weights, "classes" (class labels), "layers" (the weights that act, as they are read off the
+    # network), "every_layer" (and no trainable matrix may be missing), a "chain" of layers
     needs: Set[str] = frozenset()
-    cost: str = "light"
+    cost: str = "light"  # "light" (at most a pass), "sweep" (some passes) or "long" (left out unless asked for)
+    # the most passes over the data, by kind, with default options; None if it depends on the data
     passes: Mapping[str, float] | None = None
+    # what it usually takes, where that is not `passes`, for plans: passes by kind, or a "sweep" of all columns and the
+    # "gradient", which measures share, or a "column" pass of each output that is its own
     typical: Mapping[str, float] | None = None
-    exact: bool = True
-    on_folded: bool = False
-    conventions: str = ""
-    assumptions: tuple[str, ...] = ()
+    exact: bool = True  # whether the value has no estimator error
+    on_folded: bool = False  # whether BatchNorm is folded into the layers first
+    conventions: str = ""  # what the paper leaves open and how it is read here
+    assumptions: tuple[str, ...] = ()  # of a bound: what has to hold, each with a word on whether it was checked
+    # "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a minimum;
+    # empty where nothing is searched. A search may end elsewhere when roundings or starts differ
     search: str = ""
+    # a few words on what it is, if it is one of the handful of measures to look at first; else empty
     headline: str = ""
+    # whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with the loss near
+    # interpolation, so that networks with very different losses cannot be compared by it
     falls_with_loss: bool = False
+    # whether it depends on the outputs as a function of the inputs alone, so that networks of different architectures
+    # can be compared by it
     function_only: bool = False
 
 

@@ -19,29 +19,17 @@ _KEYS = ["measure", "options"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A network-wide measure, with a value for every network.
+    """A network-wide measure, with a value for every network."""
 
-    Attributes:
-        measure: its name.
-        options: options that differ from the default, as JSON.
-        entry: its declaration; None for a measure that is not known here.
-        value: by network; NaN where there is none.
-        stderr: standard error of the estimator, by network.
-        data_stderr: standard error from the samples being a draw; 0 where not known.
-        width: half the interval that an exact value's solver vouches for.
-        searched: whether the value is what a search ended at.
-        reason: why some network has no value.
-    """
-
-    measure: str
-    options: str
-    entry: Declaration | None
-    value: Mapping[str, float]
-    stderr: Mapping[str, float]
-    data_stderr: Mapping[str, float]
-    width: Mapping[str, float]
-    searched: Mapping[str, bool]
-    reason: str = ""
+    measure: str  # its name
+    options: str  # options that differ from the default, as JSON
+    entry: Declaration | None  # its declaration; None for a measure that is not known here
+    value: Mapping[str, float]  # by network; NaN where there is none
+    stderr: Mapping[str, float]  # standard error of the estimator, by network
+    data_stderr: Mapping[str, float]  # standard error from the samples being a draw; 0 where not known
+    width: Mapping[str, float]  # half the interval that an exact value's solver vouches for
+    searched: Mapping[str, bool]  # whether the value is what a search ended at
+    reason: str = ""  # why some network has no value
 
     @property
     def names(self) -> list[str]:

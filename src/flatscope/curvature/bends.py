@@ -34,19 +34,13 @@ STREAM = "columns at curved operations"
 
 @dataclass(frozen=True)
 class Bend:
-    """One call of an operation that is not piecewise linear.
+    """One call of an operation that is not piecewise linear."""
 
-    Attributes:
-        function: the operation of its inputs (the tensors that depend on parameters) alone.
-        inputs: these, each the operation's own view.
-        outputs: where in the graph its results stand.
-        entrywise: whether every entry of the one input is mapped by itself.
-    """
-
+    # the operation of its inputs (the tensors that depend on parameters) alone
     function: Callable[[Sequence[Tensor]], list[Tensor]]
-    inputs: list[Tensor]
-    outputs: list[GradientEdge]
-    entrywise: bool
+    inputs: list[Tensor]  # these, each the operation's own view
+    outputs: list[GradientEdge]  # where in the graph its results stand
+    entrywise: bool  # whether every entry of the one input is mapped by itself
 
 
 # Curved operations of a forward pass: by name, and which call of that name it is.

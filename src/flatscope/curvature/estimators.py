@@ -86,23 +86,14 @@ class WholeDiagonal:
 
 @dataclass
 class DiagonalSums:
-    """Sums over the diagonal of an operator.
+    """Sums over the diagonal of an operator."""
 
-    Attributes:
-        values: (units,) by (parameter, quantity).
-        stderrs: their standard errors.
-        directions: entries of the diagonal.
-        products: those that were taken.
-        exact: whether every direction was multiplied out.
-        missed: why the draws ended before every value was as precise as asked for; empty where all are.
-    """
-
-    values: Readings = field(default_factory=dict)
-    stderrs: Readings = field(default_factory=dict)
-    directions: int = 0
-    products: int = 0
-    exact: bool = True
-    missed: str = ""
+    values: Readings = field(default_factory=dict)  # (units,) by (parameter, quantity)
+    stderrs: Readings = field(default_factory=dict)  # their standard errors
+    directions: int = 0  # entries of the diagonal
+    products: int = 0  # those that were taken
+    exact: bool = True  # whether every direction was multiplied out
+    missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
 
 
 class Spread:

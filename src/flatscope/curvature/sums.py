@@ -22,21 +22,15 @@ class Mean:
 
     Sample i has an unknown value x_i, and draws of mean x_i and variance σ_i², independent of each other; an exact pass
     is a single draw without error. Passes may have different numbers of draws.
-
-    Attributes:
-        n: samples.
-        draws: draws of each sample, over all passes.
-        passes: passes over the data.
-        total: sum over samples and draws.
-        squares: sum over passes and samples of (sum over draws)² / draws of the pass.
-        within: sum over passes and samples of the squared deviations of the draws from the sample's mean.
     """
 
-    n: int = 0
-    draws: int = 1
-    passes: int = 1
-    total: Tensor = field(default_factory=_zero)
+    n: int = 0  # samples
+    draws: int = 1  # draws of each sample, over all passes
+    passes: int = 1  # passes over the data
+    total: Tensor = field(default_factory=_zero)  # sum over samples and draws
+    # sum over passes and samples of (sum over draws)² / draws of the pass
     squares: Tensor = field(default_factory=_zero)
+    # sum over passes and samples of the squared deviations of the draws from the sample's mean
     within: Tensor = field(default_factory=_zero)
 
     def add(self, sums: Tensor, squares: Tensor | None = None) -> None:
@@ -162,21 +156,15 @@ class Curvature:
     trace: mean Σ_c ‖G_c‖²;  rho(j): mean Σ_c ⟨G_c, w(j)⟩², w(j) the weights of input feature or channel j, which is
     (Σ_t φ_{j,t} (Wᵀ s_c)_{j,t})²;  rho_rows(i): the same for the weights of output i;
     relative_flatness: mean Σ_c ‖W̄ᵀ G_c‖².  rho_sum and rho_rows_sum: over the units.
-
-    Attributes:
-        means: by parameter and quantity, for those that were covered; under "" sums over the network: "trace" over all
-            covered parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers.
-        diagonals: diagonal of the matrix for each covered tensor, if asked for.
-        left_out: {parameter: reason} for those whose block these columns do not give.
-        draws: random columns of each sample; 0 where all columns were taken.
-        missed: why the draws ended before every value was as precise as asked for; empty where all are.
     """
 
+    # by parameter and quantity, for those that were covered; under "" sums over the network: "trace" over all covered
+    # parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers
     means: dict[tuple[str, str], Mean]
-    diagonals: Params
-    left_out: dict[str, str]
-    draws: int = 0
-    missed: str = ""
+    diagonals: Params  # diagonal of the matrix for each covered tensor, if asked for
+    left_out: dict[str, str]  # {parameter: reason} for those whose block these columns do not give
+    draws: int = 0  # random columns of each sample; 0 where all columns were taken
+    missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
 
     def add(self, batch: BatchSums) -> None:
         """Let the samples of a finished batch into the means."""

@@ -25,26 +25,16 @@ _OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight matrix.
+    """One weight matrix."""
 
-    Attributes:
-        name: the module's qualified name, or the parameter's where no such module owns it.
-        weight: name of the weight parameter.
-        bias: name of the bias parameter, if any.
-        kind: "dense", "conv", "transposed" or "lookup".
-        uses: how often one forward pass uses it.
-        input_shape: shape of its input for one sample.
-        output_shape: shape of its output for one sample.
-        settings: stride, padding, dilation, groups of a convolution.
-    """
-
-    name: str
-    weight: str
-    bias: str | None
-    kind: str
-    uses: int
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
+    name: str  # the module's qualified name, or the parameter's where no such module owns it
+    weight: str  # name of the weight parameter
+    bias: str | None  # name of the bias parameter, if any
+    kind: str  # "dense", "conv", "transposed" or "lookup"
+    uses: int  # how often one forward pass uses it
+    input_shape: tuple[int, ...]  # shape of its input for one sample
+    output_shape: tuple[int, ...]  # shape of its output for one sample
+    # stride, padding, dilation, groups of a convolution
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property

@@ -21,37 +21,21 @@ INPUT_FIRST = ("transposed", "lookup")  # kinds whose weight has its inputs in f
 
 @dataclass(frozen=True)
 class GraphLayer:
-    """One weight matrix and where its units stand.
+    """One weight matrix and where its units stand."""
 
-    Attributes:
-        name: the module's qualified name, or the parameter's where no layer module owns it.
-        weight: name of the weight parameter.
-        biases: names of the bias parameters (more than one only if a shared weight has several).
-        kind: "dense", "conv", "transposed", "lookup", or "batchnorm" in a network that was not folded.
-        groups: groups of a convolution; 1 for a dense layer.
-        uses: how often one forward pass uses it.
-        sources: names of the layers whose outputs reach it directly; "" is the network's input.
-        outputs: (n_out,) scale class of each output unit, 0 where it is fixed.
-        inputs: (n_in,) scale class of each input channel or feature, 0 where it is fixed.
-        output_units: (n_out,) which units change places together; 0 where they cannot.
-        input_units: (n_in,) the same for the input channels or features.
-        walls: why its fixed outputs are fixed.
-        hidden: whether another layer reads it.
-    """
-
-    name: str
-    weight: str
-    biases: tuple[str, ...]
-    kind: str
-    groups: int
-    uses: int
-    sources: tuple[str, ...]
-    outputs: Tensor
-    inputs: Tensor
-    output_units: Tensor
-    input_units: Tensor
-    walls: tuple[str, ...]
-    hidden: bool
+    name: str  # the module's qualified name, or the parameter's where no layer module owns it
+    weight: str  # name of the weight parameter
+    biases: tuple[str, ...]  # names of the bias parameters (more than one only if a shared weight has several)
+    kind: str  # "dense", "conv", "transposed", "lookup", or "batchnorm" in a network that was not folded
+    groups: int  # groups of a convolution; 1 for a dense layer
+    uses: int  # how often one forward pass uses it
+    sources: tuple[str, ...]  # names of the layers whose outputs reach it directly; "" is the network's input
+    outputs: Tensor  # (n_out,) scale class of each output unit, 0 where it is fixed
+    inputs: Tensor  # (n_in,) scale class of each input channel or feature, 0 where it is fixed
+    output_units: Tensor  # (n_out,) which units change places together; 0 where they cannot
+    input_units: Tensor  # (n_in,) the same for the input channels or features
+    walls: tuple[str, ...]  # why its fixed outputs are fixed
+    hidden: bool  # whether another layer reads it
 
     @property
     def input_first(self) -> bool:
@@ -70,24 +54,17 @@ class GraphLayer:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a traced network is made of, as far as rescaling and permuting its units go.
+    """What a traced network is made of, as far as rescaling and permuting its units go."""
 
-    Attributes:
-        layers: in forward order.
-        n_classes: scale classes that are free, numbered 1 to n_classes; class 0 is fixed at scale 1. This is the
-            H_eff of a residual network: units that share one scale are one class.
-        exchangeable: groups of units (numbers as in `output_units`) that may change places with one another.
-        ties: what made one class of several, with how many times.
-        unfollowed: weights used by an operation whose inside is not followed, with that operation.
-        chain: whether every layer reads the one before it and nothing else.
-    """
-
-    layers: tuple[GraphLayer, ...]
+    layers: tuple[GraphLayer, ...]  # in forward order
+    # scale classes that are free, numbered 1 to n_classes; class 0 is fixed at scale 1. This is the H_eff of a residual
+    # network: units that share one scale are one class
     n_classes: int
+    # groups of units (numbers as in `output_units`) that may change places with one another
     exchangeable: tuple[tuple[int, ...], ...]
-    ties: dict[str, int]
-    unfollowed: dict[str, str]
-    chain: bool
+    ties: dict[str, int]  # what made one class of several, with how many times
+    unfollowed: dict[str, str]  # weights used by an operation whose inside is not followed, with that operation
+    chain: bool  # whether every layer reads the one before it and nothing else
 
     def __iter__(self) -> Iterator[GraphLayer]:
         return iter(self.layers)

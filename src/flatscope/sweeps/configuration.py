@@ -125,25 +125,18 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep consists of.
+    """What a sweep consists of."""
 
-    Attributes:
-        name: of the sweep, under which a store remembers it.
-        work: "package.module:function" that does a unit.
-        base: configuration that all trials share.
-        grid: lists of values by dotted name ("train.lr"); every combination is a trial, the last varies fastest.
-        trials: changes to the base, one entry per trial; with a grid, each is combined with all of the grid.
-        group_by: dotted names; trials that agree on all of them form a unit. None: each trial is a unit.
-        group_size: trials in a unit at most.
-    """
-
-    name: str
-    work: str = TRAIN_AND_MEASURE
-    base: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # of the sweep, under which a store remembers it
+    work: str = TRAIN_AND_MEASURE  # "package.module:function" that does a unit
+    base: Mapping[str, Any] = field(default_factory=dict)  # configuration that all trials share
+    # lists of values by dotted name ("train.lr"); every combination is a trial, the last varies fastest
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # changes to the base, one entry per trial; with a grid, each is combined with all of the grid
     trials: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    # dotted names; trials that agree on all of them form a unit. None: each trial is a unit
     group_by: Sequence[str] | None = None
-    group_size: int | None = None
+    group_size: int | None = None  # trials in a unit at most
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "sweep") -> Sweep:
