@@ -44,9 +44,17 @@ from flatscope.training.initialization import schemes
 from flatscope.training.known_files import SETS
 from flatscope.training.label_noise import confusion_set
 from flatscope.training.population import Population, PopulationView, train_population
-from flatscope.training.population_group import fill, tensors_of
 from flatscope.training.public_sets import EMBEDDED
-from flatscope.training.trials import CONFIG_KEYS, OWN_KEYS, build_model, count_classes, read_trials, trial_data
+from flatscope.training.trials import (
+    CONFIG_KEYS,
+    OWN_KEYS,
+    build_model,
+    count_classes,
+    fill,
+    read_trials,
+    tensors_of,
+    trial_data,
+)
 
 Report = Callable[[float, str], None]
 Config = Mapping[str, Any]

@@ -39,6 +39,7 @@ from flatscope.training.weight_files import (
 LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "tf32", "bf16")
+CROP_PADDING = 4
 _STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
 EARLIER = {"shuffle": True, "precision": "float32"}  # settings that checkpoints of earlier versions do not name
@@ -172,6 +173,12 @@ def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tenso
         return torch.arange(n)
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "order"))
     return torch.randperm(n, generator=generator)
+
+
+def augmentation(n: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+    """Offsets (n, 2) and flips (n,) of "crop-flip" in an epoch, which only (n, seed, epoch) decide."""
+    generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "augmentation"))
+    return torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator), torch.rand(n, generator=generator) < 0.5
 
 
 def stream_seed(seed: int, epoch: int, stream: str) -> int:

@@ -1,4 +1,4 @@
-"""The training of one group of a population: epochs, evaluations, stop rules, checkpoints."""
+"""The training of one group of a population: epochs, evaluations, stop rules, checkpoints, and a view of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -26,14 +27,133 @@ from flatscope.training.checkpoint import (
 from flatscope.training.evaluation import Pair
 from flatscope.training.fused_stack import FusedNetwork, FusedStack
 from flatscope.training.loop import TrainResult, is_evaluated, next_state, train
-from flatscope.training.population_group import Group, PopulationView, fill, tensors_of
 from flatscope.training.stack import Stack
-from flatscope.training.trials import StackSamples
+from flatscope.training.stacked_measures import StackedLayers, checked_names, measure_alone, measure_stack
+from flatscope.training.trials import Group, StackSamples, fill, tensors_of
 
-AfterEpoch = Callable[[int, PopulationView], None]
+AfterEpoch = Callable[[int, "PopulationView"], None]
 
 STATE_KEY = "flatscope_population_state"
 _WEIGHTS, _INITIAL, _VELOCITY = "weights.", "initial.", "velocity."
+
+
+class PopulationView:
+    """What `after_epoch` sees: the trials of the group that has just finished an epoch. Valid during the call.
+
+    Attributes:
+        epoch: finished epochs.
+        trials: positions, in the population, of the group's trials.
+        active: positions of those that took part in this epoch, including those that it ended.
+    """
+
+    def __init__(self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor]) -> None:
+        self._group, self._weights = group, weights
+        self._rows = {trial.index: row for row, trial in enumerate(group.trials)}
+        self.epoch = group.epoch
+        self.trials = [trial.index for trial in group.trials]
+        self.active = [group.trials[row].index for row in active]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of parameters and buffers of the `active` trials, stacked in that order, on their device."""
+        return {name: value.detach().clone() for name, value in self._weights.items()}
+
+    def state(self, trial: int) -> dict[str, Tensor]:
+        """Copies of weights and buffers of one trial of the group, on the CPU."""
+        if trial not in self.active:
+            return self._group.state(self._row(trial))
+        place = self.active.index(trial)
+        return {name: value[place].detach().to("cpu", copy=True) for name, value in self._weights.items()}
+
+    def model(self, trial: int) -> nn.Module:
+        """One trial as an ordinary module in eval mode, on the CPU."""
+        model = copy.deepcopy(self._group.template)
+        fill(model, self.state(trial))
+        return model.eval()
+
+    def measure(
+        self,
+        names: Sequence[str],
+        layers: Sequence[str] | None = None,
+        *,
+        trials: Sequence[int] | None = None,
+        samples: int | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> pd.DataFrame:
+        """Flatness of chosen layers, of all networks of the group at once; the values of `flatscope.measure`.
+
+        The samples are each trial's own training samples. What it costs: a forward pass over them, and backward passes
+        from the output to the first of the layers, one less than there are classes.
+
+        Args:
+            names: of `layer_trace`, `layer_max_eigenvalue`, `kappa_trace`, `kappa`, `rho` (the largest unit),
+                `rho_layer_sum`, `relative_flatness`; those with eigenvalues for dense layers only.
+            layers: names of layers; all by default.
+            trials: positions of some of the `active` trials; all of them by default.
+            samples: how many of the training samples, from the first on; all by default.
+            weights: in place of those of the trials, stacked as `weights()` gives them: other networks of the same
+                structure, reparameterized ones say.
+
+        Returns:
+            A row for each trial and layer: `trial` (position), `epoch`, `layer`, and a column for each name. NaN for a
+            network that is not finite.
+
+        Raises:
+            InputError: a layer of a stack cannot be measured in this way: its Hessian is not given by the columns of
+                the output's (the layer is not followed by piecewise-linear functions alone, say). A network that is
+                trained by itself is measured by itself, whatever its layers are.
+
+        Example:
+            >>> import flatscope as fs
+            >>> found, data = [], (torch.eye(4), torch.tensor([0, 1, 0, 1]))
+            >>> def after_epoch(epoch, view):
+            ...     if epoch % 5 == 0:
+            ...         found.append(view.measure(["kappa_trace", "rho"], ["fc2"]))
+            >>> trials = [{"lr": lr, "epochs": 10, "model_options": {"widths": (4, 8, 2)}} for lr in (0.1, 1.0)]
+            >>> _ = fs.train_population("mlp", trials, data, after_epoch=after_epoch)
+            >>> pd.concat(found)[["trial", "epoch", "layer"]].to_numpy().tolist()
+            [[0, 5, 'fc2'], [1, 5, 'fc2'], [0, 10, 'fc2'], [1, 10, 'fc2']]
+        """
+        group, wanted = self._group, checked_names(names)
+        chosen = self.active if trials is None else list(trials)
+        rows = [self._row(trial) for trial in chosen]
+        if any(trial not in self.active for trial in chosen):
+            raise InputError(f"trials that took part in this epoch ({self.active})", repr(chosen), where="view.measure")
+        if weights is None:
+            places = [self.active.index(trial) for trial in chosen]
+            weights = {name: value.detach()[places] for name, value in self._weights.items()}
+        config, data = group.trials[0].config, [group.data[row].head(samples) for row in rows]
+        if group.network is None:
+            model = copy.deepcopy(group.template)
+            fill(model, {name: value[0] for name, value in weights.items()})
+            found = measure_alone(model, data[0].pair(), config.loss, wanted, layers)
+        else:
+            if group.layers is None:
+                group.layers = StackedLayers(self.model(chosen[0]), group.data[rows[0]].pair(), config.loss)
+            at = group.layers.chosen(layers, wanted)
+            found = measure_stack(group.network, weights, StackSamples.of(data), config.loss, wanted, at)
+        frames = []
+        for layer in dict.fromkeys(layer for _, layer in found):
+            columns = {name: found[name, layer].numpy() for name in wanted}
+            frames.append(pd.DataFrame({"trial": chosen, "epoch": self.epoch, "layer": layer, **columns}))
+        return pd.concat(frames).sort_values("trial", kind="stable", ignore_index=True)
+
+    def row(self, trial: int) -> dict[str, float]:
+        """Last row of the history; empty before the first (and, for a trial trained by itself, until its end)."""
+        rows = self._group.records[self._row(trial)].rows
+        return dict(rows[-1]) if rows else {}
+
+    def rows(self, trial: int) -> list[dict[str, float]]:
+        """The history so far, epoch after epoch; empty where `row` is."""
+        return [dict(row) for row in self._group.records[self._row(trial)].rows]
+
+    def stopped_by(self, trial: int) -> str | None:
+        """The rule that ended the trial; None while it goes on."""
+        return self._group.records[self._row(trial)].stopped_by
+
+    def _row(self, trial: int) -> int:
+        if trial not in self._rows:
+            raise InputError(f"a trial of this group ({self.trials})", repr(trial), where="after_epoch")
+        return self._rows[trial]
 
 
 def train_stacked(

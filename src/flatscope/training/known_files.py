@@ -31,16 +31,11 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A tar file that holds a whole set; `pickled` when its members are CIFAR-10's python batches."""
-
-    name: str
-    pickled: bool
-
-
-@dataclass(frozen=True)
 class PublicSet:
-    """A data set that anyone can get. A download goes to the first of its `folders`, under the data root."""
+    """A data set that anyone can get. A download goes to the first of its `folders`, under the data root.
+
+    `archives` are tar files that hold all of it; if they say "python", as CIFAR-10's python batches.
+    """
 
     name: str
     title: str
@@ -52,7 +47,7 @@ class PublicSet:
     folders: tuple[str, ...]
     url: str
     downloads: tuple[Download, ...]
-    archives: tuple[Archive, ...] = ()
+    archives: tuple[str, ...] = ()
 
 
 def _idx_set(
@@ -137,10 +132,7 @@ CIFAR10 = PublicSet(
     folders=("cifar-10", "cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
     url="https://www.cs.toronto.edu/~kriz/",
     downloads=(Download("cifar-10-binary.tar.gz", 170052171, "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
-    archives=(
-        Archive("cifar-10-binary.tar.gz", pickled=False),
-        Archive("cifar-10-python.tar.gz", pickled=True),
-    ),
+    archives=("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
 )
 
 SETS: dict[str, PublicSet] = {public.name: public for public in (MNIST, FASHION_MNIST, CIFAR10)}

@@ -18,9 +18,11 @@ from torch.nn import functional
 from flatscope.errors import InputError, Interrupted
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
+    CROP_PADDING,
     CheckpointPace,
     TrainConfig,
     TrainingState,
+    augmentation,
     epoch_order,
     fingerprint,
     learning_rate,
@@ -44,7 +46,6 @@ from flatscope.training.initialization import private_randomness
 __all__ = ["TrainConfig", "TrainResult", "epoch_order", "evaluate", "learning_rate", "train"]
 
 BAR_SECONDS = 0.25  # between two updates of the progress bar within an epoch
-CROP_PADDING = 4
 COLUMNS = (
     "epoch",
     "lr",
@@ -246,9 +247,8 @@ class _Steps:
         elif group["lr"] != rate:
             group["lr"], self._replay = rate, None
         self._order.copy_(epoch_order(n, config.seed, epoch, shuffle=config.shuffle))
-        generator = torch.Generator().manual_seed(stream_seed(config.seed, epoch, "augmentation"))
-        self._offsets.copy_(torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator))
-        self._flips.copy_(torch.rand(n, generator=generator) < 0.5)
+        for kept, drawn in zip((self._offsets, self._flips), augmentation(n, config.seed, epoch), strict=True):
+            kept.copy_(drawn)
         self._total.zero_()
         self._position.zero_()
         self._model.train()

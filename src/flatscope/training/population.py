@@ -19,18 +19,20 @@ from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare
 from flatscope.training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs
 from flatscope.training.fused_chain import NotFused
 from flatscope.training.fused_stack import Fusing
-from flatscope.training.group_training import AfterEpoch, train_alone, train_stacked
-from flatscope.training.population_group import Group, PopulationView, fill, tensors_of
+from flatscope.training.group_training import AfterEpoch, PopulationView, train_alone, train_stacked
 from flatscope.training.population_result import Population
 from flatscope.training.stacked_layers import NotStackable, StackedNetwork
 from flatscope.training.trials import (
     Build,
+    Group,
     Pairs,
     Trial,
     TrialData,
     build_model,
     count_classes,
+    fill,
     read_trials,
+    tensors_of,
     trial_data,
 )
 

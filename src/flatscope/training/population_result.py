@@ -17,8 +17,7 @@ from flatscope.results import Result
 from flatscope.training.checkpoint import TrainingState
 from flatscope.training.evaluation import Pair
 from flatscope.training.loop import COLUMNS
-from flatscope.training.population_group import Group
-from flatscope.training.trials import CONFIG_KEYS, Trial
+from flatscope.training.trials import CONFIG_KEYS, Group, Trial
 from flatscope.version import __version__
 
 SHOWN_ROWS = 20

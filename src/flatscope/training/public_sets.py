@@ -114,8 +114,8 @@ def _places_in(folder: Path, public: PublicSet) -> dict[str, Place]:
             stem = file.name.removesuffix(".bin")
             candidates += [Place(folder / (stem + suffix), pickled=True) for suffix in PACKINGS]
         for archive in public.archives:
-            member = file.name.removesuffix(".bin") if archive.pickled else file.name
-            candidates.append(Place(folder / archive.name, member, archive.pickled))
+            pickled = "python" in archive
+            candidates.append(Place(folder / archive, file.name.removesuffix(".bin" if pickled else ""), pickled))
         found = next((place for place in candidates if place.path.is_file()), None)
         if found:
             places[file.name] = found
@@ -206,9 +206,7 @@ def available(root: str | Path | None = None) -> list[Listing]:
         places = locate(public, data_root(root))
         missing = tuple(file.name for file in public.files if file.name not in places)
         status: Literal["complete", "incomplete", "absent"]
-        status = "incomplete" if missing else "complete"
-        if not places:
-            status = "absent"
+        status = "absent" if not places else "incomplete" if missing else "complete"
         folder = next((place.path.parent for place in places.values()), None)
         counts = (public.n_train, public.n_test, len(public.classes))
         listings.append(Listing(public.name, public.title, status, folder, missing, public.shape, *counts))

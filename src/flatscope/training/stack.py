@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.progress import Advance
-from flatscope.training.checkpoint import epoch_order, learning_rate, stream_seed
+from flatscope.training.checkpoint import augmentation, epoch_order, learning_rate, stream_seed
 from flatscope.training.evaluation import EVALUATION_BATCH
 from flatscope.training.gpu_steps import activations_in, captured, products_in, wants_channels_last
-from flatscope.training.loop import BAR_SECONDS, CROP_PADDING, crop_and_flip
+from flatscope.training.loop import BAR_SECONDS, crop_and_flip
 from flatscope.training.stacked_layers import StackedNetwork
 from flatscope.training.trials import StackSamples, Trial
 
@@ -246,9 +246,7 @@ class Stack:
         self._targets.copy_(self.samples.targets[rows, orders])
         if self._augmented:
             for row, trial in enumerate(self.trials):  # drawn as the plain loop draws them
-                generator = torch.Generator().manual_seed(stream_seed(trial.config.seed, epoch, "augmentation"))
-                self._offsets[row] = torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator)
-                self._flips[row] = torch.rand(n, generator=generator) < 0.5
+                self._offsets[row], self._flips[row] = augmentation(n, trial.config.seed, epoch)
         self._total.zero_()
         self._position.zero_()
         self._halted.zero_()

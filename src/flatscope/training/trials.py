@@ -1,23 +1,30 @@
-"""One network of a population: its settings, its starting weights and its training samples."""
+"""The networks of a population: settings, starting weights and training samples of each, and which train together."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training import models
-from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.checkpoint import TrainConfig, TrainingState, fingerprint
 from flatscope.training.data import Data, sample_order
 from flatscope.training.initialization import initialize, private_randomness
 from flatscope.training.label_noise import corrupt_labels
+from flatscope.training.stacked_layers import StackedNetwork
+
+if TYPE_CHECKING:  # measures of stacks take samples of stacks
+    from flatscope.training.stacked_measures import StackedLayers
 
 Build = str | Callable[[Mapping[str, Any]], nn.Module]
 Pairs = Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
@@ -118,6 +125,72 @@ class StackSamples:
         return images[:, None].expand(-1, len(targets), *images.shape[1:]), targets
 
 
+@dataclass
+class Group:
+    """Trials of one architecture.
+
+    Attributes:
+        number: position among the groups.
+        trials: the trials, `data` their samples.
+        template: a module of their structure; its values do not matter.
+        network: the structure for stacked training; None for a trial that is trained by itself.
+        weights: parameters and buffers of all trials, stacked in their order, on the CPU: of the trials that have
+            stopped, and of the others as of the last time they were asked for.
+        initial: the same before training.
+        trained: names of the parameters that are trained.
+        records: where each trial stands.
+        epoch, seconds: finished epochs of the group, and the time they took.
+        layers: what can be measured along the way, once that was asked for.
+        trained_by: "fused kernel"; "stack" or "one by one" with the reason.
+    """
+
+    number: int
+    trials: list[Trial]
+    data: list[TrialData]
+    template: nn.Module
+    network: StackedNetwork | None
+    weights: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    trained: list[str]
+    records: list[TrainingState] = field(default_factory=list)
+    epoch: int = 0
+    seconds: float = 0.0
+    layers: StackedLayers | None = None
+    trained_by: str = ""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """One fingerprint of the data of all trials, which stay the same once training has begun."""
+        digest = hashlib.blake2b(digest_size=16)
+        known: dict[int, str] = {}
+        for part in self.data:
+            if id(part.images) not in known:
+                known[id(part.images)] = fingerprint(part.images, part.images.new_zeros(0))
+            chosen = part.targets if part.index is None else torch.stack([part.index.double(), part.targets.double()])
+            digest.update((known[id(part.images)] + fingerprint(chosen, part.targets)).encode())
+        return digest.hexdigest()
+
+    def state(self, row: int, *, initial: bool = False) -> dict[str, Tensor]:
+        """Copies of the weights and buffers of one trial, on the CPU."""
+        return {name: value[row].clone() for name, value in (self.initial if initial else self.weights).items()}
+
+    def model(self, row: int) -> nn.Module:
+        """An ordinary module in eval mode, on the CPU."""
+        model = copy.deepcopy(self.template)
+        fill(model, self.state(row))
+        return model.eval()
+
+    @property
+    def active(self) -> list[int]:
+        """Rows of the trials that have not stopped."""
+        return [row for row, record in enumerate(self.records) if record.stopped_by is None]
+
+    def take(self, weights: Mapping[str, Tensor], rows: Mapping[int, int]) -> None:
+        """Copy weights of a stack: `rows` says for places in it which rows of the group they are."""
+        for name, value in weights.items():
+            self.weights[name][list(rows.values())] = value[list(rows)].cpu()
+
+
 def read_trials(trials: Sequence[Mapping[str, Any]], build: Build) -> list[Trial]:
     """Check what the user wrote; keys that nobody knows are for a callable `build`, and a mistake otherwise."""
     if isinstance(trials, Mapping | str) or not isinstance(trials, Sequence) or len(trials) == 0:
@@ -174,6 +247,18 @@ def trial_data(trial: Trial, x: Tensor, y: Tensor, n_classes: int) -> TrialData:
         other = bool(trial.labels.get("exclude_true", False))
         targets, _ = corrupt_labels(targets, share, n_classes, seed, exclude_true=other)
     return TrialData(x, index, targets)
+
+
+def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy parameters and buffers into a module, which takes their dtype and device."""
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            value.data = state[name].clone()
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a module by name, detached."""
+    return {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
 
 
 def count_classes(data: Any, y: Tensor) -> int:
