@@ -1,6 +1,6 @@
 """Readers for the file formats of image data sets: IDX, CIFAR-10 batches (binary and python), npz.
 
-Every reader checks what it reads to the byte and says which file is wrong and how. Nothing in a file is ever
+Content of known files is compared with its checksum before it comes here; errors name the file. Nothing in one is ever
 run: the pickles among them are read with stand-ins for the few names that arrays need, and refused otherwise.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import math
 import pickle
 import re
 import struct
@@ -33,7 +32,6 @@ GZIP_MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 UNPACKED_LIMIT = 1 << 30  # the largest real file has 47 MB; what unpacks to more than this is an attack
 CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue planes
 CIFAR_CLASSES = 10
-IDX_TYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 
 REPLACE = "The file is damaged or not what its name says"
@@ -106,46 +104,16 @@ def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
     return found
 
 
-def parse_idx(content: bytes, where: str, n_dims: int | None = None) -> Bytes:
-    """Array of unsigned bytes from the content of an IDX file (MNIST's format).
-
-    Args:
-        content: the unpacked file.
-        where: its name, for messages.
-        n_dims: how many dimensions it must have (3: images, 1: labels); None takes any.
-    """
-    wanted = f"an IDX file of unsigned bytes with {n_dims or 'any number of'} dimensions"
-    if n_dims:
-        wanted += f" (magic number {0x0800 + n_dims})"
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
-        raise DataFileError(wanted, f"{len(content)} bytes that begin with {content[:4].hex(' ')!r}", where)
-    if content[2] != 8:
-        raise DataFileError(wanted, f"elements of type {IDX_TYPES[content[2]]}", where)
-    dims = content[3]
-    if dims == 0 or (n_dims is not None and dims != n_dims):
-        raise DataFileError(wanted, f"magic number {0x0800 + dims}", where)
-    header = 4 + 4 * dims
-    if len(content) < header:
-        raise DataFileError(f"a header of {header} bytes", f"{len(content)} bytes in all", where, REPLACE)
-    shape = struct.unpack(f">{dims}I", content[4:header])
-    size = header + math.prod(shape)
-    if len(content) != size:
-        wanted = f"{size} bytes (header {header} + {'x'.join(str(extent) for extent in shape)})"
-        raise DataFileError(wanted, f"{len(content)} bytes", where, REPLACE)
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+def parse_idx(content: bytes) -> Bytes:
+    """The array of an IDX file of bytes (MNIST's format), known to be whole by its checksum."""
+    start = 4 + 4 * content[3]
+    return np.frombuffer(content, np.uint8, offset=start).reshape(struct.unpack(f">{content[3]}I", content[4:start]))
 
 
-def parse_cifar(content: bytes, where: str) -> tuple[Bytes, Bytes]:
-    """Images (n, 3, 32, 32) and labels (n,) from CIFAR-10 records in their binary layout; both are views."""
-    if not content or len(content) % CIFAR_RECORD:
-        wanted = f"whole records of {CIFAR_RECORD} bytes"
-        raise DataFileError(wanted, f"{len(content)} bytes", where, REPLACE)
+def parse_cifar(content: bytes) -> tuple[Bytes, Bytes]:
+    """Images (n, 3, 32, 32) and labels (n,) of CIFAR-10 records, known to be whole by their checksum; views."""
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)  # (n, 3073)
-    labels = records[:, 0]
-    if labels.max() >= CIFAR_CLASSES:
-        wrong = int(np.argmax(labels >= CIFAR_CLASSES))
-        raise DataFileError("labels 0 to 9", f"{labels[wrong]} in record {wrong}", where, REPLACE)
-    return records[:, 1:].reshape(-1, 3, 32, 32), labels
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def cifar_records_from_pickle(content: bytes, where: str) -> bytes:

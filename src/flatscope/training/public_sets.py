@@ -252,15 +252,10 @@ def _read_part(
 ) -> Arrays:
     contents = list(_whole_contents(public, files, places))
     if files[0].name.endswith(".bin"):
-        wheres = map(str, places)
-        batches = [formats.parse_cifar(*pair) for pair in zip(contents, wheres, strict=True)]
-        images = np.concatenate([batch[0] for batch in batches])  # (n, 3, 32, 32)
-        labels = np.concatenate([batch[1] for batch in batches])
+        batches = [formats.parse_cifar(content) for content in contents]
+        images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))  # (n, 3, 32, 32)
     else:
-        images = formats.parse_idx(contents[0], str(places[0]), 3)[:, None]  # (n, 1, 28, 28)
-        labels = formats.parse_idx(contents[1], str(places[1]), 1)
-    if len(images) != len(labels):
-        raise DataFileError(f"{len(images)} labels", str(len(labels)), str(places[-1]), formats.REPLACE)
+        images, labels = formats.parse_idx(contents[0])[:, None], formats.parse_idx(contents[1])  # (n, 1, 28, 28)
     wide = labels.astype(np.int64)
     images.setflags(write=False)  # the cache hands the same arrays to everyone
     wide.setflags(write=False)

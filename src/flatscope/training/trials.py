@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from flatscope.training.data import Data, sample_order
 from flatscope.training.initialization import initialize, private_randomness
 from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.stacked_layers import StackedNetwork
-
-if TYPE_CHECKING:  # measures of stacks take samples of stacks
-    from flatscope.training.stacked_measures import StackedLayers
 
 Build = str | Callable[[Mapping[str, Any]], nn.Module]
 Pairs = Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
@@ -155,7 +152,7 @@ class Group:
     records: list[TrainingState] = field(default_factory=list)
     epoch: int = 0
     seconds: float = 0.0
-    layers: StackedLayers | None = None
+    layers: Any = None
     trained_by: str = ""
 
     @functools.cached_property
