@@ -33,6 +33,7 @@ from benchmarks.timing import machine
 
 TABLE = ["layer_trace", "kappa_trace", "rho", "relative_flatness", "hessian_trace"]
 TRACES = ["layer_trace", "relative_flatness", "hessian_trace"]
+EQUAL_ERROR = 1e-3
 Stage = dict[str, Any]
 
 
@@ -189,7 +190,7 @@ def tried(name: str, call: Callable[[], Stage], ours: float, **more: Any) -> Sta
 
 
 def top_eigenvalue(make: Callable[[Settings], Case], target: str, batch: int) -> Row:
-    """Largest eigenvalue of the whole Hessian to 1e-3."""
+    """Largest eigenvalue of the whole Hessian; compared at an error of at most 1e-3."""
 
     def row(settings: Settings) -> Iterator[Stage]:
         case = make(settings)
@@ -198,21 +199,28 @@ def top_eigenvalue(make: Callable[[Settings], Case], target: str, batch: int) ->
         problem = fs.Problem(case.model, train=(case.x, case.y), loss=case.loss)
         few = fs.Problem(case.model, train=(case.x[:8], case.y[:8]), loss=case.loss)
         fs.eigenpairs(few, top=1, tolerance=0.5)  # kernels are chosen and loaded once, for whoever comes first
-        found, stage = timed(lambda: fs.eigenpairs(problem, top=1, tolerance=1e-3))
-        limit = physical_limit({"curvature": found.products}, one)
-        values = {"value": float(found.values[0]), "residual": float(found.residuals[0]), "products": found.products}
-        yield {"stage": "flatscope", "target": target, **stage, **values, "limit_s": limit}
+        truth = float(fs.eigenpairs(problem, top=1, tolerance=1e-4, seed=1).values[0])
+        ours = math.inf
+        for tolerance in (1e-2, 1e-3):  # of the residual: the error is much smaller
+            found, stage = timed(lambda: fs.eigenpairs(problem, top=1, tolerance=tolerance))  # noqa: B023  called at once
+            error = abs(float(found.values[0]) / truth - 1)
+            if error <= EQUAL_ERROR:
+                ours = min(ours, stage["seconds"])
+            limit = physical_limit({"curvature": found.products}, one)
+            values = {"value": float(found.values[0]), "residual": float(found.residuals[0]), "error": error}
+            stage |= {**values, "products": found.products, "tolerance": tolerance, "limit_s": limit}
+            yield {"stage": "flatscope", "target": target, **stage}
         if settings.peers:
-            ours = stage["seconds"]
-            for tolerance in (1e-3, 1e-4):  # a change between two iterations, which is no bound of the error
+            for tolerance in (1e-2, 1e-3, 1e-4):  # a change between two iterations, which is no bound of the error
                 call = functools.partial(gpu_peers.pyhessian_top, case, tolerance)
-                peer = tried("PyHessian", call, ours, tolerance=tolerance)
-                if "value" in peer:
-                    peer["error"] = abs(peer["value"] / values["value"] - 1)
-                yield peer
-            yield tried("curvlinops", lambda: gpu_peers.curvlinops_top(case, 1e-3, batch), ours)
+                yield _with_error(tried("PyHessian", call, ours, tolerance=tolerance), truth)
+            yield _with_error(tried("curvlinops", lambda: gpu_peers.curvlinops_top(case, 1e-2, batch), ours), truth)
 
     return row
+
+
+def _with_error(stage: Stage, truth: float) -> Stage:
+    return stage | {"error": abs(stage["value"] / truth - 1)} if "value" in stage else stage
 
 
 def landscape(settings: Settings) -> Iterator[Stage]:

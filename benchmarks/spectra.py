@@ -1,13 +1,14 @@
 """Largest eigenvalue of the whole Hessian to 1e-3, against PyHessian's power iteration and curvlinops in ARPACK.
 
-CPU seconds of this process, which other jobs on the machine disturb less than the time on the clock. "To 1e-3" is what
-each tool means by it: here and in ARPACK a residual of 1e-3, which bounds the error; in PyHessian a change of 1e-3
-between two iterations, which does not, so that its tolerance is lowered until its error is below 1e-3. The note gives
-the true errors.
+CPU seconds of this process, which other jobs on the machine disturb less than the time on the clock. At equal error:
+each tool with the coarsest tolerance of 1e-2, 1e-3, 1e-4 with which its value is within 1e-3 of the true one. A
+tolerance is a residual here and in ARPACK, which bounds the error; in PyHessian a change between two iterations, which
+does not. The note gives the true errors.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from benchmarks.gpu_models import Case, resnet18_case
 from benchmarks.gpu_peers import curvlinops_top, pyhessian_top
 from benchmarks.timing import Row, trained_lenet
 
-TOLERANCE = 1e-3
+EQUAL_ERROR = 1e-3
 
 
 def rows() -> Iterator[Row]:
@@ -33,21 +34,33 @@ def rows() -> Iterator[Row]:
 def compared(what: str, case: Case, batch: int, target: float) -> Iterator[Row]:
     problem = fs.Problem(case.model, train=(case.x, case.y))
     truth = float(fs.eigenpairs(problem, top=1, tolerance=1e-4, seed=1).values[0])
-    found, ours = cpu_seconds(lambda: fs.eigenpairs(problem, top=1, tolerance=TOLERANCE))
-    peers: dict[str, Callable[[], float]] = {
-        "PyHessian": lambda: pyhessian_top(case, TOLERANCE)["value"],
-        "PyHessian to this error": lambda: pyhessian_top(case, TOLERANCE / 10)["value"],
-        "curvlinops + ARPACK": lambda: curvlinops_top(case, TOLERANCE, batch)["value"],
+    products = []
+
+    def ours(tolerance: float) -> float:
+        found = fs.eigenpairs(problem, top=1, tolerance=tolerance)
+        products.append(found.products)
+        return float(found.values[0])
+
+    seconds, note = at_equal_error(ours, truth)
+    peers: dict[str, Callable[[float], float]] = {
+        "PyHessian": lambda tolerance: pyhessian_top(case, tolerance)["value"],
+        "curvlinops + ARPACK": lambda tolerance: curvlinops_top(case, tolerance, batch)["value"],
     }
-    value = truth
     for name, call in peers.items():
-        if name == "PyHessian to this error" and abs(value / truth - 1) <= TOLERANCE:
-            continue  # it has reached it already
-        value, peer = cpu_seconds(call)
-        errors = f"errors {abs(float(found.values[0]) / truth - 1):.0e} and {abs(value / truth - 1):.0e}"
-        note = f"CPU seconds; {found.products} products; {errors}"
+        peer, its_note = at_equal_error(call, truth)
         title = f"top eigenvalue of the whole Hessian, {what}"
-        yield Row(title, ours, peer, name, f"≥ {target:g}×", peer / ours >= target, note)
+        notes = f"CPU seconds; {products[-1]} products; {note} and {its_note}"
+        yield Row(title, seconds, peer, name, f"≥ {target:g}×", peer / seconds >= target, notes)
+
+
+def at_equal_error(call: Callable[[float], float], truth: float) -> tuple[float, str]:
+    """Seconds with the coarsest tolerance that gives the error, and what both are."""
+    for tolerance in (1e-2, 1e-3, 1e-4):
+        value, seconds = cpu_seconds(functools.partial(call, tolerance))
+        error = abs(value / truth - 1)
+        if error <= EQUAL_ERROR:
+            break
+    return seconds, f"error {error:.0e} with tolerance {tolerance:.0e}"
 
 
 def cpu_seconds(call: Callable[[], Any]) -> tuple[Any, float]:

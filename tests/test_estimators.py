@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature import both_ends, estimators, spectrum
-from flatscope.curvature.both_ends import BothEnds
+from flatscope.curvature import estimators, spectrum
 from flatscope.curvature.estimators import DiagonalSums, WholeDiagonal, cheaper_one_by_one, diagonal_sums
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.spectrum import extreme_eigenpairs, lanczos_quadrature
+from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
 from flatscope.errors import NumericalWarning
 
 
@@ -168,9 +167,7 @@ def test_scale_does_not_matter() -> None:
 @pytest.mark.parametrize(("name", "top"), [("decaying", 1), ("negative", 0), ("mixed", 1), ("mixed", 0)])
 def test_extreme_eigenvalues(name: str, top: int) -> None:
     values = SPECTRA[name].double()
-    (pair,) = extreme_eigenpairs(
-        Matrix(values), torch.Generator().manual_seed(0), top=top, bottom=1 - top, tolerance=1e-8
-    )
+    (pair,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(top, 1 - top, 1e-8))
     expected = float(values.max() if top else values.min())
     width = float(values.max() - values.min())
     assert pair.value == pytest.approx(expected, abs=1e-6 * width)
@@ -181,21 +178,38 @@ def test_extreme_eigenvalues(name: str, top: int) -> None:
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize("kept", [20, 120])
 def test_both_ends_of_a_spectrum_from_one_space(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(both_ends, "MOST_VECTORS", kept)
+    monkeypatch.setattr(spectrum, "WIDEST", kept)
     values = SPECTRA[name].double()
-    width = float(values.max() - values.min())
-    for reverse in (False, True):  # whatever is asked first
-        ends = BothEnds(Matrix(values), torch.Generator().manual_seed(0))
-        asked = [lambda: ends.smallest(1e-5), lambda: ends.largest(1e-5)]  # noqa: B023
-        low, high = (found() for found in asked) if not reverse else [found() for found in reversed(asked)][::-1]
-        assert low.value == pytest.approx(float(values.min()), abs=1e-4 * width)
-        assert high.value == pytest.approx(float(values.max()), abs=1e-4 * width)
-        assert low.converged
-        assert low.residual <= 1e-5 * width
-        assert high.residual <= 1e-5 * float(values.abs().max())
-        if not reverse:
-            first = (low.value, high.value)
-    assert (low.value, high.value) == first
+    largest, found = float(values.abs().max()), []
+    for order in ((0, 1), (1, 0)):  # whatever is asked first
+        matrix = Matrix(values)
+        search = Search(len(values), torch.Generator().manual_seed(0), Wanted(1, 1, 1e-4))
+        asked = Wanted(0, 1, 1e-4, share=1.0), Wanted(1, 0, 1e-4, share=1.0)
+        pairs = {place: extreme_eigenpairs(matrix, search, asked[place])[0] for place in order}
+        assert pairs[0].value == pytest.approx(float(values.min()), abs=1e-3 * largest)
+        assert pairs[1].value == pytest.approx(float(values.max()), abs=1e-3 * largest)
+        assert all(pair.converged and pair.residual <= 1e-4 * largest for pair in pairs.values())
+        assert matrix.products == max(pair.products for pair in pairs.values())
+        found.append((pairs[0].value, pairs[1].value))
+    assert found[0] == found[1]
+
+
+def test_searches_side_by_side_find_what_each_finds_alone() -> None:
+    matrices = {name: Matrix(SPECTRA[name]) for name in ("mixed", "decaying")} | {"small": Matrix(torch.arange(20.0))}
+    wanted, rounds = Wanted(1, 0, 1e-4), []
+
+    def multiply(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        rounds.append(set(vectors))
+        return {name: matrices[name] @ vector for name, vector in vectors.items()}
+
+    searches = {
+        name: Search(matrix.shape[0], torch.Generator().manual_seed(0), wanted) for name, matrix in matrices.items()
+    }
+    found = side_by_side(searches, wanted, multiply)
+    for name, matrix in matrices.items():
+        assert sum(name in names for names in rounds) == (1 if name == "small" else found[name][0].products)
+        alone = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), wanted)
+        assert [pair.value for pair in found[name]] == [pair.value for pair in alone]
 
 
 class Diagonal:
@@ -213,16 +227,11 @@ def test_the_smallest_eigenvalue_is_not_mistaken_for_the_cloud_that_hides_it() -
     values = torch.zeros(100_000)
     values[:30] = torch.linspace(1, 100, 30)
     values[30:40] = -torch.linspace(0.5, 2, 10)
-    ends = BothEnds(Diagonal(values), torch.Generator().manual_seed(0))
-    assert ends.smallest(1e-3).value == pytest.approx(-2.0, abs=0.1)
-    pairs = extreme_eigenpairs(Diagonal(values), torch.Generator().manual_seed(0), top=2, bottom=1, tolerance=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    (smallest,) = extreme_eigenpairs(Diagonal(values), generator, Wanted(0, 1, 1e-3, share=1.0))
+    assert smallest.value == pytest.approx(-2.0, abs=0.1)
+    pairs = extreme_eigenpairs(Diagonal(values), generator, Wanted(2, 1, 1e-2))
     assert pairs[-1].value == pytest.approx(-2.0, abs=0.02)
-
-
-def test_an_eigenvalue_that_runs_out_of_time_says_so() -> None:
-    ends = BothEnds(Matrix(SPECTRA["mixed"]), torch.Generator().manual_seed(0), late=lambda: True)
-    with pytest.warns(NumericalWarning, match="not converged after 1 product"):
-        assert not ends.largest(1e-6).converged
 
 
 @pytest.mark.parametrize("name", SPECTRA)
@@ -230,7 +239,7 @@ def test_several_eigenvalues_of_both_ends(name: str) -> None:
     values = SPECTRA[name].double().sort().values
     width = float(values[-1] - values[0])
     matrix = Matrix(values)
-    found = extreme_eigenpairs(matrix, torch.Generator().manual_seed(1), top=3, bottom=2, tolerance=1e-4)
+    found = extreme_eigenpairs(matrix, torch.Generator().manual_seed(1), Wanted(3, 2, 1e-4))
     expected = [*values[-3:].flip(0).tolist(), *values[:2].flip(0).tolist()]
     assert [pair.value for pair in found] == pytest.approx(expected, abs=1e-4 * width)
     for pair in found:
@@ -240,9 +249,9 @@ def test_several_eigenvalues_of_both_ends(name: str) -> None:
 
 def test_restarts_change_nothing_but_the_number_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.linspace(0, 1, 1000).double().square()
-    (wide,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), tolerance=1e-6)
+    (wide,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-6))
     monkeypatch.setattr(spectrum, "KRYLOV_BYTES", 0)
-    (narrow,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), tolerance=1e-6)
+    (narrow,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-6))
     assert narrow.products > 18 + 1  # wider than the space that may be held
     assert narrow.value == pytest.approx(wide.value, rel=1e-6)
     assert narrow.residual <= 1e-6 * narrow.value
@@ -251,17 +260,17 @@ def test_restarts_change_nothing_but_the_number_of_products(monkeypatch: pytest.
 def test_a_search_that_must_end_says_how_far_it_came() -> None:
     matrix = Matrix(torch.linspace(0, 1, 1000).double())
     with pytest.warns(NumericalWarning, match="1 of 1 eigenvalues not converged after 3 products"):
-        pair = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), most_products=3)[0]
+        pair = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), Wanted(), most_products=3)[0]
     assert not pair.converged
     assert float((matrix @ pair.vector - pair.value * pair.vector).norm()) == pytest.approx(pair.residual)
-    late = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), expired=lambda: True)[0]
+    late = extreme_eigenpairs(matrix, torch.Generator().manual_seed(0), Wanted(), expired=lambda: True)[0]
     assert (late.converged, late.products) == (False, 1)  # without a warning: the row of a measure says so
 
 
 def test_an_operator_of_low_rank_closes_its_space() -> None:
     values = torch.zeros(1000).double()
     values[:3] = torch.tensor([3.0, 2.0, 2.0])
-    found = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), top=5)
+    found = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(5))
     assert [pair.value for pair in found] == pytest.approx([3, 2, 2, 0, 0], abs=1e-9)
     assert max(pair.products for pair in found) <= 12
 

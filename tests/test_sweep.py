@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
+from flatscope.context import Context
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import layer_forms, memory
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.factors import output_columns
+from flatscope.curvature.operators import GaussNewton
 from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.loss import as_loss
@@ -281,8 +284,39 @@ def test_layer_blocks_kept_written_out_and_streamed_agree(build, loss, monkeypat
     written_out = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
     monkeypatch.setattr(blocks, "DENSE_WEIGHTS", 0)
     streamed = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
+    monkeypatch.setattr(blocks, "COLUMNS_PER_LAYER", 0)
+    one_by_one = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
     assert kept == pytest.approx(written_out, rel=1e-8)
     assert streamed == pytest.approx(written_out, rel=1e-8)
+    assert one_by_one == pytest.approx(written_out, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, padding=1, groups=2),
+        nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2),
+        nn.Sequential(nn.Flatten(2), nn.LazyLinear(7)),
+    ],
+    ids=["grouped", "transposed", "sequence"],
+)
+@pytest.mark.parametrize("positions", [1, 16])
+def test_pieces_of_all_kinds_of_layers_multiply_like_gauss_newton(layer: nn.Module, positions: int) -> None:
+    """Kept are inputs and columns where they are few against weights (of the sequence these grow), else gradients."""
+    generator, pooled = torch.Generator().manual_seed(0), nn.AdaptiveAvgPool2d(round(positions**0.5))
+    layers = [nn.Conv2d(2, 4, 1), nn.ReLU(), pooled, copy.deepcopy(layer), nn.Flatten(), nn.LazyLinear(3)]
+    net = nn.Sequential(*layers).double()
+    x = torch.randn(5, 2, 4, 4, generator=generator, dtype=torch.float64)
+    net(x)
+    ctx = Context(fs.Problem(net, train=(x, torch.arange(5) % 3)))
+    found = blocks.LayerBlocks(ctx)
+    name = next(name for name in found.sizes if name.startswith("3"))
+    assert (found._kept[name][0].inputs is None) is ((positions > 1) is not isinstance(layer, nn.Sequential))
+    vectors = {
+        name: torch.randn(size, 2, generator=generator, dtype=torch.float64) for name, size in found.sizes.items()
+    }
+    for name, product in found.products(vectors).items():
+        torch.testing.assert_close(product, GaussNewton(ctx, [name]) @ vectors[name], rtol=1e-10, atol=1e-13)
 
 
 def test_spread_over_samples() -> None:

@@ -7,32 +7,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flatscope.curvature.estimators import Operator
-
 # What is left of a product below this share of the longest one is nothing but rounding.
 BREAKDOWN = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 class Krylov:
-    """An orthonormal basis and the operator seen through it.
+    """An orthonormal basis and a symmetric matrix seen through it.
 
-    Every step multiplies the newest vector and takes out all earlier ones, so that the basis stays orthogonal to
-    rounding and no eigenvalue is found twice. `shrink` keeps chosen Ritz vectors only (Wu and Simon, 2000): the
-    process goes on from there as if the others had never been needed.
+    Every step takes the product with the newest vector and takes all vectors out of it, so that the basis stays
+    orthogonal to rounding and no eigenvalue is found twice. `shrink` keeps chosen Ritz vectors only (Wu and Simon,
+    2000): the process goes on from there as if the others had never been needed.
 
     Args:
-        operator: symmetric p × p.
-        start: the first direction (p,), of any length; its dtype is that of the basis.
+        start: the first direction (p,), of any length; its dtype and device are those of the basis.
         width: the most vectors to hold at once.
-        generator: for a fresh direction where the space is closed under the operator before it is wide enough.
+        generator: for a fresh direction where the space is closed under the matrix before it is wide enough.
     """
 
-    def __init__(self, operator: Operator, start: Tensor, width: int, generator: torch.Generator) -> None:
-        self._operator, self._generator = operator, generator
-        self.width = min(width, operator.shape[0])
+    def __init__(self, start: Tensor, width: int, generator: torch.Generator) -> None:
+        self._generator = generator
+        self.width = min(width, len(start))
         self._basis = start.new_empty(self.width, len(start))  # (width, p), rows
         self._projected = torch.zeros(self.width, self.width, dtype=torch.float64)
-        self._next = start / start.norm()
+        self.newest = start / start.norm()  # the vector whose product comes next
         self.size = self.products = self._restarted = 0
         self.closed = False  # the basis spans an invariant space
         self._largest = 0.0  # of the lengths of products inside of the space
@@ -45,15 +42,13 @@ class Krylov:
 
     @property
     def projected(self) -> Tensor:
-        """The operator in the basis, (j, j) and symmetric; tridiagonal before the first `shrink`."""
+        """The matrix in the basis, (j, j) and symmetric; tridiagonal before the first `shrink`."""
         return self._projected[: self.size, : self.size]
 
-    def step(self) -> None:
-        """One more vector, one more product."""
-        if self.closed:
-            self._next = self._fresh()
-        self._basis[self.size] = self._next
-        product = (self._operator @ self._next).to(self._basis)  # a fresh tensor: written to below
+    def take(self, product: Tensor) -> None:
+        """One step: the product with the newest vector."""
+        self._basis[self.size] = self.newest
+        product = product.to(self._basis, copy=True)
         self.size += 1
         self.products += 1
         basis = self._basis[: self.size]  # (j, p)
@@ -63,13 +58,16 @@ class Krylov:
             part = basis[first:] @ product
             product.addmv_(basis[first:].T, part, alpha=-1)
             column[first:] += part
-        known = column.double().cpu()
+        known = torch.cat([column, product.norm()[None]]).double().cpu()  # one wait for a GPU
+        length, known = float(known[-1]), known[:-1]
         self._projected[: self.size, self.size - 1] = self._projected[self.size - 1, : self.size] = known
-        length = float(product.norm())
         self._largest = max(self._largest, float(known.norm()))
-        self.closed = length <= BREAKDOWN[basis.dtype] * self._largest or self.size == self._operator.shape[0]
+        self.closed = length <= BREAKDOWN[basis.dtype] * self._largest or self.size == basis.shape[1]
         self.coupling = 0.0 if self.closed else length
-        self._next = product.div_(max(length, torch.finfo(basis.dtype).tiny))
+        if not self.closed:
+            self.newest = product.div_(length)
+        elif self.size < basis.shape[1]:
+            self.newest = self._fresh()
 
     def _coupled(self) -> int:
         """The first vector that the newest product has a part in: the last but one, or of a restart the first."""

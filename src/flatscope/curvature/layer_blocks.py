@@ -1,202 +1,193 @@
-"""Curvature blocks of single layers as operators that cost almost nothing to multiply with.
+"""Curvature blocks of all layers, multiplied with a vector for each of them at once.
 
-One sweep keeps, for each exact layer, what its block is made of: for a dense layer on vectors the inputs and the
-columns at its output, for other layers the per-sample gradients; a product is then two matrix products. What does
-not fit in memory is written out as a matrix if it has few weights, and streamed otherwise: each product is then a
-pass over the data.
+The columns of the sweep at a layer's output and the layer's inputs give its Gauss-Newton block: of a vector V the
+columns' parts a_c = Σ_t s_cᵀ V u, and of these the product Σ_c,t a_c s_c uᵀ. One pass over the data serves all layers.
+What fits in memory is kept from the first pass, as it is or as per-sample gradients, whichever is smaller; the block
+of a few weights is written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
-from flatscope.curvature.estimators import Operator
 from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import GaussNewton
+from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.products import curvature_operator
 from flatscope.curvature.sweep import acting, backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
-from flatscope.ranks import Ranks
+from flatscope.params import Params
 from flatscope.samples import Batch
+
+T = TypeVar("T")
 
 DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
-MOST_COLUMNS = 256  # with more, products are cheaper than all columns
+# With more columns, or in every pass more of them for each layer, products of the layers one by one are cheaper.
+MOST_COLUMNS, COLUMNS_PER_LAYER = 256, 3
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Columns (n, k, out) and inputs (n, in) of some samples, or their gradients (n k, p); signs of the columns."""
+    """What some samples give a layer's block: inputs (n, g, features, t) and columns (n, k, g, rows, t).
 
-    rows: Tensor
+    Or in place of both the gradients of each sample and column, (n, k, p).
+    """
+
+    kind: str
     inputs: Tensor | None
+    columns: Tensor
     signs: Tensor | None
 
+    def product(self, vectors: Tensor) -> Tensor:
+        """With the columns of (p, m), summed over samples: (p, m)."""
+        if self.inputs is None:
+            rows = self.columns.flatten(0, 1)
+            along = rows @ vectors
+            return rows.T @ (along if self.signs is None else along * self.signs.reshape(-1, 1))
+        return torch.stack([self._single(vector) for vector in vectors.T], dim=1)
 
-@dataclass
-class DenseBlock:
-    """A block written out."""
-
-    matrix: Tensor
-    n: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self.matrix.shape[0], self.matrix.shape[1]
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        return self.matrix @ vectors.to(self.matrix)
-
-    def add(self, piece: Piece) -> None:
-        """Add the gradients of some samples."""
-        signed = piece.rows if piece.signs is None else piece.rows * piece.signs.reshape(-1, 1)
-        self.matrix += (signed.T @ piece.rows).double() / self.n
-
-
-@dataclass
-class GradientBlock:
-    """mean Σ_c vec(G_c) vec(G_c)ᵀ from the kept per-sample gradients, (n k, p) a batch."""
-
-    size: int
-    n: int
-    ranks: Ranks
-    pieces: list[Piece] = field(default_factory=list)
-
-    def add(self, piece: Piece) -> None:
-        """Keep the gradients of some samples."""
-        self.pieces.append(piece)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self.size, self.size
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.reshape(self.size, -1)
-        total = torch.zeros(columns.shape, dtype=torch.float64)
-        for piece in self.pieces:
-            along = piece.rows @ columns.to(piece.rows)  # (n k, vectors)
-            along = along if piece.signs is None else along * piece.signs.reshape(-1, 1)
-            total += (piece.rows.T @ along).double().cpu()
-        (total,) = self.ranks.summed([total])
-        return (total / self.n).reshape(vectors.shape)
-
-
-@dataclass
-class FactoredBlock:
-    """mean Σ_c (s_c s_cᵀ) ⊗ (u uᵀ) of a dense layer on vectors, from its kept inputs and columns."""
-
-    size: int
-    n: int
-    ranks: Ranks
-    pieces: list[Piece] = field(default_factory=list)
-
-    def add(self, piece: Piece) -> None:
-        """Keep the inputs and columns of some samples."""
-        self.pieces.append(piece)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self.size, self.size
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.reshape(len(vectors), -1)
-        (total,) = self.ranks.summed([torch.stack([self._product(v) for v in columns.T], dim=1)])
-        return (total / self.n).reshape(vectors.shape)
-
-    def _product(self, vector: Tensor) -> Tensor:
-        """Σ_c,i s_c (s_cᵀ V u) uᵀ over this rank's samples."""
-        total = torch.zeros(len(vector), dtype=torch.float64)
-        for piece in self.pieces:
-            u, s, signs = piece.inputs, piece.rows, piece.signs
-            assert u is not None
-            matrix = vector.to(u).reshape(s.shape[2], u.shape[1])  # (out, in)
-            along = (s * (u @ matrix.T)[:, None]).sum(2)  # (n, k)
-            along = along if signs is None else along * signs
-            total += ((s * along[:, :, None]).sum(1).T @ u).reshape(-1).double().cpu()
-        return total
-
-
-Filled = DenseBlock | GradientBlock | FactoredBlock
-
-
-def layer_blocks(ctx: Context) -> dict[str, Operator]:
-    """The curvature block of every trainable layer by weight name, from one sweep over the data."""
-    left_out, columns, ranks = find_left_out(ctx), ctx.sweep(sweep_shape).columns, ctx.problem.ranks
-    blocks = dict(_empty_blocks(ctx, left_out))
-    filled = {name: block for name, block in blocks.items() if isinstance(block, Filled)}
-    if not filled:
-        return blocks
-
-    def work(batch: Batch, numbers: Tensor, width: int) -> list[tuple[str, Piece]]:
-        del numbers
-        return [
-            (flow.weight, _piece(ctx, filled[flow.weight], flow))
-            for flows in backpropagated(ctx, batch, left_out, width)
-            for flow in flows
-            if flow.weight in filled
-        ]
-
-    for pieces in in_batches(ctx, sweep_plan(ctx, columns), work):
-        for name, piece in pieces:
-            filled[name].add(piece)
-    ctx.count("forward", ctx.problem.n_train)
-    ctx.count("backward", ctx.problem.n_train * columns)
-    for block in filled.values():
-        if isinstance(block, DenseBlock):
-            (block.matrix,) = ranks.summed([block.matrix])
-    return blocks
-
-
-def _empty_blocks(ctx: Context, left_out: dict[str, str]) -> Iterator[tuple[str, Operator]]:
-    """Decide, layer by layer, how its block is kept; the small ones first have a claim on the memory."""
-    k, n, ranks = ctx.sweep(sweep_shape).columns, ctx.problem.n_train, ctx.problem.ranks
-    item = torch.finfo(ctx.problem.dtype).bits // 8
-    layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
-    sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
-    needs = {}
-    for layer in layers:
-        per_sample = (
-            k * layer.output_shape[0] + layer.input_shape[0] if _on_vectors(ctx, layer) else k * sizes[layer.weight]
-        )
-        needs[layer.weight] = -(-n // ranks.size) * per_sample * item  # of the largest share: all decide alike
-    left, kept = KEPT_BYTES, set()
-    for weight, need in sorted(needs.items(), key=lambda entry: entry[1]):
-        if weight not in left_out and need <= left and k <= MOST_COLUMNS:
-            left -= need
-            kept.add(weight)
-    for layer in layers:
-        weight, size = layer.weight, sizes[layer.weight]
-        if weight in left_out:
-            yield weight, curvature_operator(ctx, [weight])
-        elif weight in kept:
-            yield weight, FactoredBlock(size, n, ranks) if _on_vectors(ctx, layer) else GradientBlock(size, n, ranks)
-        elif size <= DENSE_WEIGHTS and k <= MOST_COLUMNS:
-            yield weight, DenseBlock(torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device), n)
+    def _single(self, vector: Tensor) -> Tensor:
+        u, s = self.inputs, self.columns
+        assert u is not None
+        groups, features, rows = u.shape[1], u.shape[2], s.shape[3]
+        if self.kind == "transposed":  # the weight is stored (in, out · taps)
+            moved = vector.reshape(groups, features, rows).mT @ u
         else:
-            yield weight, GaussNewton(ctx, [weight])
+            moved = vector.reshape(groups, rows, features) @ u  # (n, g, rows, t)
+        along = s.flatten(2) @ moved.flatten(1)[:, :, None]  # (n, k, 1)
+        if self.signs is not None:
+            along = along * self.signs[:, :, None]
+        joined = (along.mT @ s.flatten(2)).reshape(moved.shape)  # Σ_c a_c s_c
+        pairs = "ngrt,ngft->gfr" if self.kind == "transposed" else "ngrt,ngft->grf"
+        return torch.einsum(pairs, joined, u).reshape(-1)
 
 
-def _on_vectors(ctx: Context, layer: Layer) -> bool:
-    if ctx.sweep(rows_per_sample).get(layer.weight, 1) > 1:
-        return False
-    return layer.kind == "dense" and len(layer.input_shape) == 1 and layer.uses == 1
+class LayerBlocks:
+    """The curvature block of every trainable layer.
 
+    Args:
+        ctx: the network.
 
-def _piece(ctx: Context, block: Filled, flow: Flow) -> Piece:
-    """What one block of columns of some samples adds to a layer's block."""
-    if isinstance(block, FactoredBlock):
-        return Piece(flow.columns[0], flow.calls[0].input.detach(), flow.signs)
-    weight = acting(ctx, flow.weight)
-    u, s = matrices(flow, weight)
-    return Piece(weight_gradients(u, s, flow.kind).reshape(-1, weight.numel()), None, flow.signs)
+    Attributes:
+        sizes: number of weights of each, by the name of its weight.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx, left_out = ctx, find_left_out(ctx)
+        layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
+        self.sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
+        self._columns = ctx.sweep(sweep_shape).columns
+        self._own: dict[str, CurvatureOperator] = {}
+        self._kept: dict[str, list[Piece]] = {}
+        self._written: Params = {}
+        needs, left = {layer.weight: self._bytes(layer) for layer in layers}, KEPT_BYTES
+        if ctx.problem.device.type == "cuda" and ctx.effort.memory is None and ctx.problem.ranks.size == 1:
+            left = max(left, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
+        for name, need in sorted(needs.items(), key=lambda entry: entry[1]):  # the small ones have the first claim
+            if name in left_out:
+                self._own[name] = curvature_operator(ctx, [name])
+            elif self._columns <= MOST_COLUMNS and need <= left:
+                left -= need
+                self._kept[name] = []
+            elif self._columns <= MOST_COLUMNS and (size := self.sizes[name]) <= DENSE_WEIGHTS:
+                self._written[name] = torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device)
+        streamed = self.sizes.keys() - self._own.keys() - self._kept.keys() - self._written.keys()
+        if self._columns > COLUMNS_PER_LAYER * len(streamed):
+            self._own |= {name: GaussNewton(ctx, [name]) for name in streamed}
+        self._fill()
+
+    def products(self, vectors: Params) -> Params:
+        """With a vector (p,), or columns (p, m), of each of some layers; in float64."""
+        found = {name: self._own[name] @ vector for name, vector in vectors.items() if name in self._own}
+        found |= {name: self._written[name] @ v.double() for name, v in vectors.items() if name in self._written}
+        totals = {
+            name: torch.zeros(vector.reshape(len(vector), -1).shape, dtype=torch.float64, device=vector.device)
+            for name, vector in vectors.items()
+            if name not in found
+        }
+        given = {name: vectors[name].reshape(total.shape).to(self._ctx.problem.dtype) for name, total in totals.items()}
+        for name in self._kept.keys() & totals.keys():
+            for piece in self._kept[name]:
+                totals[name] += piece.product(given[name])
+
+        def work(batch: Batch, numbers: Tensor, width: int) -> Params:
+            del numbers
+            shares: Params = {}
+            for name, piece in self._pieces(batch, given.keys() - self._kept.keys(), width):
+                share = piece.product(given[name]).double()
+                shares[name] = shares[name] + share if name in shares else share
+            return shares
+
+        if totals.keys() - self._kept.keys():
+            for shares in self._passed(work):
+                for name, share in shares.items():
+                    totals[name] += share
+        summed = self._ctx.problem.ranks.summed(list(totals.values()))
+        means = [total / self._ctx.problem.n_train for total in summed]
+        return found | {name: mean.reshape(vectors[name].shape) for name, mean in zip(totals, means, strict=True)}
+
+    def _fill(self) -> None:
+        """Keep and write out what is to be, in one pass."""
+        filled = self._kept.keys() | self._written.keys()
+        if not filled:
+            return
+
+        def work(batch: Batch, numbers: Tensor, width: int) -> list[tuple[str, Piece]]:
+            del numbers
+            return list(self._pieces(batch, filled, width))
+
+        for pieces in self._passed(work):
+            for name, piece in pieces:
+                if name in self._kept:
+                    self._kept[name].append(piece)
+                else:
+                    self._written[name] += piece.product(torch.eye(self.sizes[name]).to(piece.columns))
+        summed = self._ctx.problem.ranks.summed(list(self._written.values()))
+        self._written = {
+            name: total / self._ctx.problem.n_train for name, total in zip(self._written, summed, strict=True)
+        }
+
+    def _passed(self, work: Callable[[Batch, Tensor, int], T]) -> Iterator[T]:
+        """One pass over the data with all columns."""
+        yield from in_batches(self._ctx, sweep_plan(self._ctx, self._columns), work)
+        self._ctx.count("forward", self._ctx.problem.n_train)
+        self._ctx.count("backward", self._ctx.problem.n_train * self._columns)
+
+    def _pieces(self, batch: Batch, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
+        """What the samples of a batch give some layers."""
+        others = dict.fromkeys(self._ctx.params.keys() - set(names), "")
+        for flows in backpropagated(self._ctx, batch, others, width):
+            for flow in flows:
+                if flow.weight in names:
+                    yield flow.weight, self._piece(flow)
+
+    def _piece(self, flow: Flow) -> Piece:
+        weight = acting(self._ctx, flow.weight)
+        u, s = matrices(flow, weight)
+        gradients = len(u) * s.shape[1] * weight.numel() <= u.numel() + s.numel()
+        if gradients or flow.weight in self._written:
+            return Piece(flow.kind, None, weight_gradients(u, s, flow.kind).flatten(2), flow.signs)
+        return Piece(flow.kind, u, s, flow.signs)
+
+    def _bytes(self, layer: Layer) -> int:
+        """What keeping a layer's pieces takes, of the largest share: all ranks decide alike."""
+        weight, k = acting(self._ctx, layer.weight), self._columns
+        rows, features = len(weight), weight[0].numel()
+        if layer.input_first:
+            positions, u, s = math.prod(layer.input_shape) // rows, rows, layer.groups * features
+        else:
+            positions, u, s = math.prod(layer.output_shape) // rows, layer.groups * features, rows
+        positions *= layer.uses * self._ctx.sweep(rows_per_sample).get(layer.weight, 1)
+        each = min(positions * (u + k * s), k * weight.numel())
+        share = -(-self._ctx.problem.n_train // self._ctx.problem.ranks.size)
+        return share * each * (torch.finfo(self._ctx.problem.dtype).bits // 8)

@@ -1,10 +1,15 @@
-"""Eigenvalues at the ends of the spectrum with their residuals, and the spectral density."""
+"""Eigenvalues at the ends of the spectrum with their residuals, and the spectral density.
+
+One kind of search for all: a Lanczos process that grows by one product at a time and knows when it has found what it
+is asked for. Searches of several matrices go on side by side, so that one pass over the data serves all of them.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +24,13 @@ KRYLOV_BYTES = 2**30
 # Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
 LARGE = 2**20
 COARSE = 1e-4
-# Eigenvalues are found relative to their own size down to this share of the largest one.
-SMALL_SHARE = 0.01
-# No search ends before so many products; one for an eigenvalue that is small beside others takes more.
-LEAST_STEPS, HIDDEN_STEPS, SETTLED_STEPS = 5, 20, 5
+# No search ends before so many products: a small residual tells of some eigenvalue near, not that it is the last one,
+# and of two at a small distance the smaller one may be met first. One that is small beside others must also have come
+# to rest: a random vector lies mostly in the cloud around zero, and looks at first like the smallest eigenvalue.
+LEAST_STEPS, HIDDEN_STEPS, SETTLED_STEPS = 8, 20, 5
 HIDDEN = 0.1
+
+Multiply = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -49,96 +56,222 @@ class Ritz:
     residuals: Tensor
 
 
-def never() -> bool:
-    """No limit of time."""
-    return False
+@dataclass(frozen=True)
+class Wanted:
+    """Eigenvalues that a search is asked for.
+
+    Attributes:
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tolerance: accuracy of each relative to its absolute value,
+        share: or to this share of the largest absolute value, where that is more.
+    """
+
+    top: int = 1
+    bottom: int = 0
+    tolerance: float = 1e-3
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < 1:
+            raise InputError("a tolerance between 0 and 1", str(self.tolerance), where="eigenvalues")
+
+    @property
+    def number(self) -> int:
+        """How many in all."""
+        return self.top + self.bottom
+
+    def of(self, values: Tensor) -> Tensor:
+        """Their entries of values in rising order (n, …), the largest first."""
+        last = len(values) - 1
+        return values[[*range(last, last - self.top, -1), *range(self.bottom - 1, -1, -1)]]
+
+    def kept(self, size: int) -> list[int]:
+        """The Ritz vectors that survive a restart: those wanted, and a third of the space from the same ends."""
+        more = (size // 3) / self.number
+        upper, lower = (n + round(more * n) for n in (self.top, self.bottom))
+        return sorted({*range(lower), *range(size - upper, size)})
+
+
+class RitzValues(NamedTuple):
+    """What is known after some products: Ritz values in rising order, and their residuals."""
+
+    products: int
+    values: Tensor
+    residuals: Tensor
+    closed: bool = True
+
+    def reached(self, wanted: Wanted, before: list[RitzValues]) -> Tensor:
+        """Which of the wanted eigenvalues are found, given the looks before this one."""
+        if len(self.values) < wanted.number:
+            return torch.zeros(wanted.number, dtype=torch.bool)
+        values, largest = wanted.of(self.values), float(self.values.abs().max())
+        least = wanted.tolerance * values.abs().clamp_min(wanted.share * largest)
+        found = wanted.of(self.residuals) <= least
+        if self.closed:
+            return found
+        hidden = values.abs() < HIDDEN * largest
+        if hidden.any():
+            earlier = min(self.products - SETTLED_STEPS, 0.8 * self.products)
+            older = [look.values for look in before if look.products <= earlier and len(look.values) >= wanted.number]
+            if self.products < HIDDEN_STEPS or not older:
+                return found & ~hidden
+            found &= ~hidden | ((values - wanted.of(older[-1])).abs() <= least)
+        return found & (self.products >= LEAST_STEPS)
+
+
+class Search:
+    """A search for eigenvalues of one symmetric matrix; a small one is multiplied out.
+
+    It may be asked again and again, and goes on only as far as it must. An answer does not depend on what was asked
+    before: it is that of the first look that fulfilled the question.
+
+    Args:
+        size: of the matrix.
+        generator: for the start vector, drawn on the CPU: repeatable.
+        wanted: what it will be asked for: which ends, and of a large matrix whether digits of float32 are enough.
+        device: where it goes on.
+        together: size of all matrices that are searched at the same time; they share the memory.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        generator: torch.Generator,
+        wanted: Wanted,
+        device: torch.device | str = "cpu",
+        together: int = 0,
+    ) -> None:
+        if wanted.top < 0 or wanted.bottom < 0 or not 1 <= wanted.number <= size:
+            got = f"{wanted.top} and {wanted.bottom}"
+            raise InputError(f"between 1 and {size} eigenvalues", got, where="eigenvalues")
+        self._wanted, self.products = wanted, 0
+        self._looks: list[RitzValues] = []
+        self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at
+        self._space: Krylov | None = None
+        self._multiplied_out = torch.zeros(0, 0, dtype=torch.float64)  # eigenvectors in columns
+        if size <= max(DENSE_SIZE, 3 * wanted.number):
+            self.newest = torch.eye(size, dtype=torch.float64, device=device)
+            return
+        start = random_start(size, generator, device, wanted.tolerance)
+        room = KRYLOV_BYTES // (max(size, together) * start.element_size())
+        self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
+        self.newest = self._space.newest
+
+    def take(self, product: Tensor) -> None:
+        """Go on: the product with `newest`, a vector, or of a small matrix all unit vectors."""
+        space = self._space
+        if space is None:
+            values, self._multiplied_out = torch.linalg.eigh((product + product.T).double().cpu() / 2)
+            self.products, none = len(values), torch.zeros_like(values)
+            self._looks.append(RitzValues(self.products, values, none))
+            return
+        if space.full:
+            space.shrink(self._wanted.kept(space.size))
+        space.take(product)
+        self.newest, self.products = space.newest, space.products
+        # Where many steps are needed, one eighth more of them is cheaper than a look after each.
+        if space.products % max(1, space.size // 8) == 0 or space.full or space.closed:
+            self._look()
+
+    def _look(self) -> None:
+        """See what there is after the products so far."""
+        if self._space is not None and not (self._looks and self._looks[-1].products == self.products):
+            values, residuals, _ = self._space.ritz()
+            self._looks.append(RitzValues(self.products, values, residuals, self._space.closed))
+
+    def answered(self, wanted: Wanted) -> bool:
+        """Whether all that is wanted is found."""
+        at, found = self._answers.get(wanted, (0, False))
+        while not found and at < len(self._looks):
+            found = bool(self._looks[at].reached(wanted, self._looks[:at]).all())
+            at += not found
+        self._answers[wanted] = at, found
+        return found
+
+    def pairs(self, wanted: Wanted) -> list[Eigenpair]:
+        """What is wanted, as far as it is found, the largest first."""
+        self._look()
+        at = self._answers[wanted][0] if self.answered(wanted) else len(self._looks) - 1
+        look = self._looks[at]
+        if self._space is None:
+            vectors = wanted.of(self._multiplied_out.T)
+        else:
+            vectors = self._space.vectors(wanted.of(self._space.ritz()[2].T).T)
+        numbers = (wanted.of(look.values), wanted.of(look.residuals), look.reached(wanted, self._looks[:at]))
+        return [
+            Eigenpair(value, vector, residual, reached, look.products)
+            for vector, value, residual, reached in zip(vectors, *(part.tolist() for part in numbers), strict=True)
+        ]
+
+
+def side_by_side(
+    searches: Mapping[str, Search],
+    wanted: Wanted,
+    multiply: Multiply,
+    *,
+    most_products: int = 1000,
+    expired: Callable[[], bool] = bool,
+) -> dict[str, list[Eigenpair]]:
+    """Eigenpairs of several matrices; every round takes one product for each that is still searched.
+
+    Args:
+        searches: by name.
+        wanted: of each.
+        multiply: from vectors to products, by name.
+        most_products: give up there, with a warning and `converged=False`.
+        expired: asked after each round; True ends all with what they have.
+    """
+    while True:
+        left = {name: s for name, s in searches.items() if not s.answered(wanted) and s.products < most_products}
+        late = any(s.products for s in searches.values()) and expired()
+        if late or not left:
+            break
+        for name, product in multiply({name: search.newest for name, search in left.items()}).items():
+            left[name].take(product)
+    found = {}
+    for name, search in searches.items():
+        found[name] = search.pairs(wanted)
+        missing = sum(not pair.converged for pair in found[name])
+        if missing and not late:  # where the time was up, the row says so
+            text = f"{missing} of {len(found[name])} eigenvalues not converged after {search.products} products"
+            warnings.warn(text, NumericalWarning, stacklevel=3)
+    return found
 
 
 def extreme_eigenpairs(
     operator: Operator,
-    generator: torch.Generator,
+    begun: Search | torch.Generator,
+    wanted: Wanted,
     *,
-    top: int = 1,
-    bottom: int = 0,
-    tolerance: float = 1e-3,
     most_products: int = 1000,
-    expired: Callable[[], bool] = never,
+    expired: Callable[[], bool] = bool,
 ) -> list[Eigenpair]:
-    """Eigenpairs from the ends of the spectrum, out of one Krylov space: the largest first, falling.
-
-    Lanczos with restarts until every residual is below the tolerance; small matrices are multiplied out. Each is found
-    to `tolerance` times its own absolute value, or times a hundredth of the largest absolute value where it is smaller
-    than that: scaling the loss changes nothing.
+    """Eigenpairs from the ends of one matrix's spectrum, the largest first.
 
     Args:
-        operator: symmetric p × p.
-        generator: for the start vector, drawn on the CPU: repeatable.
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tolerance: relative accuracy.
-        most_products: give up there, with a warning and `converged=False`.
-        expired: asked after each product; True ends the search with what it has.
+        operator: the matrix.
+        begun: a search of it, which goes on where it stands; or for a new one the generator of its start.
+        wanted: which.
+        most_products: see `side_by_side`.
+        expired: the same.
     """
-    size = operator.shape[0]
-    if not 0 < tolerance < 1:
-        raise InputError("a tolerance between 0 and 1", str(tolerance), where="eigenvalues")
-    if top < 0 or bottom < 0 or not 1 <= top + bottom <= size:
-        raise InputError(f"between 1 and {size} eigenvalues", f"{top} and {bottom}", where="eigenvalues")
-    if size <= max(DENSE_SIZE, 3 * (top + bottom)):
-        matrix = (operator @ torch.eye(size, dtype=torch.float64)).cpu()
-        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-        return [Eigenpair(float(values[i]), vectors[:, i], 0.0, True, size) for i in _places(size, top, bottom)]
-    start = random_start(operator, generator, tolerance)
-    narrowest = 2 * (top + bottom) + 16
-    width = max(narrowest, min(WIDEST, KRYLOV_BYTES // (size * start.element_size())))
-    space = Krylov(operator, start, width, generator)
-    looks: list[tuple[int, Tensor]] = []  # number of products, values at the ends
-    while True:
-        space.step()
-        # Where many steps are needed, one eighth more of them is cheaper than a look after each.
-        if space.size < top + bottom or (space.products % max(1, space.size // 8) and not (space.full or space.closed)):
-            continue
-        values, residuals, coefficients = space.ritz()
-        wanted = _places(space.size, top, bottom)
-        sizes = values.abs()
-        least = tolerance * sizes.clamp_min(SMALL_SHARE * float(sizes.max()))[wanted]
-        looks.append((space.products, values[wanted]))
-        hidden = (values[wanted].abs() < HIDDEN * float(values.abs().max())) & (not space.closed)
-        reached = (residuals[wanted] <= least) & (~hidden | _settled(looks, least))
-        done = bool(reached.all()) and (space.products >= LEAST_STEPS or space.closed)
-        if done or space.products >= most_products or expired():
-            break
-        if space.full and not space.closed:
-            space.shrink(_kept(space.size, top, bottom))
-    release(operator)
-    if not done and not expired():  # where the time was up, the row says so
-        message = f"{int((~reached).sum())} of {len(wanted)} eigenvalues not converged after {space.products} products"
-        warnings.warn(message, NumericalWarning, stacklevel=2)
-    vectors = space.vectors(coefficients[:, wanted]).double().cpu()
-    return [
-        Eigenpair(float(values[i]), vectors[n], float(residuals[i]), bool(reached[n]), space.products)
-        for n, i in enumerate(wanted)
-    ]
+    device = getattr(operator, "device", "cpu")
+    search = begun if isinstance(begun, Search) else Search(operator.shape[0], begun, wanted, device)
+
+    def multiply(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: operator @ vector for name, vector in vectors.items()}
+
+    try:
+        return side_by_side({"": search}, wanted, multiply, most_products=most_products, expired=expired)[""]
+    finally:
+        release(operator)  # also where a product fails: the search may outlive that
 
 
-def _settled(looks: list[tuple[int, Tensor]], least: Tensor) -> Tensor:
-    """Which of the values have come to rest, compared with those of a fifth of the products before.
-
-    A small residual alone shows that some eigenvalue is near, not that it is the last one: a random vector lies mostly
-    in the cloud around zero, and looks for the first steps like the smallest eigenvalue.
-    """
-    products, values = looks[-1]
-    before = [old for n, old in looks if n <= min(products - SETTLED_STEPS, 0.8 * products)]
-    if products < HIDDEN_STEPS or not before:
-        return torch.zeros(len(values), dtype=torch.bool)
-    return (values - before[-1]).abs() <= least
-
-
-def random_start(operator: Operator, generator: torch.Generator, tolerance: float) -> Tensor:
-    """A vector of normal numbers on the operator's device; in float32 where it is long and the tolerance coarse."""
-    size = operator.shape[0]
+def random_start(size: int, generator: torch.Generator, device: torch.device | str, tolerance: float) -> Tensor:
+    """A vector of normal numbers, drawn on the CPU; in float32 where it is long and the tolerance coarse."""
     dtype = torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
-    return torch.randn(size, generator=generator, dtype=dtype).to(getattr(operator, "device", "cpu"))
+    return torch.randn(size, generator=generator, dtype=dtype).to(device)
 
 
 def release(operator: Operator) -> None:
@@ -146,19 +279,6 @@ def release(operator: Operator) -> None:
     drop = getattr(operator, "release", None)
     if drop is not None:
         drop()
-
-
-def _places(size: int, top: int, bottom: int) -> list[int]:
-    """Where the wanted eigenvalues stand in rising order; named from the largest to the smallest."""
-    return [*range(size - 1, size - 1 - top, -1), *range(bottom - 1, -1, -1)]
-
-
-def _kept(size: int, top: int, bottom: int) -> list[int]:
-    """The Ritz vectors that survive a restart: those wanted, and a third of the space from the same ends."""
-    more = size // 3
-    upper = top + round(more * top / (top + bottom)) if top else 0
-    lower = bottom + round(more * bottom / (top + bottom)) if bottom else 0
-    return sorted({*range(lower), *range(size - upper, size)})
 
 
 def lanczos_quadrature(
@@ -177,13 +297,18 @@ def lanczos_quadrature(
     """
     if steps < 1 or draws < 1:
         raise InputError("at least one step and one draw", f"{steps}, {draws}", where="spectral_density")
-    size = operator.shape[0]
     found = []
     for _ in range(draws):
-        space = Krylov(operator, random_start(operator, generator, COARSE), min(steps, size), generator)
-        while not (space.full or space.closed):
-            space.step()
-        values, residuals, vectors = space.ritz()
+        values, residuals, vectors = krylov_space(operator, generator, steps).ritz()
         found.append(Ritz(values, vectors[0].square(), residuals))
     release(operator)
     return found
+
+
+def krylov_space(operator: Operator, generator: torch.Generator, steps: int) -> Krylov:
+    """The space of some products from a random start, or of fewer where it is closed before."""
+    start = random_start(operator.shape[0], generator, getattr(operator, "device", "cpu"), COARSE)
+    space = Krylov(start, steps, generator)
+    while not (space.full or space.closed):
+        space.take(operator @ space.newest)
+    return space

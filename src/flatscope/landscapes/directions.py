@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.spectrum import extreme_eigenpairs
+from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs
 from flatscope.errors import InputError
 from flatscope.inspection import replica
 from flatscope.params import Params, dot, flatten, named_parameters, norm, unflatten
@@ -74,8 +74,8 @@ def hessian(ctx: Context, number: int, length: float) -> list[Params]:
     """Eigenvectors of the largest eigenvalues of the training loss's Hessian, of this length, sharpest first."""
     generator, like = ctx.generator("landscape"), ctx.trainable
     operator = Hessian(ctx, list(like))
-    pairs = extreme_eigenpairs(operator, generator, top=number, tolerance=1e-6)
-    vectors = [pair.vector for pair in pairs]
+    pairs = extreme_eigenpairs(operator, generator, Wanted(number, tolerance=1e-6))
+    vectors = [pair.vector.double().cpu() for pair in pairs]
     for i, vector in enumerate(vectors):  # orthogonal to the solver's accuracy only
         for other in vectors[:i]:
             vector = vector - (vector @ other) * other

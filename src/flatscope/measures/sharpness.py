@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import Operator
 from flatscope.curvature.operators import Hessian
+from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.params import Params, count, norm, unflatten
 from flatscope.perturbation import (
@@ -104,29 +104,12 @@ def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> A
 
 def _signed_top_direction(ctx: Context, climb: Move) -> Params:
     """The Hessian's top eigenvector, roughly, with the sign that leads higher."""
-    vector = rough_top_vector(Hessian(ctx), ctx.generator("top direction"), ROUGH_PRODUCTS).to(ctx.problem.device)
-    top = unflatten(vector, ctx.trainable)
+    space = krylov_space(Hessian(ctx), ctx.generator("top direction"), ROUGH_PRODUCTS)
+    top = unflatten(space.vectors(space.ritz()[2][:, -1:])[0], ctx.trainable)
     both = climb({name: torch.stack([value, -value]) for name, value in top.items()})
     losses = perturbed_losses(ctx, [{name: value[i] for name, value in both.items()} for i in range(2)])
     chosen = slice(1, 2) if losses[1] > losses[0] else slice(0, 1)
     return {name: value[chosen] for name, value in both.items()}
-
-
-def rough_top_vector(operator: Operator, generator: torch.Generator, products: int) -> Tensor:
-    """The best approximation of the top eigenvector in a small Krylov space (Lanczos with re-orthogonalisation)."""
-    vector = torch.randn(operator.shape[0], generator=generator, dtype=torch.float64)
-    basis, images = [vector / vector.norm()], []
-    while True:
-        images.append((operator @ basis[-1]).cpu())
-        rest, known = images[-1], torch.stack(basis)  # (j, p)
-        for _ in range(2):  # twice is enough to stay orthogonal to rounding
-            rest = rest - known.T @ (known @ rest)
-        if len(basis) == min(products, len(vector)) or rest.norm() <= 1e-10 * images[-1].norm():
-            break
-        basis.append(rest / rest.norm())
-    _, vectors = torch.linalg.eigh(known @ torch.stack(images).T)
-    top: Tensor = known.T @ vectors[:, -1]
-    return top
 
 
 @measure(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from flatscope.context import Context
-from flatscope.curvature.both_ends import BothEnds
-from flatscope.curvature.layer_blocks import layer_blocks
+from flatscope.curvature.layer_blocks import LayerBlocks
+from flatscope.curvature.operators import CurvatureOperator
 from flatscope.curvature.products import curvature_operator
-from flatscope.curvature.spectrum import Eigenpair, extreme_eigenpairs
+from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, side_by_side
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
@@ -134,7 +134,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
         ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
-    return as_value(ctx.sweep(whole_spectrum).largest(tolerance), tolerance, matrix=_whole_matrix(ctx))
+    return _whole_eigenvalue(ctx, Wanted(1, 0, tolerance))
 
 
 @measure(
@@ -153,21 +153,25 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
 
     Args:
         ctx: the network.
-        tolerance: accuracy of the eigensolver, relative to the width of the spectrum.
+        tolerance: accuracy of the eigensolver, relative to the eigenvalue that is largest in size: this one mostly
+            lies at the edge of a dense cloud around zero, where digits of its own would be looked for for ever.
     """
-    pair = ctx.sweep(whole_spectrum).smallest(tolerance)
-    return as_value(pair, tolerance, "of the spectrum's width", matrix=_whole_matrix(ctx))
+    return _whole_eigenvalue(ctx, Wanted(0, 1, tolerance, share=1.0), "of the largest in size")
 
 
-def whole_spectrum(ctx: Context) -> BothEnds:
-    """Both ends of the spectrum of the whole matrix, found with the same products."""
+def _whole_eigenvalue(ctx: Context, wanted: Wanted, relative_to: str = "relative") -> Value:
+    operator, search = ctx.sweep(whole_spectrum)
+    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(out_of_time, ctx))
+    # The blocks between layers differ from the Hessian's on piecewise-linear networks as well.
+    matrix = GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
+    return as_value(pair, wanted.tolerance, relative_to, matrix)
+
+
+def whole_spectrum(ctx: Context) -> tuple[CurvatureOperator, Search]:
+    """The whole matrix, and the search of both ends of its spectrum: what one end has paid for serves the other too."""
     operator = curvature_operator(ctx, ctx.problem.trainable)
-    return BothEnds(operator, ctx.generator("hessian eigenvalues"), partial(out_of_time, ctx))
-
-
-def _whole_matrix(ctx: Context) -> str:
-    """The blocks between layers differ from the Hessian's on piecewise-linear networks as well."""
-    return GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
+    generator = ctx.generator("hessian eigenvalues")
+    return operator, Search(operator.size, generator, Wanted(1, 1, COARSE), operator.device)
 
 
 def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", matrix: str = "") -> Value:
@@ -191,12 +195,9 @@ def layer_eigenvalues(ctx: Context, tolerance: float) -> dict[str, Value]:
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
-    """Top eigenpair of every layer's block."""
-    blocks = ctx.sweep(layer_blocks)
-    generator = ctx.generator("layer eigenvalues")
-    names = {layer.weight: layer.name for layer in measured_layers(ctx)}
-    late = partial(out_of_time, ctx)
-    return {
-        names[weight]: extreme_eigenpairs(block, generator, tolerance=tolerance, expired=late)[0]
-        for weight, block in blocks.items()
-    }
+    """Top eigenpair of every layer's block: all are searched side by side."""
+    blocks, wanted = ctx.sweep(LayerBlocks), Wanted(tolerance=tolerance)
+    generator, whole = ctx.generator("layer eigenvalues"), sum(blocks.sizes.values())
+    searches = {name: Search(size, generator, wanted, ctx.problem.device, whole) for name, size in blocks.sizes.items()}
+    found = side_by_side(searches, wanted, blocks.products, expired=partial(out_of_time, ctx))
+    return {layer.name: found[layer.weight][0] for layer in measured_layers(ctx)}

@@ -9,7 +9,7 @@ import torch
 
 from flatscope.context import Context, make_effort
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
-from flatscope.curvature.spectrum import extreme_eigenpairs, lanczos_quadrature
+from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_quadrature
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import own_settings
 from flatscope.problem import Problem
@@ -106,16 +106,14 @@ def eigenpairs(
     found = extreme_eigenpairs(
         operator,
         ctx.generator(f"eigenpairs {curvature} {layer or ''}"),
-        top=top,
-        bottom=bottom,
-        tolerance=tolerance,
+        Wanted(top, bottom, tolerance),
         most_products=most_products,
     )
     return Eigenpairs(
         torch.tensor([pair.value for pair in found], dtype=torch.float64),
         torch.tensor([pair.residual for pair in found], dtype=torch.float64),
         torch.tensor([pair.converged for pair in found]),
-        tuple(operator.unflatten(pair.vector.to(problem.dtype)) for pair in found),
+        tuple(operator.unflatten(pair.vector.to("cpu", problem.dtype)) for pair in found),
         found[0].products,
         layer or "",
         curvature,
