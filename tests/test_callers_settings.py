@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,7 +156,7 @@ def test_the_callers_settings_change_no_number_and_are_left_as_they_are(setting:
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_public_function_takes_the_callers_settings(setting: str) -> None:
+def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path: Path) -> None:
     def everything() -> list[float]:
         problem = fs.Problem(model, (X, Y), test=(X[:6], Y[:6]))
         audit = fs.audit(problem, ["gradient_norm", "psi_trace"], trials=1).to_frame()
@@ -165,7 +167,18 @@ def test_every_public_function_takes_the_callers_settings(setting: str) -> None:
         paths = fs.BasisPaths(model, X)
         bound = fs.bounds(problem, ["pac_bayes"], options={"pac_bayes": {"draws": 20}}).to_frame()
         back = paths.to_model(paths.values())
+        folded = fs.fold_batchnorm(normalised, X)
+        vector = torch.ones(73, dtype=torch.float64, device="cpu")
+        trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
+        table = fs.measure(problem, ["l2_norm"])
+        fs.report(table, tmp_path / "page.html")
         return [
+            *fs.eigenpairs(problem, top=2).values.tolist(),
+            *fs.spectral_density(problem, draws=2).nodes.flatten().tolist(),
+            *(fs.hessian(problem) @ vector).tolist(),
+            *(fs.gauss_newton(problem) @ vector).tolist(),
+            *(float(value.detach().double().sum()) for value in folded.parameters()),
+            *trained.frame()["train_loss"].tolist(),
             *audit["after"].tolist(),
             *surface.loss.flatten().tolist(),
             *simplex.loss.tolist(),
@@ -174,9 +187,12 @@ def test_every_public_function_takes_the_callers_settings(setting: str) -> None:
             *bound["value"].tolist(),
         ]
 
-    model, other = plain(), plain()
+    model, other, small = plain(), plain(), plain().float()
+    normalised = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
     with torch.no_grad():
         other[0].weight.mul_(1.5)
+    functions = {name for name in fs.__all__ if name.islower() and inspect.isroutine(getattr(fs, name))} - {"study"}
+    assert {name for name in functions if f"fs.{name}(" not in inspect.getsource(everything)} == set()
     expected = everything()
     with SETTINGS[setting]():
         found = everything()

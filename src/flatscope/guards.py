@@ -67,16 +67,24 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(untouched_randomness(generators))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
-        for kind in ("cpu", "cuda", "mps", "xpu"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(derivatives())
         stack.enter_context(_own_defaults())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_own_switches())
         stack.enter_context(without_checkpointing())
+        yield
+
+
+@contextmanager
+def derivatives() -> Iterator[None]:
+    """Derivatives on and no autocast, whatever the caller has set: what training needs. Put back at the end."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

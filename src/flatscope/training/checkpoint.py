@@ -170,15 +170,15 @@ def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tenso
     Batches are consecutive slices of it; the last one may be short. Without `shuffle` it is that of the data.
     """
     if not shuffle:
-        return torch.arange(n)
+        return torch.arange(n, device="cpu")
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "order"))
-    return torch.randperm(n, generator=generator)
+    return torch.randperm(n, generator=generator, device="cpu")
 
 
 def augmentation(n: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
     """Offsets (n, 2) and flips (n,) of "crop-flip" in an epoch, which only (n, seed, epoch) decide."""
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "augmentation"))
-    return torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator), torch.rand(n, generator=generator) < 0.5
+    return torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator, device="cpu"), torch.rand(n, generator=generator, device="cpu") < 0.5
 
 
 def stream_seed(seed: int, epoch: int, stream: str) -> int:

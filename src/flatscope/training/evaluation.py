@@ -33,7 +33,9 @@ def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
                 type(data).__name__ if pair is train_pair else f"a test set of type {type(pair).__name__}",
                 where="train, data",
             )
-    return train_pair, test_pair
+    # of what was made in inference mode no derivative can be taken
+    pairs = [pair and tuple(t.clone() if t.is_inference() else t for t in pair) for pair in (train_pair, test_pair)]
+    return pairs[0], pairs[1]  # type: ignore[return-value]
 
 
 def check_settings(model: nn.Module, y: Tensor, config: TrainConfig) -> None:

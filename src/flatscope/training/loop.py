@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, Interrupted
+from flatscope.guards import derivatives
 from flatscope.progress import Advance, progress
 from flatscope.training.checkpoint import (
     CROP_PADDING,
@@ -91,6 +92,7 @@ class TrainResult:
         return self.stopped_by == "diverged"
 
 
+@derivatives()
 def train(
     model: nn.Module,
     data: Any,

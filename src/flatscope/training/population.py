@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, Interrupted
+from flatscope.guards import derivatives
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import progress
 from flatscope.training.checkpoint import CheckpointPace, TrainingState, prepare_folder
@@ -41,6 +42,7 @@ __all__ = ["Population", "PopulationView", "train_population"]
 PROBED_SAMPLES = 4
 
 
+@derivatives()
 def train_population(
     build: Build,
     trials: Sequence[Mapping[str, Any]],
