@@ -178,7 +178,8 @@ def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tenso
 def augmentation(n: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
     """Offsets (n, 2) and flips (n,) of "crop-flip" in an epoch, which only (n, seed, epoch) decide."""
     generator = torch.Generator().manual_seed(stream_seed(seed, epoch, "augmentation"))
-    return torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator, device="cpu"), torch.rand(n, generator=generator, device="cpu") < 0.5
+    offsets = torch.randint(0, 2 * CROP_PADDING + 1, (n, 2), generator=generator, device="cpu")
+    return offsets, torch.rand(n, generator=generator, device="cpu") < 0.5
 
 
 def stream_seed(seed: int, epoch: int, stream: str) -> int:
