@@ -23,7 +23,7 @@ import torch
 from test_results import made_again, old_data, old_network
 
 from flatscope.errors import FlatscopeError
-from flatscope.landscapes.rows import KeptRows
+from flatscope.landscapes.making import KeptRows
 from flatscope.reports.items import read_item
 from flatscope.results import Result
 from flatscope.sweeps.store import Store

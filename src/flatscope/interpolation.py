@@ -8,8 +8,8 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,6 +65,7 @@ class Simplex(DrawnResult):
     WORD = "interpolation"
     COLUMNS = dict.fromkeys(("lambda1", "lambda2", "lambda3", "loss", "accuracy"), "float64")
     NPZ_HEAD = "meta"
+    QUANTITIES = ("loss", "accuracy")
 
     @property
     def vertices(self) -> list[int]:
@@ -102,7 +103,7 @@ class Simplex(DrawnResult):
         """
         from matplotlib.tri import Triangulation
 
-        values = self._values(quantity)
+        values = self.values_of(quantity)
         known = np.isfinite(values)
         low, high = heights or (float(values[known].min(initial=np.inf)), float(values[known].max(initial=-np.inf)))
         places = self.positions.numpy()
@@ -139,13 +140,6 @@ class Simplex(DrawnResult):
         corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
         return f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
-
-    def _values(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        refuse_unknown(quantity, ("loss", "accuracy"), "quantity to draw")
-        chosen = self.loss if quantity == "loss" else self.accuracy
-        if chosen is None:
-            raise InputError("class labels", "an interpolation without accuracy", where="quantity to draw")
-        return np.asarray(chosen.numpy(), dtype=np.float64)
 
     def _head(self) -> dict[str, Any]:
         return {"classes": self.accuracy is not None, "meta": self.meta}
@@ -292,55 +286,32 @@ def _statistics(problem: Problem, params: Params) -> Params:
     """
     buffers = dict(problem.buffers)
     for name in _in_order(problem):
-        seen = _Moments()
-        with _watching(problem.model, name, seen):
+        sums: list[tuple[int, Tensor, Tensor]] = []
+
+        def add(_: nn.Module, inputs: tuple[Any, ...], sums: list[tuple[int, Tensor, Tensor]] = sums) -> None:
+            rows = inputs[0].detach().movedim(1, -1).flatten(0, -2).double()  # (entries, channels)
+            sums.append((len(rows), rows.sum(0), rows.square().sum(0)))
+
+        with problem.model.get_submodule(name).register_forward_pre_hook(add):
             for inputs, _ in problem.batches():
                 problem.forward(inputs, params, buffers)
-        for kind, value in (("mean", seen.mean), ("var", seen.variance)):
+        count, total, squares = (sum(part[1:], part[0]) for part in zip(*sums, strict=True))
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp_min(0)  # biased, as BatchNorm normalises
+        for kind, value in (("mean", mean), ("var", variance)):
             key = f"{name}.running_{kind}".removeprefix(".")
             buffers[key] = value.to(buffers[key])
     return buffers
-
-
-class _Moments:
-    """Mean and variance per channel of all inputs that came by (biased, as BatchNorm normalises)."""
-
-    def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0, torch.zeros(()), torch.zeros(())
-
-    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        rows = inputs[0].detach().movedim(1, -1).flatten(0, -2).double()  # (entries, channels)
-        self._count += len(rows)
-        self._sum, self._squares = self._sum.to(rows) + rows.sum(0), self._squares.to(rows) + rows.square().sum(0)
-
-    @property
-    def mean(self) -> Tensor:
-        return self._sum / self._count
-
-    @property
-    def variance(self) -> Tensor:
-        return (self._squares / self._count - self.mean.square()).clamp_min(0)
-
-
-@contextmanager
-def _watching(model: nn.Module, name: str, hook: Callable[[nn.Module, tuple[Any, ...]], None]) -> Iterator[None]:
-    handle = model.get_submodule(name).register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _in_order(problem: Problem) -> list[str]:
     """Names of the BatchNorms in the order in which a forward pass uses them."""
     used: list[str] = []
     norms = [(name, module) for name, module in problem.model.named_modules() if isinstance(module, BatchNorm)]
-    handles = [module.register_forward_pre_hook(lambda _, __, name=name: used.append(name)) for name, module in norms]
-    try:
+    with ExitStack() as hooks:
+        for name, module in norms:
+            hooks.enter_context(module.register_forward_pre_hook(lambda _, __, name=name: used.append(name)))
         problem.forward(problem.example())
-    finally:
-        for handle in handles:
-            handle.remove()
     untracked = [name for name, module in norms if module.running_mean is None]
     if untracked:
         raise InputError("BatchNorm with running statistics", "one without", where=f"module {untracked[0]}")

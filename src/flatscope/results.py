@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from flatscope.errors import FlatscopeError, InputError
+from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
     Arrays,
     figure_bytes,
@@ -184,6 +184,7 @@ class DrawnResult(Result):
     ENDINGS = (".npz", ".parquet", ".json", ".csv", ".png", ".svg", ".pdf")
     READABLE = (".npz", ".parquet", ".json")
     NPZ_HEAD: ClassVar[str] = "head"
+    QUANTITIES: ClassVar[tuple[str, ...]] = ()  # tensors that can be drawn, by name
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Every number of the frame as text."""
@@ -193,6 +194,14 @@ class DrawnResult(Result):
     def figure(self) -> Figure:
         """A Matplotlib figure of its own."""
         raise NotImplementedError
+
+    def values_of(self, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One of the `QUANTITIES` as an array; refused where there are no class labels."""
+        refuse_unknown(quantity, self.QUANTITIES, "quantity to draw")
+        chosen = getattr(self, quantity)
+        if chosen is None:
+            raise InputError("class labels", f"a {self.WORD} without {quantity}", where="quantity to draw")
+        return np.asarray(chosen.numpy(), dtype=np.float64)
 
     def _arrays(self) -> dict[str, Any]:
         raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,11 +36,7 @@ SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or ci
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
 
-@overload
-def command(function: Run, /) -> Run: ...
-@overload
-def command(*, alone: bool) -> Callable[[Run], Run]: ...
-def command(function: Run | None = None, *, alone: bool = False) -> Run | Callable[[Run], Run]:
+def command(*, alone: bool = False) -> Callable[[Run], Run]:
     """Make a function a command of its name; `alone`: not for several processes at once."""
 
     def declare(given: Run) -> Run:
@@ -49,7 +45,7 @@ def command(function: Run | None = None, *, alone: bool = False) -> Run | Callab
             ALONE.add(given.__name__)
         return given
 
-    return declare if function is None else declare(function)
+    return declare
 
 
 def group(name: str, line: str, *, alone: bool = False) -> typer.Typer:
@@ -74,7 +70,7 @@ def demo(
     demonstrate(out, seed)
 
 
-@command
+@command()
 def measure(given: MeasureCommand) -> None:
     """Measure a trained model and print the table."""
     from flatscope.cli.run_measure import run_measure
@@ -82,7 +78,7 @@ def measure(given: MeasureCommand) -> None:
     run_measure(given)
 
 
-@command
+@command()
 def compare(given: CompareCommand) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
     from flatscope.cli.run_compare import run_compare
@@ -90,7 +86,7 @@ def compare(given: CompareCommand) -> None:
     run_compare(given)
 
 
-@command
+@command()
 def audit(given: AuditCommand) -> None:
     """Rewrite a network's weights without changing its function, and see which measures move."""
     from flatscope.cli.run_network import run_audit
@@ -106,7 +102,7 @@ def landscape(given: LandscapeCommand) -> None:
     run_landscape(given)
 
 
-@command
+@command()
 def spectrum(given: SpectrumCommand) -> None:
     """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
     from flatscope.cli.run_network import run_spectrum
@@ -127,7 +123,7 @@ def _typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-@command
+@command()
 def watch(
     run: Annotated[
         str, typer.Argument(help="The --out of flatscope train, of one network or many, or a sweep's --store.")
@@ -142,7 +138,7 @@ def watch(
     watch_run(run, every, report, once)
 
 
-@command
+@command()
 def report(given: ReportCommand) -> None:
     """Make one self-contained HTML page from saved results, and figures for papers."""
     from flatscope.cli.run_report import run_report
@@ -150,7 +146,7 @@ def report(given: ReportCommand) -> None:
     run_report(given)
 
 
-@command
+@command()
 def measures(
     names: Annotated[list[str] | None, typer.Argument(help="Names or globs, to be explained.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="A line for each: what it is, invariances, cost.")] = False,

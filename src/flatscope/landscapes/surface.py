@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, refuse_unknown
+from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
 from flatscope.results import DrawnResult
@@ -59,6 +59,7 @@ class Surface(DrawnResult):
     meta: dict[str, Any] = field(default_factory=dict)
 
     WORD = "surface"
+    QUANTITIES = ("loss", "error")
     COLUMNS = dict.fromkeys(("t1", "t2", "loss", "error"), "float64") | {"pole": "bool"}
 
     @property
@@ -100,7 +101,7 @@ class Surface(DrawnResult):
             quantity: "loss" or "error".
             log: heights on a logarithmic scale.
         """
-        values = values_of(self, quantity)
+        values = self.values_of(quantity)
         low, high = heights or common_heights([self], quantity)
         ax.set_xlabel("t₁" if len(self.axes) == 2 else "t")
         if len(self.axes) == 1:
@@ -203,18 +204,9 @@ class Surface(DrawnResult):
 
 def common_heights(surfaces: Sequence[Surface], quantity: str = "loss") -> tuple[float, float]:
     """Lowest and highest finite value over all surfaces."""
-    finite = [part[np.isfinite(part)] for part in (values_of(surface, quantity) for surface in surfaces)]
+    finite = [part[np.isfinite(part)] for part in (surface.values_of(quantity) for surface in surfaces)]
     joined = np.concatenate(finite) if finite else np.zeros(0)
     return (float(joined.min()), float(joined.max())) if len(joined) else (0.0, 1.0)
-
-
-def values_of(surface: Surface, quantity: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The loss or the error as an array."""
-    refuse_unknown(quantity, ("loss", "error"), "quantity to draw")
-    chosen = surface.loss if quantity == "loss" else surface.error
-    if chosen is None:
-        raise InputError("class labels", "a surface without error", where="quantity to draw")
-    return np.asarray(chosen.numpy(), dtype=np.float64)
 
 
 def _line(surface: Surface, values: Any, ax: Axes, heights: tuple[float, float], quantity: str, log: bool) -> Any:
