@@ -19,7 +19,7 @@ from test_results import old_data, old_network
 import flatscope as fs
 from flatscope.errors import InputError
 from flatscope.files import digest
-from flatscope.sweeps import leases
+from flatscope.sweeps import trial_files
 from flatscope.sweeps.store import Store
 from flatscope.training.checkpoint import TrainConfig
 from flatscope.training.loop import train
@@ -160,7 +160,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_lease_of_another_machine_from_the_far_future_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = Store(tmp_path), time.time
-    monkeypatch.setattr(leases, "this_process", lambda: leases.Owner("0123456789ab", 1, 1))
+    monkeypatch.setattr(trial_files, "this_process", lambda: trial_files.Owner("0123456789ab", 1, 1))
     monkeypatch.setattr(time, "time", lambda: now() + 1e6)
     assert store._leases._take(store.key({"x": 1}), lease=60.0)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ import torch
 from trial_work import write_one
 
 from flatscope.errors import InputError
-from flatscope.sweeps import leases
+from flatscope.sweeps import trial_files
 from flatscope.sweeps.configuration import from_json, plain, to_json
 from flatscope.sweeps.store import DamagedTrial, Store
 from flatscope.version import __version__
@@ -212,7 +212,7 @@ def test_a_trial_is_claimed_by_one_at_a_time(store: Store) -> None:
 
 
 def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign = leases.Owner("0123456789ab", 1, 1)
+    foreign = trial_files.Owner("0123456789ab", 1, 1)
     with store.claim(CONFIG, lease=0.4) as mine:
         assert mine
         before = set(store._fs.ls(f"{store._path}/.claims", detail=False))
@@ -222,7 +222,7 @@ def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeyp
         assert len(after) <= 2
         with store.claim(CONFIG, lease=0.4) as again:
             assert not again
-    monkeypatch.setattr(leases, "this_process", lambda: foreign)
+    monkeypatch.setattr(trial_files, "this_process", lambda: foreign)
     holding = store._leases._take(store.key(CONFIG), lease=0.5)  # somebody on another machine, who then dies
     monkeypatch.undo()
     assert holding
@@ -249,10 +249,10 @@ def test_the_claim_of_a_dead_process_ends_at_once(tmp_path: Path) -> None:
     assert list((tmp_path / ".claims").iterdir())  # it had no time to take them away
     with store.claim({"x": 1}) as mine:
         assert mine
-    me = leases.this_process()
+    me = trial_files.this_process()
     assert not me.is_dead()
-    assert leases.Owner(me.machine, me.process, me.begun + 1).is_dead()  # the number was used again
-    assert not leases.Owner("elsewhere", me.process, me.begun + 1).is_dead()
+    assert trial_files.Owner(me.machine, me.process, me.begun + 1).is_dead()  # the number was used again
+    assert not trial_files.Owner("elsewhere", me.process, me.begun + 1).is_dead()
 
 
 def test_many_who_ask_at_once_never_hold_together(store: Store) -> None:

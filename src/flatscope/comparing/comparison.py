@@ -10,10 +10,11 @@ from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.comparing.conclusion import Conclusion, conclude
 from flatscope.comparing.rankings import (
+    Conclusion,
     agreement,
     close_text,
+    conclude,
     consensus,
     family_ranks,
     order_text,

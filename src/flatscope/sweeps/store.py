@@ -29,8 +29,7 @@ from flatscope.errors import InputError
 from flatscope.files import tensor_bytes
 from flatscope.guards import whole_file, write_whole
 from flatscope.sweeps.configuration import flat, from_json, key_of, plain, to_json
-from flatscope.sweeps.leases import Leases
-from flatscope.sweeps.trial_files import PARTIAL, DamagedTrial, TrialFiles
+from flatscope.sweeps.trial_files import PARTIAL, DamagedTrial, Leases, TrialFiles
 from flatscope.training.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope.version import __version__
 
