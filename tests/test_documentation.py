@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from architectures import timm
 
+import flatscope as fs
 from flatscope import registry
 from flatscope.registry import declarations
 
@@ -77,3 +78,23 @@ def test_the_readme_is_short_and_shows_its_pictures_wherever_it_is_read() -> Non
         raise AssertionError(f"{link} leads nowhere outside the repository")
     for link in re.findall(rf"{re.escape(home)}/(?:blob|tree)/main/([^)#\s]+)", text):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere_wherever_a_document_is_read(page: Path) -> None:
+    """Pages that only the site has are linked by their names there, and by the files they are made of elsewhere."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_repository_has_one_address_and_the_version_one_number() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home, cited = project["urls"]["Repository"], (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for name in ("pyproject.toml", "README.md", "CITATION.cff", "mkdocs.yml"):
+        addresses = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (ROOT / name).read_text(encoding="utf-8"))
+        assert set(addresses) <= {home}, name
+    (version,) = re.findall(r"^version: (.+)$", cited, re.MULTILINE)
+    (released,) = re.findall(r"^date-released: (.+)$", cited, re.MULTILINE)
+    assert version == fs.__version__
+    assert f"## {version} ({released})" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import html
 import logging
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from flatscope.registry import declarations
 from flatscope.reports.markup import formula
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +28,26 @@ DOCS = ROOT / "docs"
 log = logging.getLogger("mkdocs.flatscope")
 # Files at the root of the repository that are pages of the site.
 AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# Pages that are made of a file: documents link to the file, which is there wherever they are read.
+MADE_OF = AT_ROOT | {
+    "benchmarks/RESULTS.md": "benchmarks.md",
+    "docs/networks.json": "networks.md",
+    "src/flatscope/cli/commands.py": "commands.md",
+}
+NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 # A formula that the converter could not read; it would stand on the page as its source.
 UNREAD = '<code class="tex">'
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A script of our own for searching a site that is opened as files, in place of one from elsewhere."""
+    """The address of the repository; a script of our own for searching a site that is opened as files.
+
+    Not as `repo_url`: the theme would ask that host for stars and releases whenever a page is opened.
+    """
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    config.extra["repository"] = home
+    config.extra["social"] = [{"icon": "material/source-branch", "link": home, "name": "Repository"}]
     config.extra["polyfills"] = [url for url in config.extra.get("polyfills", ()) if not url.startswith("https:")]
     return config
 
@@ -75,15 +90,17 @@ def _fill_navigation(entries: Any, pages: list[str]) -> None:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to files of the repository that are no part of docs/ lead to the site's copy or to the repository."""
     source = AT_ROOT_SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    if (ROOT / source).is_file():
+        markdown = with_names_linked(markdown, page.file.src_uri)
 
     def other(match: re.Match[str]) -> str:
         target = match[2]
         if re.match(r"[a-z]+:", target):
             return match[0]
         path = os.path.normpath(os.path.join(os.path.dirname(source), target))
-        if path.startswith("docs/") and source.startswith("docs/"):
+        if path.startswith("docs/") and source.startswith("docs/") and path not in MADE_OF:
             return match[0]
-        inside = AT_ROOT.get(path, path.removeprefix("docs/"))
+        inside = MADE_OF.get(path, path.removeprefix("docs/"))
         if files.get_file_from_path(inside) is not None:
             return match[1] + os.path.relpath(inside, os.path.dirname(page.file.src_uri) or ".") + match[3]
         if (ROOT / path).exists():
@@ -91,6 +108,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match[0]
 
     return LINK.sub(other, markdown)
+
+
+def with_names_linked(markdown: str, place: str) -> str:
+    """Names of measures and bounds in a document lead to their pages, which only the site has; not in code or headings."""
+    pages = {name: f"{kind}s/{name}.md" for kind in ("bound", "measure") for name in declarations(kind)}
+
+    def linked(match: re.Match[str]) -> str:
+        target = pages.get(match[1])
+        return f"[{match[0]}]({os.path.relpath(target, os.path.dirname(place) or '.')})" if target else match[0]
+
+    parts = re.split(r"(^```.*?^```|^#[^\n]*$|\[[^\]]*\]\([^)]*\))", markdown, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if n % 2 else NAME.sub(linked, part) for n, part in enumerate(parts))
 
 
 AT_ROOT_SOURCES = {target: source for source, target in AT_ROOT.items()} | {"benchmarks.md": "benchmarks/RESULTS.md"}
