@@ -111,7 +111,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def with_names_linked(markdown: str, place: str) -> str:
-    """Names of measures and bounds in a document lead to their pages, which only the site has; not in code or headings."""
+    """Names of measures and bounds lead to their pages, which only the site has; not in code or headings."""
     pages = {name: f"{kind}s/{name}.md" for kind in ("bound", "measure") for name in declarations(kind)}
 
     def linked(match: re.Match[str]) -> str:
