@@ -190,19 +190,12 @@ def stream_seed(seed: int, epoch: int, stream: str) -> int:
 
 @dataclass
 class TrainingState:
-    """Where a run stands after a finished epoch.
+    """Where a run stands after a finished epoch."""
 
-    Attributes:
-        epochs: how many are finished.
-        rows: the history so far.
-        seconds: time spent so far, earlier sessions included.
-        stopped_by: the rule that ended the run; None while it may go on.
-    """
-
-    epochs: int = 0
-    rows: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    stopped_by: str | None = None
+    epochs: int = 0  # how many are finished
+    rows: list[dict[str, float]] = field(default_factory=list)  # the history so far
+    seconds: float = 0.0  # spent so far, earlier sessions included
+    stopped_by: str | None = None  # the rule that ended the run; None while it may go on
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> TrainingState:
@@ -234,17 +227,7 @@ def write_checkpoint(
     config: Mapping[str, Any],
     data: str,
 ) -> None:
-    """Replace the folder's checkpoint by this one.
-
-    Args:
-        folder: of the checkpoint; must exist.
-        model: as it is after `state.epochs` epochs.
-        optimizer: SGD over parameters of the model; its momentum is kept.
-        initial: starting weights, for the distance travelled.
-        state: where the run stands.
-        config: its settings, compared on resume.
-        data: fingerprint of the training data, compared on resume.
-    """
+    """Replace the folder's checkpoint by this one; settings and fingerprint of the data are compared on resume."""
     parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _momentum(model, optimizer), _INITIAL: initial}
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
     write_whole(folder / STATE_FILE, json_bytes(write_state(folder / WEIGHTS_FILE, STATE_KEY, parts, saved)))

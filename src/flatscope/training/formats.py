@@ -42,12 +42,7 @@ _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarEr
 
 
 def read_bytes(path: Path, expected_size: int | None = None) -> bytes:
-    """Content of a file, unpacked where it is gzip or xz (told by its first bytes, not by its name).
-
-    Args:
-        path: the file.
-        expected_size: unpacked size, for the error message only.
-    """
+    """Content of a file, unpacked where it is gzip or xz (told by its first bytes); the size is for messages only."""
     try:
         with path.open("rb") as file:
             return _unpack(file, path, expected_size)
@@ -76,12 +71,7 @@ def _unpack(file: IO[bytes], path: Path, expected_size: int | None) -> bytes:
 
 
 def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
-    """Members of a tar archive (any compression) by their base name, read in memory, nothing extracted.
-
-    Args:
-        path: the archive.
-        names: base names wanted; those that are not there are missing from the result.
-    """
+    """Those members of a tar archive (any compression) that are there, by base name; nothing is extracted."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:*") as tar:
@@ -117,11 +107,7 @@ def parse_cifar(content: bytes) -> tuple[Bytes, Bytes]:
 
 
 def cifar_records_from_pickle(content: bytes, where: str) -> bytes:
-    """The binary layout of a CIFAR-10 python batch: so that both versions have one checksum.
-
-    Args:
-        content: the unpacked pickle, `{labels: list, data: uint8 array (n, 3072), ...}`.
-        where: its name, for messages.
+    """The binary layout of a CIFAR-10 python batch, a pickle of {labels, data}: so that both have one checksum.
 
     Raises:
         DataFileError: if it wants anything but arrays, lists, dicts, strings and integers, or is no batch.

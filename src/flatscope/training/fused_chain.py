@@ -29,29 +29,19 @@ class NotFused(Exception):  # noqa: N818  a reason to train in the other way, no
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with the ReLU and the pooling behind it.
+    """A convolution with the ReLU and the pooling behind it."""
 
-    Attributes:
-        weight, bias: names of the parameters.
-        inputs, outputs: (channels, height, width) before it and after the pooling.
-        kernel, stride, padding: (rows, columns).
-        pool: "", "max" or "average".
-        window: what is pooled: (rows, columns), without overlap.
-        relu_first: a ReLU between convolution and average pooling. Before a maximum it is the same as after it.
-        relu: a ReLU at the end.
-    """
-
-    weight: str
+    weight: str  # name of the parameter
     bias: str | None
-    inputs: tuple[int, int, int]
-    outputs: tuple[int, int, int]
-    kernel: tuple[int, int]
+    inputs: tuple[int, int, int]  # (channels, height, width) before it
+    outputs: tuple[int, int, int]  # the same after the pooling
+    kernel: tuple[int, int]  # (rows, columns), as in the following
     stride: tuple[int, int]
     padding: tuple[int, int]
-    pool: str = ""
-    window: tuple[int, int] = (1, 1)
-    relu_first: bool = False
-    relu: bool = False
+    pool: str = ""  # "", "max" or "average"
+    window: tuple[int, int] = (1, 1)  # what is pooled, without overlap
+    relu_first: bool = False  # between convolution and average pooling; before a maximum it is the same as after it
+    relu: bool = False  # at the end
 
     def run(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The layer by torch's own functions."""
@@ -106,11 +96,7 @@ class Chain:
 
 
 def read_chain(model: nn.Module, images: Tensor) -> Chain:
-    """The chain that a network is.
-
-    Args:
-        model: on the CPU.
-        images: a few inputs.
+    """The chain that a network on the CPU is, given a few inputs.
 
     Raises:
         NotFused: it is something else.

@@ -45,18 +45,12 @@ class Kernel(Protocol):
 
 
 class Machine(Protocol):
-    """Where kernels run.
+    """Where kernels run."""
 
-    Attributes:
-        threads, lanes: threads of a block, and how many of them run in step.
-        shared: floats of shared memory that a block may have.
-        blocks: how many blocks run at a time.
-    """
-
-    threads: int
-    lanes: int
-    shared: int
-    blocks: int
+    threads: int  # of a block
+    lanes: int  # threads that run in step
+    shared: int  # floats of shared memory that a block may have
+    blocks: int  # that run at a time
 
     def kernel(self, plan: KernelPlan) -> Kernel:
         """The kernel of a plan.

@@ -28,25 +28,17 @@ MARK = "// GENERATED: struct Net, the passes over one group of samples"
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A kernel for one chain.
+    """A kernel for one chain."""
 
-    Attributes:
-        source: its text, CUDA or, for a CPU, C++.
-        threads, lanes: of a block, and how many of them run in step.
-        group: samples that go through the network together.
-        shared: floats of shared memory.
-        places: for each entry of a packed network, its place among the parameters (in the order of `names`, each
-            flattened, one after the other); the number of all parameters where it is only filled up.
-        names: parameters in the order of the chain.
-    """
-
-    source: str
-    threads: int
-    lanes: int
-    group: int
-    shared: int
+    source: str  # CUDA or, for a CPU, C++
+    threads: int  # of a block
+    lanes: int  # threads that run in step
+    group: int  # samples that go through the network together
+    shared: int  # floats of shared memory
+    # For each entry of a packed network, its place among the parameters (in the order of `names`, each flattened, one
+    # after the other); the number of all parameters where it is only filled up.
     places: Tensor
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # parameters in the order of the chain
 
     @property
     def warps(self) -> int:
@@ -55,14 +47,7 @@ class KernelPlan:
 
 
 def plan_kernel(chain: Chain, batch: int, *, threads: int = 512, lanes: int = 32, shared: int = 58_000) -> KernelPlan:
-    """The kernel for a chain.
-
-    Args:
-        chain: the network.
-        batch: largest batch size: a group is never larger.
-        threads: threads of a block.
-        lanes: threads that run in step.
-        shared: floats of shared memory that a block may have.
+    """The kernel for a chain, batches of at most so many samples, and a `Machine` with these numbers.
 
     Raises:
         NotFused: not even one sample fits.

@@ -30,13 +30,7 @@ EVALUATED_PARTS = 8  # pieces of work for each block in an evaluation
 
 
 class FusedNetwork(StackedNetwork):
-    """A network whose training the fused kernel knows.
-
-    Args:
-        model: the network, on the CPU.
-        example: a few inputs.
-        machine: where it will be trained.
-        batch: largest batch size.
+    """A network, on the CPU, whose training the fused kernel knows, in batches of at most so many samples.
 
     Raises:
         NotFused: it must be trained in another way.
@@ -57,12 +51,9 @@ class FusedNetwork(StackedNetwork):
 
 
 class Fusing:
-    """Finds out which networks of a population the fused kernel trains, and of the others why not.
+    """Finds out which networks the fused kernel trains there, in batches of at most that size, and why not the others.
 
-    Args:
-        device: where they are trained.
-        batch: largest batch size of all trials.
-        wanted: False where the stack was asked for.
+    `wanted` is False where the stack was asked for.
     """
 
     def __init__(self, device: torch.device, batch: int, wanted: bool = True) -> None:
@@ -189,11 +180,7 @@ class FusedStack(Stack):
         return finite
 
     def evaluate(self, held_out: tuple[Tensor, Tensor] | None = None) -> tuple[list[float], list[float]]:
-        """Mean loss and share of misclassified samples of every trial.
-
-        Args:
-            held_out: samples that are the same for all trials; each trial's own training samples by default.
-        """
+        """Mean loss and share of misclassified samples of every trial, on its own training samples by default."""
         count, machine = len(self.trials), self._fused.machine
         images, targets = (self._images, self.samples.targets) if held_out is None else held_out
         n = targets.shape[-1]

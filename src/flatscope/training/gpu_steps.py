@@ -42,12 +42,7 @@ def wants_channels_last(precision: str, images: Tensor) -> bool:
 
 
 def is_steady(model: nn.Module, inputs: Tensor) -> bool:
-    """Whether every step of a training is the same to Python, so that a graph can stand for it.
-
-    Args:
-        model: left as it is.
-        inputs: some samples.
-    """
+    """Whether every step of a training is the same to Python, so that a graph can stand for it."""
     for part in model.modules():
         if type(part).__module__.partition(".")[0] not in STEADY_PACKAGES:
             return False
@@ -67,13 +62,7 @@ def is_steady(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def captured(step: Callable[[], None], touched: Sequence[Tensor], device: torch.device) -> Callable[[], None]:
-    """A step as one CUDA graph; trying it out first leaves no trace.
-
-    Args:
-        step: takes no argument and waits for nothing.
-        touched: all tensors that it changes.
-        device: the GPU.
-    """
+    """A step that waits for nothing as one CUDA graph; trying it out first leaves no trace in what it touches."""
     kept, randomness = [tensor.detach().clone() for tensor in touched], torch.cuda.get_rng_state(device)
     with torch.cuda.device(device):
         side, main = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]

@@ -199,13 +199,7 @@ def train(
 
 
 def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
-    """Each image shifted by its offset minus 4 (rows, columns) with zeros coming in, and mirrored where `flips`.
-
-    Args:
-        images: (n, channels, height, width).
-        offsets: (n, 2) whole numbers from 0 to 8.
-        flips: (n,) booleans.
-    """
+    """Each image (n, c, h, w) shifted by its offset (rows, columns) minus 4, zeros coming in, mirrored if `flips`."""
     n, _, height, width = images.shape
     padded = functional.pad(images, [CROP_PADDING] * 4)
     columns = torch.arange(width, device=images.device).expand(n, width)

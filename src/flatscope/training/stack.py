@@ -179,8 +179,7 @@ class Stack:
     def evaluate(self, held_out: tuple[Tensor, Tensor] | None = None) -> tuple[list[float], list[float]]:
         """Mean loss and share of misclassified samples of every trial, in eval mode; the share is NaN without classes.
 
-        Args:
-            held_out: samples that are the same for all trials; each trial's own training samples by default.
+        On its own training samples, or on samples that are the same for all.
         """
         total, wrong = torch.zeros(2, len(self.trials), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self._in_precision():

@@ -75,13 +75,7 @@ def checked_names(names: Sequence[str]) -> list[str]:
 
 
 class StackedLayers:
-    """The layers of a network that a stack can be measured at.
-
-    Args:
-        model: one of the networks.
-        pair: some samples of it.
-        loss: as in `TrainConfig`.
-    """
+    """The layers of a network that a stack can be measured at, found with some of its samples."""
 
     def __init__(self, model: nn.Module, pair: tuple[Tensor, Tensor], loss: str) -> None:
         x, y = (part[:PROBED_SAMPLES].cpu() for part in pair)
@@ -120,16 +114,7 @@ def measure_stack(
     names: Sequence[str],
     layers: Sequence[Layer],
 ) -> dict[tuple[str, str], Tensor]:
-    """{(measure, layer): value of each trial}, in float64 on the CPU; NaN for a trial that is not finite.
-
-    Args:
-        network: what the trials have in common.
-        weights: parameters and buffers, stacked.
-        samples: the samples of each trial, in the same order.
-        loss: as in `TrainConfig`.
-        names: of `MEASURES`.
-        layers: see `StackedLayers`.
-    """
+    """{(measure, layer): value of each trial}, in float64 on the CPU; NaN for a trial that is not finite."""
     trials, n = samples.targets.shape[:2]
     place = samples.images.device
     kind = place.type if place.type in AT_ONCE else "cuda"

@@ -124,36 +124,23 @@ class StackSamples:
 
 @dataclass
 class Group:
-    """Trials of one architecture.
+    """Trials of one architecture."""
 
-    Attributes:
-        number: position among the groups.
-        trials: the trials, `data` their samples.
-        template: a module of their structure; its values do not matter.
-        network: the structure for stacked training; None for a trial that is trained by itself.
-        weights: parameters and buffers of all trials, stacked in their order, on the CPU: of the trials that have
-            stopped, and of the others as of the last time they were asked for.
-        initial: the same before training.
-        trained: names of the parameters that are trained.
-        records: where each trial stands.
-        epoch, seconds: finished epochs of the group, and the time they took.
-        layers: what can be measured along the way, once that was asked for.
-        trained_by: "fused kernel"; "stack" or "one by one" with the reason.
-    """
-
-    number: int
+    number: int  # position among the groups
     trials: list[Trial]
-    data: list[TrialData]
-    template: nn.Module
-    network: StackedNetwork | None
+    data: list[TrialData]  # their samples
+    template: nn.Module  # of their structure; its values do not matter
+    network: StackedNetwork | None  # for stacked training; None for a trial that is trained by itself
+    # Parameters and buffers of all trials, stacked in their order, on the CPU: of the trials that have stopped, and of
+    # the others as of the last time they were asked for.
     weights: dict[str, Tensor]
-    initial: dict[str, Tensor]
-    trained: list[str]
-    records: list[TrainingState] = field(default_factory=list)
-    epoch: int = 0
-    seconds: float = 0.0
-    layers: Any = None
-    trained_by: str = ""
+    initial: dict[str, Tensor]  # the same before training
+    trained: list[str]  # names of the parameters that are trained
+    records: list[TrainingState]  # where each trial stands
+    epoch: int = 0  # finished epochs of the group
+    seconds: float = 0.0  # the time they took
+    layers: Any = None  # what can be measured along the way, once that was asked for
+    trained_by: str = ""  # "fused kernel"; "stack" or "one by one" with the reason
 
     @functools.cached_property
     def digest(self) -> str:
