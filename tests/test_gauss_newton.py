@@ -15,8 +15,8 @@ from torch.func import functional_call
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import estimators, sweep
+from flatscope.curvature.coverage import find_unseen
 from flatscope.curvature.products import probed
-from flatscope.curvature.seen import find_unseen
 
 GAUSS_NEWTON = Effort(curvature="gauss_newton")
 NAMES = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "layer_max_eigenvalue"]

@@ -15,7 +15,7 @@ from torch.func import functional_call, hessian, jacrev, vmap
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature.path_hessian import PathHessian
+from flatscope.curvature.path_sweep import PathHessian
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.measures.psi_flatness import path_coordinates
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from flatscope.problem import Problem as Problem
     from flatscope.reports.page import report as report
     from flatscope.reports.population_frame import PopulationFrame as PopulationFrame
+    from flatscope.spectra.density import Eigenpairs as Eigenpairs
     from flatscope.spectra.density import SpectralDensity as SpectralDensity
     from flatscope.spectra.finding import eigenpairs as eigenpairs
     from flatscope.spectra.finding import gauss_newton as gauss_newton
     from flatscope.spectra.finding import hessian as hessian
     from flatscope.spectra.finding import spectral_density as spectral_density
-    from flatscope.spectra.pairs import Eigenpairs as Eigenpairs
     from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
     from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
     from flatscope.symmetries.scaling import rescale as rescale
@@ -48,7 +48,7 @@ _HOMES = {
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
     "Context": "context",
-    "Eigenpairs": "spectra.pairs",
+    "Eigenpairs": "spectra.density",
     "FlatscopeError": "errors",
     "InputError": "errors",
     "NumericalWarning": "errors",

@@ -33,9 +33,8 @@ from flatscope.formatting import number, numbered
 from flatscope.landscapes.making import landscape
 from flatscope.landscapes.surface import Surface
 from flatscope.ranks import process_group
-from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.spectra.finding import eigenpairs, spectral_density
-from flatscope.spectra.pairs import Eigenpairs
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.training.weight_files import read_weights
 

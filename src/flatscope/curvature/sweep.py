@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.bends import BendColumns, BendRecorder, Places, find_bends
-from flatscope.curvature.coverage import find_curved, recorded_forward
+from flatscope.curvature.coverage import Uses, find_curved, find_unseen, recorded_forward, uses_of
 from flatscope.curvature.factors import Columns, Root, output_root
 from flatscope.curvature.layer_forms import (
     Flow,
@@ -30,7 +30,6 @@ from flatscope.curvature.layer_forms import (
     weight_forms,
 )
 from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
-from flatscope.curvature.seen import Uses, find_unseen, uses_of
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.errors import NotApplicable

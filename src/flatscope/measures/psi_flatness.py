@@ -18,8 +18,14 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.estimators import WholeDiagonal, diagonal_sums
-from flatscope.curvature.path_hessian import PathHessian
-from flatscope.curvature.path_sweep import EdgeCurvature, ScalingEdges, path_sweep, per_value, scaling_values
+from flatscope.curvature.path_sweep import (
+    EdgeCurvature,
+    PathHessian,
+    ScalingEdges,
+    path_sweep,
+    per_value,
+    scaling_values,
+)
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError

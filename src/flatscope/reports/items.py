@@ -39,8 +39,7 @@ from flatscope.reports.sections import (
 )
 from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
-from flatscope.spectra.density import SpectralDensity
-from flatscope.spectra.pairs import Eigenpairs
+from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.table import BOUND_COLUMNS, Table
 
 T = TypeVar("T")

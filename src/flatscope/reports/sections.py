@@ -35,8 +35,7 @@ from flatscope.reports.markup import (
 )
 from flatscope.reports.measured import MANY, Line, MeasuredCell, comparison_data, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
-from flatscope.spectra.density import SpectralDensity
-from flatscope.spectra.pairs import Eigenpairs
+from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.table import Table
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_qua
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.guards import own_settings
 from flatscope.problem import Problem
-from flatscope.spectra.density import SpectralDensity
-from flatscope.spectra.pairs import Eigenpairs
+from flatscope.spectra.density import Eigenpairs, SpectralDensity
 
 
 @own_settings()
