@@ -31,10 +31,7 @@ class NotCompiled(NotFused):
 class Job(ctypes.Structure):
     """What a launch is given; `struct Job` of fused.cu says what each part is."""
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int) for name in NUMBERS),
-    ]
+    _fields_ = [*((name, ctypes.c_void_p) for name in POINTERS), *((name, ctypes.c_int) for name in NUMBERS)]
 
 
 class Kernel(Protocol):

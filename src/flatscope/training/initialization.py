@@ -15,15 +15,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import InputError, refuse_unknown
 
-LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 Draw = Callable[[Tensor, torch.Generator], object]
 

@@ -47,17 +47,8 @@ from flatscope.training.initialization import private_randomness
 __all__ = ["TrainConfig", "TrainResult", "epoch_order", "evaluate", "learning_rate", "train"]
 
 BAR_SECONDS = 0.25  # between two updates of the progress bar within an epoch
-COLUMNS = (
-    "epoch",
-    "lr",
-    "train_loss",
-    "train_error",
-    "test_loss",
-    "test_error",
-    "gradient_norm",
-    "distance",
-    "seconds",
-)
+ERRORS = ("train_loss", "train_error", "test_loss", "test_error")
+COLUMNS = ("epoch", "lr", *ERRORS, "gradient_norm", "distance", "seconds")
 
 AfterEpoch = Callable[[int, nn.Module], None]
 

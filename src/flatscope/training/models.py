@@ -134,21 +134,9 @@ def all_conv(
     return nn.Sequential(parts)
 
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "mnist_mlp": mnist_mlp,
-    "two_layer": two_layer,
-    "mlp_1x512": mlp_1x512,
-    "mlp_10x1000": mlp_10x1000,
-    "lenet5": lenet5,
-    "all_conv": all_conv,
-    "plainnet18": plainnet18,
-    "plainnet34": plainnet34,
-    "vgg": vgg,
-    "small_alexnet": small_alexnet,
-    "small_inception": small_inception,
-    "wide_resnet": wide_resnet,
-}
+_SMALL = (mlp, mnist_mlp, two_layer, mlp_1x512, mlp_10x1000, lenet5, all_conv)
+_LARGE = (plainnet18, plainnet34, vgg, small_alexnet, small_inception, wide_resnet)
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in (*_SMALL, *_LARGE)}
 
 
 def available() -> dict[str, str]:

@@ -16,12 +16,12 @@ from flatscope.problem import Problem
 from flatscope.results import Result
 from flatscope.training.checkpoint import TrainingState
 from flatscope.training.evaluation import Pair
-from flatscope.training.loop import COLUMNS
+from flatscope.training.loop import COLUMNS, ERRORS
 from flatscope.training.trials import CONFIG_KEYS, Group, Trial
 from flatscope.version import __version__
 
 SHOWN_ROWS = 20
-FINAL = ("train_loss", "train_error", "test_loss", "test_error", "gradient_norm", "distance")
+FINAL = (*ERRORS, "gradient_norm", "distance")
 
 
 class Population(Result, Sequence[nn.Module]):
@@ -101,7 +101,7 @@ class Population(Result, Sequence[nn.Module]):
         """What differs between the trials, and how they ended."""
         frame = self.to_frame()
         varied = [name for name in frame if frame[name].astype(str).nunique() > 1 or name == "name"]
-        kept = frame[[name for name in frame if name in varied or name in (*FINAL[:4], "epochs", "stopped_by")]]
+        kept = frame[[name for name in frame if name in varied or name in (*ERRORS, "epochs", "stopped_by")]]
         rows = [
             ["" if pd.isna(v) else number(v) if isinstance(v, float) else str(v) for v in row]
             for row in kept.to_numpy(dtype=object)
