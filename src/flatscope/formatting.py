@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -67,6 +68,12 @@ def numbered(count: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Text that any file and page can hold: without control characters and halves of characters (of odd file names)."""
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def options_words(options: str) -> str:

@@ -24,7 +24,13 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 
 # Packages whose import declares our measures and bounds. They stand on this file, so that only their names are here.
 OWN_FAMILIES = ("flatscope.measures", "flatscope.bounds")
-SYMMETRIES = ("layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling", "output_scaling")
+SYMMETRIES = {  # in a word, and in some
+    "layer_scaling": ("layer", "one layer times c, the next divided by c"),
+    "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
+    "permutation": ("permutation", "units of a layer in another order"),
+    "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
+    "output_scaling": ("output", "all outputs times c, margins scaling along"),
+}
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
 NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")
@@ -252,15 +258,6 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
     return list(chosen.values())
 
 
-_SHORT = {
-    "layer_scaling": "layer",
-    "unit_scaling": "unit",
-    "permutation": "permutation",
-    "batchnorm_scaling": "BatchNorm",
-    "output_scaling": "output",
-}
-
-
 def catalogue_markdown(kind: str = "measure") -> str:
     """One table row per measure (or bound)."""
     lines = [
@@ -272,7 +269,7 @@ def catalogue_markdown(kind: str = "measure") -> str:
     for entry in declarations(kind).values():
         paper = f"{PAPERS[entry.paper]}, {entry.equation}" if entry.paper != "flatscope" else entry.equation
         if kind == "measure":
-            kept = ", ".join(word for key, word in _SHORT.items() if key in entry.invariant_under) or "—"
+            kept = ", ".join(word for key, (word, _) in SYMMETRIES.items() if key in entry.invariant_under) or "—"
             cells = [f"`{entry.name}`", entry.per, entry.summary, kept, paper]
         else:
             cells = [f"`{entry.name}`", entry.summary, "; ".join(entry.assumptions), paper]

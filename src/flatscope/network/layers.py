@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from flatscope.formatting import some_of
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.units import INPUT_FIRST
@@ -87,9 +88,8 @@ class Network:
             return "the network has no layer: no product, convolution or lookup with a weight was found"
         if not self.uncovered:
             return ""
-        named = ", ".join(f"{name} (read by {place})" for name, place in list(self.uncovered.items())[:3])
-        more = f" and {len(self.uncovered) - 3} more" if len(self.uncovered) > 3 else ""
-        return f"trainable matrices that take part in no recognised layer would be left out: {named}{more}"
+        named = some_of([f"{name} (read by {place})" for name, place in self.uncovered.items()], 3)
+        return f"trainable matrices that take part in no recognised layer would be left out: {named}"
 
 
 class LayerRecorder:

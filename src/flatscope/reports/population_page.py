@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.formatting import numbered, written
+from flatscope.formatting import numbered, some_of, written
 from flatscope.registry import PAPERS
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, table, told
 from flatscope.reports.measured import MANY, STANDING_WORDS, standing
@@ -178,10 +178,10 @@ def summary_sentences(population: PopulationFrame, statistics: list[MeasureStati
         )
     against = [e.measure for e in clear if e.entry and _against(e)]
     if against:
-        sentences.append(f"Against the direction that their source expects: {_some(against)}.")
+        sentences.append(f"Against the direction that their source expects: {some_of(against, MOST_NAMED)}.")
     missing = [entry.measure for entry in statistics if entry not in valued]
     if missing:
-        sentences.append(f"Without a correlation, for lack of values that vary: {_some(missing)}.")
+        sentences.append(f"Without a correlation, for lack of values that vary: {some_of(missing, MOST_NAMED)}.")
     return sentences
 
 
@@ -195,11 +195,6 @@ def _fixed_words(population: PopulationFrame, clear: list[MeasureStatistics]) ->
         return f"; it {'remains' if kept else 'does not remain'} {fixed}"
     how_many = "all" if len(kept) == len(clear) else "none" if not kept else str(len(kept))
     return f"; {how_many} of these remain {fixed}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _against(entry: MeasureStatistics) -> bool:

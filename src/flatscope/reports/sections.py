@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.factories import from_papers
 from flatscope.files import figure_bytes
-from flatscope.formatting import numbered, percent, written
+from flatscope.formatting import numbered, percent, some_of, written
 from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
@@ -35,6 +35,7 @@ from flatscope.reports.markup import (
 )
 from flatscope.reports.measured import MANY, Line, MeasuredCell, comparison_data, lines
 from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
+from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.table import Table
 
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
-SYMMETRY_WORDS = {
-    "layer_scaling": ("layer", "one layer times c, the next divided by c"),
-    "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
-    "permutation": ("permutation", "units of a layer in another order"),
-    "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
-    "output_scaling": ("output", "all outputs times c, margins scaling along"),
-}
 BADGES = {"comparable": "good", "not comparable": "poor"}
 REWRITTEN = (
     "The same function was written with other weights and measured again. A measure that moves says as much about how "
@@ -130,7 +124,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
         standings=[line.standing for line in rows],
         tall=len(rows) > MANY,
     )
-    body += fragment("reading.html", symmetries=SYMMETRIES, words=SYMMETRY_WORDS)
+    body += fragment("reading.html", symmetries=SYMMETRIES)
     missing = {line.label: [c.reason for c in line.cells if c is not None and c.exact is None] for line in rows}
     n_missing = sum(bool(reasons) for reasons in missing.values())
     gist = f"{numbered(len(rows), 'measure')}" + (f", {n_missing} could not be computed" if n_missing else "")
@@ -182,7 +176,7 @@ def _direction(entry: Declaration | None) -> Markup:
 def _kept(line: Line) -> Markup:
     if line.entry is None:
         return element("span", "not declared here", class_="quiet")
-    marks = [badge(SYMMETRY_WORDS[s][0], "good", SYMMETRY_WORDS[s][1]) for s in SYMMETRIES if s in line.kept]
+    marks = [badge(word, "good", what) for key, (word, what) in SYMMETRIES.items() if key in line.kept]
     return Markup(" ").join(marks) if marks else element("span", "nothing", class_="quiet")
 
 
@@ -239,10 +233,11 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
     parts = [element("p", f"{REWRITTEN} Draws of each kind: {trials}; the largest change is shown.", class_="quiet")]
     answers = []
     for name, audit in audits.items():
-        header = ["Measure", *(SYMMETRY_WORDS.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
+        header = ["Measure", *(SYMMETRIES.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
         rows = [[_name(measure), *cells] for measure, cells in audit_cells(audit).items()]
+        notes = listed(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
         parts += [element("h3", name)] if len(audits) > 1 else []
-        parts += [table(f"Audit of {name}", header, rows), listed(audit_notes(audit))]
+        parts += [table(f"Audit of {name}", header, rows), notes]
         answers.append(audit_words(name, audit))
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
     gist = "which measures move when the weights are rewritten"
@@ -255,9 +250,8 @@ def audit_words(name: str, audit: Audit) -> str:
     tested = frame[frame["verdict"] != "not tested"]
     moved = list(dict.fromkeys(tested.loc[tested["verdict"] == "moved", "measure"]))
     kept = [measure for measure in dict.fromkeys(tested["measure"]) if measure not in moved]
-    words = ", ".join(kept[:6]) + (f" and {len(kept) - 6} more" if len(kept) > 6 else "")
     whole = f"{len(kept)} of {len(kept) + len(moved)} audited measures of {name} are invariant"
-    return f"{whole}: {words}." if kept else f"{whole}."
+    return f"{whole}: {some_of(kept, 6)}." if kept else f"{whole}."
 
 
 def audit_cells(audit: Audit) -> dict[str, list[Markup]]:
@@ -277,19 +271,18 @@ def audit_cells(audit: Audit) -> dict[str, list[Markup]]:
     return {name: [found.get((name, symmetry), empty) for symmetry in audit.symmetries] for name in audit.measures}
 
 
-def audit_notes(audit: Audit, most_names: int = 4) -> list[str]:
-    """Reasons why something was not tested, each with the measures concerned."""
-    notes = []
-    for reason, names in audit.notes().items():
-        more = f" and {len(names) - most_names} more" if len(names) > most_names else ""
-        notes.append(f"{reason.rstrip('.')} ({', '.join(names[:most_names])}{more})")
-    return notes
-
-
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
     plots = list(history_plots(histories, colours))
     return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=_hero(plots))
+
+
+def _drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
+    """The figures in a section of their own, what each shows in words, where they come from."""
+    shown, anchor = list(plots), title.lower()
+    answer = listed(f"{plot.title}: {plot.caption}" for plot in shown)
+    provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
+    return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=_hero(shown))
 
 
 def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
@@ -320,11 +313,7 @@ def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
 
 def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> Part:
     """One figure per density or list of eigenvalues."""
-    plots = list(spectrum_plots(spectra, colours))
-    provenance = {f"{name}, spectrum": found.meta for name, found in spectra.items()}
-    answer = listed(f"{plot.title}: {plot.caption}" for plot in plots)
-    sections = plots_section("spectrum", "Spectrum", plots, "eigenvalues")
-    return Part(answer, sections, provenance, picture=_hero(plots))
+    return _drawn_part("Spectrum", "eigenvalues", spectrum_plots(spectra, colours), spectra)
 
 
 def simplex_plots(simplexes: Mapping[str, Simplex], _: Colours) -> Iterator[Plot]:
@@ -358,11 +347,8 @@ def simplex_words(simplex: Simplex) -> str:
 
 def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
     """One figure per interpolation, and whether a barrier lies between the networks."""
-    plots = list(simplex_plots(simplexes, colours))
-    answer = listed(f"{name}: {simplex_words(simplex)}" for name, simplex in simplexes.items())
-    provenance = {f"{name}, interpolation": simplex.meta for name, simplex in simplexes.items()}
-    sections = plots_section("interpolation", "Interpolation", plots, "loss of mixtures of the networks")
-    return Part(answer, sections, provenance, picture=_hero(plots))
+    gist = "loss of mixtures of the networks"
+    return _drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
 
 
 def studies_part(studies: Mapping[str, Any], colours: Colours) -> Part:

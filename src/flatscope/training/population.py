@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, Interrupted
+from flatscope.formatting import some_of
 from flatscope.guards import derivatives
 from flatscope.inspection import first_line, usable_device, usable_dtype
 from flatscope.progress import progress
@@ -129,8 +130,7 @@ def train_population(
     if folder is not None:
         prepare_folder(folder)
     for reason, names in reasons.items():
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        warnings.warn(f"trials {listed} are trained one by one: {reason}", UserWarning, stacklevel=2)
+        warnings.warn(f"trials {some_of(names, 5)} are trained one by one: {reason}", UserWarning, stacklevel=2)
     population = Population(read, groups, held_out)
     bar = progress("training", total=sum(trial.config.epochs for trial in read), shown=show_progress)
     try:

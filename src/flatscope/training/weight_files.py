@@ -8,7 +8,7 @@ import pickle
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatscope.errors import WeightsError
 from flatscope.files import LARGEST_RATIO, LEAST_LIMIT, read_tensors, tensor_bytes
+from flatscope.formatting import some_of
 from flatscope.guards import write_whole
 from flatscope.params import plain_names
 
@@ -90,7 +91,7 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
         if name in tensors and tensors[name].shape != value.shape
     ]
     found = [("missing ", absent), ("not in the model ", extra), ("of another shape ", shapes)]
-    if problems := "; ".join(label + _listed(names) for label, names in found if names):
+    if problems := "; ".join(label + some_of(list(names), 5) for label, names in found if names):
         raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
     for name in own:
         for twin in twins[name] & tensors.keys():
@@ -184,9 +185,3 @@ def _shared_names(state: Mapping[str, Tensor]) -> dict[str, set[str]]:
     for name, key in keys.items():
         places.setdefault(key, set()).add(name)
     return {name: places[keys[name]] - {name} if name in keys else set() for name in state}
-
-
-def _listed(names: Iterable[str], limit: int = 5) -> str:
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
