@@ -270,12 +270,7 @@ def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vector
     if k > 1:
         try:
             found = torch.autograd.grad(
-                outputs,
-                inputs,
-                vectors,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
+                outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
             return [
                 value.new_zeros(k, *value.shape) if part is None else part

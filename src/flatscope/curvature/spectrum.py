@@ -58,19 +58,12 @@ class Ritz:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Eigenvalues that a search is asked for.
+    """Eigenvalues that a search is asked for."""
 
-    Attributes:
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tolerance: accuracy of each relative to its absolute value,
-        share: or to this share of the largest absolute value, where that is more.
-    """
-
-    top: int = 1
-    bottom: int = 0
-    tolerance: float = 1e-3
-    share: float = 0.01
+    top: int = 1  # how many of the largest
+    bottom: int = 0  # how many of the smallest
+    tolerance: float = 1e-3  # accuracy of each relative to its absolute value,
+    share: float = 0.01  # or to this share of the largest absolute value, where that is more
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:

@@ -86,12 +86,7 @@ class Surface(DrawnResult):
         return pd.DataFrame(columns | {"pole": self.poles.flatten().numpy()})
 
     def plot(
-        self,
-        ax: Axes,
-        *,
-        heights: tuple[float, float] | None = None,
-        quantity: str = "loss",
-        log: bool = False,
+        self, ax: Axes, *, heights: tuple[float, float] | None = None, quantity: str = "loss", log: bool = False
     ) -> Any:
         """Draw a line or filled contours into Matplotlib axes; poles stay blank and hatched.
 

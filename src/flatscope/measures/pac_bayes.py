@@ -58,7 +58,6 @@ def expected_sharpness(
     cancels. All alphas see the same draws and batches, so that the curve is smooth in alpha.
 
     Args:
-        ctx: the network.
         alpha: noise levels, a row each; or one number.
         draws: the most perturbed networks of each level, mirror images included; even. Fewer where all levels have
             reached the precision that is asked for.
@@ -89,7 +88,6 @@ def pac_bayes_kl(ctx: Context, *, alpha: Any = ALPHAS, appendix: bool = False, s
     """Divergence of the perturbed weights N(w, σ²) from the prior N(0, σ²), at each noise level alpha.
 
     Args:
-        ctx: the network.
         alpha: noise levels, a row each; or one number.
         appendix: twice the value, as the paper's figures have it.
         slope: σ_i = alpha (slope |w_i| + 1); 0 gives ‖w‖² / 2α², the divergence of eq (6).
@@ -261,7 +259,6 @@ def kl_at_sharpness(
     """The divergence at which the expected sharpness is `level`; the grid of alphas grows until it contains that.
 
     Args:
-        ctx: the network, without BatchNorm.
         level: expected sharpness at which to read off.
         alpha: the grid to begin with.
         draws: as in `expected_sharpness`.

@@ -70,7 +70,6 @@ def psi_trace(
     estimated. So are networks that are not piecewise linear, beyond `most_products` values.
 
     Args:
-        ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: the most Hessian products to take.
@@ -169,7 +168,6 @@ def psi_epsilon(
     starts in the direction of the gradient, the others at random.
 
     Args:
-        ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball; below 1 if relative.
         relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
@@ -242,7 +240,6 @@ def psi_expected(
     with their mirror images: neither rescaling nor permuting units changes the number for a given seed.
 
     Args:
-        ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball; below 1 if relative.
         relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
@@ -283,7 +280,6 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     """Ratio of the largest to the smallest absolute basis-path value.
 
     Args:
-        ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
     paths = ctx.sweep(path_coordinates, rule=rule)
@@ -309,7 +305,6 @@ def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
     """Perturbations of the path values up to this length change the state of no ReLU on any training sample.
 
     Args:
-        ctx: the network.
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
     return Value(ctx.sweep(certified_radius, rule=rule), reason="certified, not tight")

@@ -149,7 +149,6 @@ def kappa(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
     """Squared norm of a layer's weights times the largest eigenvalue of its Hessian.
 
     Args:
-        ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
     return _times_squared_norm(ctx, layer_eigenvalues(ctx, tolerance))
@@ -174,7 +173,6 @@ def kappa_trace(ctx: Context, *, precision: float | None = None, most_products: 
     """Squared norm of a layer's weights times the trace of its Hessian.
 
     Args:
-        ctx: the network.
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
@@ -204,7 +202,6 @@ def rho_unit(
     """Curvature along the weights of each input of a layer: w(j)ᵀ H w(j).
 
     Args:
-        ctx: the network.
         reading: "column" (the paper's: the weights of an input of the layer) or "row" (those of an output unit).
         precision: relative standard error of the largest and of the sum to reach where they are estimated; that of the
             call by default, 0 for exact.
@@ -272,7 +269,6 @@ def relative_flatness(ctx: Context, *, precision: float | None = None, most_prod
     """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks.
 
     Args:
-        ctx: the network.
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """

@@ -63,7 +63,6 @@ def epsilon_flatness(
     in the direction of the gradient, one in that of the top eigenvector of the Hessian, the others at random.
 
     Args:
-        ctx: the network.
         epsilon: radius of the ball.
         relative: whether the radius is epsilon times the norm of the weights.
         restarts: number of ascents.
@@ -134,7 +133,6 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
     the value is :math:`\tfrac{\sigma^2}{2} |\operatorname{tr} \nabla^2 \hat L(w)|` for each of the laws.
 
     Args:
-        ctx: the network.
         sigma: standard deviation of each coordinate of u.
         draws: the most perturbed networks, mirror images included; even. Fewer where the precision that is asked for
             is reached before.
@@ -197,7 +195,6 @@ def sharpness(
     beside it steps from corner to corner of the box by the sign of the full gradient. The larger of the two.
 
     Args:
-        ctx: the network.
         alpha: the box is |ν_i| ≤ alpha (|w_i| + 1).
         steps: steps of stochastic gradient ascent.
         batch: samples of one step; all of them where there are no more.

@@ -62,7 +62,6 @@ def hessian_trace(ctx: Context, *, precision: float | None = None, most_products
     layers' traces, and is added.
 
     Args:
-        ctx: the network.
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
@@ -85,7 +84,6 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     """Trace of the Hessian with respect to each layer's weights.
 
     Args:
-        ctx: the network.
         precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
         most_products: give up after so many Hessian products.
     """
@@ -109,7 +107,6 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, 
     """Largest eigenvalue of the Hessian with respect to each layer's weights.
 
     Args:
-        ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
     return layer_eigenvalues(ctx, tolerance)
@@ -131,7 +128,6 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     """Largest eigenvalue of the Hessian of the training loss.
 
     Args:
-        ctx: the network.
         tolerance: relative accuracy of the eigensolver.
     """
     return _whole_eigenvalue(ctx, Wanted(1, 0, tolerance))
@@ -152,7 +148,6 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
     """Smallest (most negative) eigenvalue of the Hessian of the training loss.
 
     Args:
-        ctx: the network.
         tolerance: accuracy of the eigensolver, relative to the eigenvalue that is largest in size: this one mostly
             lies at the edge of a dense cloud around zero, where digits of its own would be looked for for ever.
     """

@@ -24,29 +24,18 @@ STANDING_WORDS = {
 
 
 class MeasuredCell(NamedTuple):
-    """What one network has for one measure.
+    """What one network has for one measure."""
 
-    Attributes:
-        value: for sorting and ratios: the number itself, or the largest of several; NaN where there is none.
-        text: the number, or the range of several.
-        stderr: standard error as text; empty where the value is exact.
-        relative: standard error over value, with that of the samples being a draw; NaN where that has no meaning.
-        exact: None where there is no value.
-        extent: "3 layers", "1200 samples"; empty for a network-wide value.
-        interval: "[low, high]"; empty where none is known.
-        reason: why there is no value, or a remark on it.
-        folded: whether BatchNorm was folded first.
-    """
-
-    value: float
-    text: str
-    stderr: str = ""
+    value: float  # for sorting and ratios: the number itself, or the largest of several; NaN where there is none
+    text: str  # the number, or the range of several
+    stderr: str = ""  # standard error as text; empty where the value is exact
+    # standard error over value, with that of the samples being a draw; NaN where that has no meaning
     relative: float = math.nan
-    exact: bool | None = None
-    extent: str = ""
-    interval: str = ""
-    reason: str = ""
-    folded: bool = False
+    exact: bool | None = None  # None where there is no value
+    extent: str = ""  # "3 layers", "1200 samples"; empty for a network-wide value
+    interval: str = ""  # "[low, high]"; empty where none is known
+    reason: str = ""  # why there is no value, or a remark on it
+    folded: bool = False  # whether BatchNorm was folded first
 
     @property
     def sort_key(self) -> str:

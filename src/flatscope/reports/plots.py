@@ -55,23 +55,14 @@ _STYLE: Any = {
 
 
 class Plot(NamedTuple):
-    """A picture that can be made.
+    """A picture that can be made."""
 
-    Attributes:
-        stem: what to call its file.
-        title: above it.
-        caption: how to read it.
-        make: draws it.
-        header: of the table that says the same in numbers.
-        rows: of that table.
-    """
-
-    stem: str
-    title: str
-    caption: str
-    make: Callable[[], Figure]
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    stem: str  # what to call its file
+    title: str  # above it
+    caption: str  # how to read it
+    make: Callable[[], Figure]  # draws it
+    header: Sequence[str] = ()  # of the table that says the same in numbers
+    rows: Sequence[Sequence[str]] = ()  # of that table
 
 
 def on_axes(draw: Callable[[Axes], None], width: float = WIDTH, height: float = HEIGHT) -> Callable[[], Figure]:
