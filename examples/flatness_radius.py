@@ -13,8 +13,7 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope.training.data import load
-from flatscope.training.label_noise import random_labels
+from flatscope.training.data import load, random_labels
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build
 

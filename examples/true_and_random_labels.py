@@ -15,8 +15,7 @@ import torch
 
 import flatscope as fs
 from flatscope.measures.pac_bayes import kl_at_sharpness
-from flatscope.training.data import Data, load
-from flatscope.training.label_noise import random_labels
+from flatscope.training.data import Data, load, random_labels
 from flatscope.training.loop import TrainConfig, evaluate, train
 from flatscope.training.models import build
 from flatscope_papers.neyshabur2017.desiderata import desiderata

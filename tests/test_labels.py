@@ -7,8 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from flatscope.errors import InputError
-from flatscope.training.data import load
-from flatscope.training.label_noise import confusion_set, corrupt_labels, random_labels
+from flatscope.training.data import confusion_set, corrupt_labels, load, random_labels
 
 Y = torch.arange(20_000) % 10
 

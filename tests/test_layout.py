@@ -96,7 +96,6 @@ USED_INSIDE = {
     "flatscope.symmetries.path_skeleton",
     "flatscope.training.data",
     "flatscope.training.data_set",
-    "flatscope.training.label_noise",
     "flatscope.training.langevin",
     "flatscope.training.loop",
     "flatscope.training.models",

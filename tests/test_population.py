@@ -18,7 +18,7 @@ import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.training import stack, stacked_layers
 from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.label_noise import corrupt_labels
+from flatscope.training.data import corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
 from flatscope.training.population import train_population

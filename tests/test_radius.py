@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatscope as fs
 from flatscope.measures.lines import Lines, layers_ahead, lines_at_once, moved_parameters
 from flatscope.measures.radius import drawn_radii, unit_normals
-from flatscope.training.data import load
-from flatscope.training.label_noise import random_labels
+from flatscope.training.data import load, random_labels
 from flatscope.training.loop import TrainConfig, train
 from flatscope.training.models import build
 

@@ -17,9 +17,8 @@ from flatscope.sweeps.engines import SweepFailed, run
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import table_metrics, train_and_measure
 from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.data import load
+from flatscope.training.data import confusion_set, corrupt_labels, load
 from flatscope.training.initialization import initialize
-from flatscope.training.label_noise import confusion_set, corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
 

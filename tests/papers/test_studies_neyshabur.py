@@ -16,8 +16,7 @@ import torch
 import flatscope as fs
 from flatscope.measures.interactions import relu_chain
 from flatscope.sweeps.store import Store
-from flatscope.training.data import load
-from flatscope.training.label_noise import confusion_set
+from flatscope.training.data import confusion_set, load
 from flatscope.training.models import build
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge

@@ -39,10 +39,9 @@ from flatscope.sweeps.configuration import to_json
 from flatscope.sweeps.store import Store
 from flatscope.table import Table
 from flatscope.training import models
-from flatscope.training.data import Data, load
+from flatscope.training.data import Data, confusion_set, load
 from flatscope.training.initialization import schemes
 from flatscope.training.known_files import SETS
-from flatscope.training.label_noise import confusion_set
 from flatscope.training.population import Population, PopulationView, train_population
 from flatscope.training.public_sets import EMBEDDED
 from flatscope.training.trials import (

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.training import models
 from flatscope.training.checkpoint import TrainConfig, TrainingState, fingerprint
-from flatscope.training.data import Data, sample_order
+from flatscope.training.data import Data, corrupt_labels, sample_order
 from flatscope.training.initialization import initialize, private_randomness
-from flatscope.training.label_noise import corrupt_labels
 from flatscope.training.stacked_layers import StackedNetwork
 
 Build = str | Callable[[Mapping[str, Any]], nn.Module]

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from flatscope import Context, Problem, measure
 from flatscope.sweeps.store import Store
-from flatscope.training.data import load
-from flatscope.training.label_noise import corrupt_labels
+from flatscope.training.data import corrupt_labels, load
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
