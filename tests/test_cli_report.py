@@ -12,7 +12,7 @@ from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit
 from flatscope.errors import InputError
 from flatscope.formatting import numbered
-from flatscope.reports.answer import UNKNOWN
+from flatscope.reports.page import UNKNOWN
 from flatscope_papers.study_result import StudyResult
 
 STUDY = "petzka2019-ridge"

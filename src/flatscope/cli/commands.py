@@ -208,7 +208,7 @@ data = group("data", "The data sets: what is here, get them, check them.")
 @data.command("list")
 def data_list(data_root: DataRoot = None) -> None:
     """Which data sets are here, and where."""
-    from flatscope.cli.run_data import list_sets
+    from flatscope.cli.run_train import list_sets
 
     list_sets(data_root)
 
@@ -216,7 +216,7 @@ def data_list(data_root: DataRoot = None) -> None:
 @data.command("fetch")
 def data_fetch(name: SetName, data_root: DataRoot = None) -> None:
     """Download a data set; every file is verified before it takes its name."""
-    from flatscope.cli.run_data import fetch_set
+    from flatscope.cli.run_train import fetch_set
 
     fetch_set(name, data_root)
 
@@ -224,7 +224,7 @@ def data_fetch(name: SetName, data_root: DataRoot = None) -> None:
 @data.command("verify")
 def data_verify(name: SetName, data_root: DataRoot = None) -> None:
     """Compare the files with the published ones, byte for byte; exit code 1 if one differs."""
-    from flatscope.cli.run_data import verify_set
+    from flatscope.cli.run_train import verify_set
 
     verify_set(name, data_root)
 

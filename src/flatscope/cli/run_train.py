@@ -1,4 +1,4 @@
-"""`flatscope train`: one network, or with `--population file.toml` many, described in one file.
+"""`flatscope data`: sets to train on. `flatscope train`: one network, or many as `--population file.toml` has them.
 
 The file has a table `[data]` (`name` and options of `flatscope.training.data.load`), a table `[model]` (`name` and its
 options, beside it or, as in a sweep, as `options = {…}` with the `seed` of the weights), a table `[train]` with what
@@ -197,3 +197,36 @@ def _show(population: Population, out: Path) -> None:
 
 def _cell(value: object) -> str:
     return "" if pd.isna(value) else number(value) if isinstance(value, float) else str(value)  # type: ignore[call-overload]
+
+
+def list_sets(data_root: Path | None) -> None:
+    """Which data sets are here, and where."""
+    rows = []
+    for entry in data_sets.available(data_root):
+        n_files = numbered(len(entry.missing), "file") if entry.status == "absent" else ", ".join(entry.missing)
+        shape = "x".join(str(extent) for extent in entry.shape)
+        row = [entry.name, entry.status, str(entry.n_train), str(entry.n_test), shape, str(entry.n_classes)]
+        rows.append([*row, str(entry.folder or ""), n_files])
+    show_grid(["data set", "status", "train", "test", "shape", "classes", "folder", "missing"], rows)
+    show_note(f"the folder of data sets is {data_sets.data_root(data_root)}; `flatscope data fetch NAME` downloads")
+
+
+def fetch_set(name: str, data_root: Path | None) -> None:
+    """Download a data set."""
+    paths = data_sets.fetch(name, data_root)
+    for path in paths:
+        typer.echo(str(path))
+    if not paths:
+        show_note(f"{name} is embedded: there is nothing to download")
+
+
+def verify_set(name: str, data_root: Path | None) -> None:
+    """Compare the files with the published ones."""
+    checks = data_sets.verify(name, data_root)
+    if not checks:
+        show_note(f"{name} is embedded: there is no file to verify")
+        return
+    rows = [[check.name, check.status, str(check.expected_size), check.where, check.detail] for check in checks]
+    show_grid(["file", "status", "bytes", "where", "detail"], rows)
+    if any(check.status != "ok" for check in checks):
+        raise typer.Exit(code=1)
