@@ -28,7 +28,7 @@ from flatscope.curvature.path_sweep import (
 )
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import column_sweep, find_left_out
-from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, unit_directions
@@ -250,8 +250,7 @@ def psi_expected(
     ctx = double_context(ctx)
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
-    if law not in LAWS:
-        raise UnknownNameError.among(law, LAWS, "law of psi_expected")
+    refuse_unknown(law, LAWS, "law of psi_expected")
     if draws % 2 or draws < 4:
         raise InputError("an even number of draws, at least 4", str(draws), where="draws")
     reason = f"radius {radius:.3g}"
