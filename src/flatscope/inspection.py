@@ -56,12 +56,9 @@ def refuse_closed_modules(model: nn.Module) -> None:
         kind = type(module).__name__
         where = f"model, {name}" if name else "model"
         if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                "a module written in Python, whose operations can be followed and differentiated twice",
-                "a ScriptModule (torch.jit.script or trace)",
-                where=where,
-                fix="Pass the Python module that it was made of: load_state_dict(scripted.state_dict())",
-            )
+            expected = "a module written in Python, whose operations can be followed and differentiated twice"
+            fix = "Pass the Python module that it was made of: load_state_dict(scripted.state_dict())"
+            raise InputError(expected, "a ScriptModule (torch.jit.script or trace)", where, fix)
         if kind == "FullyShardedDataParallel":
             fix = "Gather the full state dict and load it into the module without FSDP"
             raise InputError("a module with all of its weights", f"{kind}, which keeps a share of them", where, fix)
@@ -90,9 +87,7 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
             raise InputError(f"samples of shape {wanted}", f"a batch {shape_text(inputs)}", where=samples.where)
         for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
-                raise InputError(
-                    "finite data", f"NaN or infinity in the {what}", where=samples.where, fix="Clean the data first"
-                )
+                raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
         targets_look.add(targets)
         n += len(targets)
     if n != samples.n or shapes is None:

@@ -278,12 +278,9 @@ def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> No
     soft = look.dtype.is_floating_point and look.shape == tuple(output_shape[1:]) and loss.name == "cross_entropy"
     if soft:
         if not look.probabilities:
-            raise InputError(
-                "probabilities of the classes (none negative, a sum of 1) as float targets of the outputs' shape",
-                f"targets from {look.low:g} to {look.high:g} with other sums",
-                where=look.where,
-                fix='Labels that do not exclude each other take loss="bce", regression takes loss="mse"',
-            )
+            expected = "probabilities of the classes (none negative, a sum of 1) as float targets of the outputs' shape"
+            fix = 'Labels that do not exclude each other take loss="bce", regression takes loss="mse"'
+            raise InputError(expected, f"targets from {look.low:g} to {look.high:g} with other sums", look.where, fix)
         return
     if not look.whole_numbers:
         got = f"{str(look.dtype).removeprefix('torch.')} targets"

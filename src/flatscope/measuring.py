@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort, time_text
-from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, UnknownNameError
+from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, refuse_unknown
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
 from flatscope.planning import Schedule, has_time, make_schedule
@@ -222,8 +222,7 @@ def _without_value(reason: str) -> Value:
 
 
 def _declared(name: str, kind: str) -> Declaration:
-    if name not in declarations(kind):
-        raise UnknownNameError.among(name, declarations(kind), f"{kind} in options")
+    refuse_unknown(name, declarations(kind), f"{kind} in options")
     return declarations(kind)[name]
 
 

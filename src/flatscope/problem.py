@@ -324,12 +324,10 @@ class Problem:
         except InputError:
             raise
         except Exception as problem:
-            raise InputError(
-                "inputs that the model accepts",
-                f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})",
-                where=f"{part}, {failing_module(self.model, inputs)}",
-                fix="Check the input shape and dtype",
-            ) from problem
+            expected = "inputs that the model accepts"
+            got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
+            fix = "Check the input shape and dtype"
+            raise InputError(expected, got, f"{part}, {failing_module(self.model, inputs)}", fix) from problem
 
     def _checked_ranks(self, shard: Literal["auto", False]) -> Ranks:
         """Those that share the work: with enough samples for all, the same ones in the same order, the same weights."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.sweep import acting
-from flatscope.errors import UnknownNameError
+from flatscope.errors import refuse_unknown
 from flatscope.measures.layer_values import (
     all_exact,
     largest,
@@ -211,8 +211,7 @@ def rho_unit(
 
 
 def _quantity(reading: str) -> str:
-    if reading not in ("column", "row"):
-        raise UnknownNameError.among(reading, ("column", "row"), "reading of rho")
+    refuse_unknown(reading, ("column", "row"), "reading of rho")
     return "rho" if reading == "column" else "rho_rows"
 
 

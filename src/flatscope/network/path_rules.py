@@ -50,10 +50,8 @@ class Paths:
 
     def refuse(self, op: Operation, why: str = "") -> NoReturn:
         """There is no such thing as a path through this operation."""
-        raise NotApplicable(
-            "paths lead only through linear maps, maxima and activations that are positively homogeneous",
-            where=f"{op.place}{', ' + why if why else ''}",
-        )
+        expected = "paths lead only through linear maps, maxima and activations that are positively homogeneous"
+        raise NotApplicable(expected, where=f"{op.place}{', ' + why if why else ''}")
 
     def power(self, weight: Tensor | float) -> Tensor:
         """|w|^p, in float64."""

@@ -85,9 +85,7 @@ def report(
         'report.html'
     """
     if Path(path).is_dir():
-        raise InputError(
-            "the path of a file", f"the folder {path}", where="report", fix="Add a name such as report.html"
-        )
+        raise InputError("the path of a file", f"the folder {path}", "report", "Add a name such as report.html")
     page = page_text(items, title=title, command=command, refresh=refresh)
     with whole_file(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", errors="replace"))

@@ -10,7 +10,7 @@ import torch
 from flatscope.context import Context, make_effort
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_quadrature
-from flatscope.errors import InputError, UnknownNameError
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.problem import Problem
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
@@ -188,6 +188,5 @@ def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:
     if layer is None:
         return ctx, None
     weights = {found.name: found.weight for found in ctx.network}
-    if layer not in weights:
-        raise UnknownNameError.among(layer, weights, "layer")
+    refuse_unknown(layer, weights, "layer")
     return ctx, [weights[layer]]

@@ -28,11 +28,9 @@ def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
     test_pair = test if test is not None else test_pair
     for pair in (train_pair, test_pair) if test_pair is not None else (train_pair,):
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
-            raise InputError(
-                "(x, y), ((x, y), (x_test, y_test)) or an object with such pairs as .train and .test",
-                type(data).__name__ if pair is train_pair else f"a test set of type {type(pair).__name__}",
-                where="train, data",
-            )
+            expected = "(x, y), ((x, y), (x_test, y_test)) or an object with such pairs as .train and .test"
+            got = type(data).__name__ if pair is train_pair else f"a test set of type {type(pair).__name__}"
+            raise InputError(expected, got, where="train, data")
     # of what was made in inference mode no derivative can be taken
     pairs = [pair and tuple(t.clone() if t.is_inference() else t for t in pair) for pair in (train_pair, test_pair)]
     return pairs[0], pairs[1]  # type: ignore[return-value]
