@@ -126,7 +126,7 @@ AT_ROOT_SOURCES = {target: source for source, target in AT_ROOT.items()} | {"ben
 
 
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers draw without any script."""
+    """Formulas as MathML, which browsers draw without any script; names that break after their underscores."""
 
     def drawn(match: re.Match[str]) -> str:
         tag, source = match[1], html.unescape(match[2]).strip()
@@ -138,4 +138,5 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
             made = made.replace("<math", '<math display="block"', 1)
         return f'<{tag} class="arithmatex">{made}</{tag}>'
 
+    html_text = re.sub(r"(?<=<code>)\w+(?=</code>)", lambda name: name[0].replace("_", "_<wbr>"), html_text)
     return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', drawn, html_text, flags=re.DOTALL)
