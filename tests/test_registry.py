@@ -18,7 +18,7 @@ import flatscope as fs
 from flatscope import registry
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.registry import Value, bound, catalogue_markdown, declarations, measure, measure_page, select
+from flatscope.registry import Value, bound, declarations, measure, measure_page, select
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 
@@ -156,8 +156,6 @@ def test_a_declaration_is_read_from_its_function() -> None:
     page = measure_page(entry)
     for words in ("zz_read", "Something.", "beyond the papers, none", "draws=3, alpha=1, rule='a'", "test"):
         assert words in page
-    assert "| `zz_read` | layer | Something. | — | none |" in catalogue_markdown()
-    assert "`parameter_counting`" in catalogue_markdown("bound")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,12 @@ def written(value: float, digits: int = 4) -> str:
         return "∞" if value > 0 else "−∞"
     if math.isfinite(value) and value == int(value) and 1e4 <= abs(value) < 1e9:
         return f"{int(value):,}".replace(",", "\u202f").replace("-", "−")
-    return re.sub(r"e([+-])0*(\d+)", _power, number(value, digits)).replace("-", "−")
+    return typeset(number(value, digits))
+
+
+def typeset(text: str) -> str:
+    """Numbers within a text as a page sets them."""
+    return re.sub(r"e([+-])0*(\d+)", _power, text).replace("-", "−")
 
 
 def _power(match: re.Match[str]) -> str:

@@ -258,25 +258,6 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
     return list(chosen.values())
 
 
-def catalogue_markdown(kind: str = "measure") -> str:
-    """One table row per measure (or bound)."""
-    lines = [
-        "| measure | per | what | unchanged by | paper |"
-        if kind == "measure"
-        else "| bound | what | assumes | paper |",
-        "|---|---|---|---|---|" if kind == "measure" else "|---|---|---|---|",
-    ]
-    for entry in declarations(kind).values():
-        paper = f"{PAPERS[entry.paper]}, {entry.equation}" if entry.paper != "flatscope" else entry.equation
-        if kind == "measure":
-            kept = ", ".join(word for key, (word, _) in SYMMETRIES.items() if key in entry.invariant_under) or "—"
-            cells = [f"`{entry.name}`", entry.per, entry.summary, kept, paper]
-        else:
-            cells = [f"`{entry.name}`", entry.summary, "; ".join(entry.assumptions), paper]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
-
-
 def measure_page(entry: Declaration) -> str:
     """Everything that is known about one measure, as text."""
     facts = {

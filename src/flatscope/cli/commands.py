@@ -31,33 +31,24 @@ from flatscope.factories import from_papers
 Run = Callable[..., None]
 COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {}
 # Several processes of these would write the same files at once, and each would do all of the work.
-ALONE: set[str] = set()
+ALONE = ("demo", "landscape", "train", "sweep", "study")
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
 
-def command(*, alone: bool = False) -> Callable[[Run], Run]:
-    """Make a function a command of its name; `alone`: not for several processes at once."""
-
-    def declare(given: Run) -> Run:
-        COMMANDS[given.__name__] = given
-        if alone:
-            ALONE.add(given.__name__)
-        return given
-
-    return declare
+def command(given: Run) -> Run:
+    """Make a function a command of its name."""
+    COMMANDS[given.__name__] = given
+    return given
 
 
-def group(name: str, line: str, *, alone: bool = False) -> typer.Typer:
+def group(name: str, line: str) -> typer.Typer:
     """A command with commands of its own."""
-    made = typer.Typer(help=line, no_args_is_help=True)
-    COMMANDS[name] = made
-    if alone:
-        ALONE.add(name)
+    COMMANDS[name] = made = typer.Typer(help=line, no_args_is_help=True)
     return made
 
 
-@command(alone=True)
+@command
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
         "flatscope-demo"
@@ -70,7 +61,7 @@ def demo(
     demonstrate(out, seed)
 
 
-@command()
+@command
 def measure(given: MeasureCommand) -> None:
     """Measure a trained model and print the table."""
     from flatscope.cli.run_measure import run_measure
@@ -78,7 +69,7 @@ def measure(given: MeasureCommand) -> None:
     run_measure(given)
 
 
-@command()
+@command
 def compare(given: CompareCommand) -> None:
     """Rank checkpoints by every measure that may rank them, and name those that may not."""
     from flatscope.cli.run_compare import run_compare
@@ -86,7 +77,7 @@ def compare(given: CompareCommand) -> None:
     run_compare(given)
 
 
-@command()
+@command
 def audit(given: AuditCommand) -> None:
     """Rewrite a network's weights without changing its function, and see which measures move."""
     from flatscope.cli.run_network import run_audit
@@ -94,7 +85,7 @@ def audit(given: AuditCommand) -> None:
     run_audit(given)
 
 
-@command(alone=True)
+@command
 def landscape(given: LandscapeCommand) -> None:
     """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
     from flatscope.cli.run_network import run_landscape
@@ -102,7 +93,7 @@ def landscape(given: LandscapeCommand) -> None:
     run_landscape(given)
 
 
-@command()
+@command
 def spectrum(given: SpectrumCommand) -> None:
     """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
     from flatscope.cli.run_network import run_spectrum
@@ -110,7 +101,7 @@ def spectrum(given: SpectrumCommand) -> None:
     run_spectrum(given)
 
 
-@command(alone=True)
+@command
 def train(context: typer.Context, given: TrainCommand) -> None:
     """Train a model with SGD, or many at once; run the same command again to resume."""
     from flatscope.cli.run_train import run_train
@@ -123,7 +114,7 @@ def _typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-@command()
+@command
 def watch(
     run: Annotated[
         str, typer.Argument(help="The --out of flatscope train, of one network or many, or a sweep's --store.")
@@ -138,7 +129,7 @@ def watch(
     watch_run(run, every, report, once)
 
 
-@command()
+@command
 def report(given: ReportCommand) -> None:
     """Make one self-contained HTML page from saved results, and figures for papers."""
     from flatscope.cli.run_report import run_report
@@ -146,19 +137,18 @@ def report(given: ReportCommand) -> None:
     run_report(given)
 
 
-@command()
+@command
 def measures(
     names: Annotated[list[str] | None, typer.Argument(help="Names or globs, to be explained.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="A line for each: what it is, invariances, cost.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table of measures as Markdown.")] = False,
 ) -> None:
     """List the measures and bounds by family, or explain some of them."""
     from flatscope.cli.run_measure import list_measures
 
-    list_measures(names, markdown, everything)
+    list_measures(names, everything)
 
 
-sweep = group("sweep", "Many trials, each trained and measured once; kills lose nothing.", alone=True)
+sweep = group("sweep", "Many trials, each trained and measured once; kills lose nothing.")
 
 
 @sweep.command("run")
@@ -232,7 +222,6 @@ def data_verify(name: SetName, data_root: DataRoot = None) -> None:
 # Studies come with the package of the papers, which is asked when it is needed.
 STUDY_LINE = "Figures and tables of the four papers, re-run with a verdict."
 COMMANDS["study"] = None
-ALONE.add("study")
 
 
 class Commands(TyperGroup):

@@ -45,7 +45,7 @@ from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, Declaration, catalogue_markdown, declarations, measure_page
+from flatscope.registry import PAPERS, Declaration, declarations, measure_page
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words
 from flatscope.table import Table
 from flatscope.training.data import Data, DataSource
@@ -54,10 +54,6 @@ from flatscope.training.weight_files import read_weights
 if TYPE_CHECKING:
     from flatscope.cli.options import MeasureCommand
 
-MISFIT = (
-    "most training samples are misclassified: are these the inputs that the network was trained on? "
-    "(--standardize and --no-standardize, --flatten for vectors, labels that count from 0)"
-)
 SHORT = 34  # letters of a remark that is not put below the table
 NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
 VARIANTS = ("_over_margin", "_capacity")  # of a norm
@@ -105,7 +101,7 @@ def run_measure(given: MeasureCommand) -> None:
 def _deliver(
     given: MeasureCommand, tables: dict[str, Table], fit: Fit, begun: Path | None, *, unfinished: bool
 ) -> None:
-    doubt = fit.doubt(saved_error(given.weights))
+    doubt = "" if given.weights is None else fit.doubt(saved_error(given.weights))
     for table in tables.values():
         table.meta |= network_meta(given)
         if doubt:
@@ -115,8 +111,6 @@ def _deliver(
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
     if given.bounds and left:
         show_note(f"bounds that take long were not evaluated: {', '.join(left)} (--bound NAME, or --bound all)")
-    if given.weights is not None and not fit.fits:
-        show_note(MISFIT)
     note_missing_weights(given.weights)
     note_found_initial(given.initial, begun)
 
@@ -157,11 +151,8 @@ def one_line(rows: list[dict[str, Any]]) -> str:
     return f"{name}: {number(min(finite))} to {number(max(finite))} ({len(values)} values)"
 
 
-def list_measures(names: list[str] | None, markdown: bool, all_of_them: bool) -> None:
+def list_measures(names: list[str] | None, all_of_them: bool) -> None:
     """The measures and bounds, or pages on some of them."""
-    if markdown:
-        typer.echo(catalogue_markdown())
-        return
     if names:
         known = declarations() | declarations("bound")
         for name in names:
@@ -217,23 +208,17 @@ class Fit:
         n_test = 0 if problem.test is None else problem.test.n
         return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
 
-    @property
-    def fits(self) -> bool:
-        """Whether the network gets most of its training samples right; regression has no such measure."""
-        return not self.standing.error > MOST
-
     def doubt(self, saved: float | None) -> str:
-        """What to say where the training error is far above the one that was saved with the weights; else nothing."""
-        error = self.standing.error
-        if saved is None or math.isnan(error):
-            return ""
-        noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
-        if error <= saved + 0.01 + noise:
+        """What to say where most training samples are misclassified, or far more than was saved with the weights."""
+        error, most, was = self.standing.error, MOST, ""
+        if saved is not None:
+            noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
+            most, was = saved + 0.01 + noise, f", and was {100 * saved:.2f} % when these weights were saved"
+        if not error > most:  # also where there are no classes
             return ""
         return (
-            f"the training error is {100 * error:.2f} %, and was {100 * saved:.2f} % when these weights were "
-            "saved: are these the inputs that the network was trained on? (--standardize and --no-standardize, "
-            "--flatten, --data-seed)"
+            f"the training error is {100 * error:.2f} %{was}: are these the inputs that the network was trained on? "
+            "(--standardize and --no-standardize, --flatten for vectors, --data-seed, labels that count from 0)"
         )
 
     def __str__(self) -> str:

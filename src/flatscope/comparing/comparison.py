@@ -20,7 +20,6 @@ from flatscope.comparing.rankings import (
     order_text,
     places,
     ranked,
-    tie_text,
 )
 from flatscope.comparing.verdicts import (
     LOSS_FACTOR,
@@ -273,7 +272,6 @@ class Comparison(Result):
             lines.append("A family in which several share the first place counts for each of them.")
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
         lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
-        lines += [tie] if (tie := tie_text(ranking)) else []
         voices = family_ranks([self._quantities[label] for label in self.comparable], self.distinct)
         return lines + close_text(voices, self.distinct)
 

@@ -142,17 +142,6 @@ def places(ranking: pd.DataFrame) -> list[str]:
     return words
 
 
-def tie_text(ranking: pd.DataFrame) -> str:
-    """A sentence on a shared first place; empty where it is not shared."""
-    first = ranking[ranking["rank"] == ranking["rank"].min()]
-    if len(first) < 2:
-        return ""
-    names = f"{', '.join(first['name'][:-1])} and {first['name'].iloc[-1]}"
-    if first["families_first"].nunique() == 1:
-        return f"The families of measures split evenly between {names}: together they prefer none."
-    return f"The mean ranks of {names} are equal: together the measures prefer none."
-
-
 def agreement(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
     from flatscope.stats.correlation import correlate

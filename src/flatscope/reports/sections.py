@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.factories import from_papers
 from flatscope.files import figure_bytes
-from flatscope.formatting import numbered, percent, some_of, written
+from flatscope.formatting import numbered, percent, some_of, typeset, written
 from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
 LARGEST_SVG = 1_000_000  # bytes; a figure with more shapes than that is embedded as pixels
 BADGES = {"comparable": "good", "not comparable": "poor"}
+AUDIT_BADGES = {"invariant": "good", "moved": "poor"}
 REWRITTEN = (
     "The same function was written with other weights and measured again. A measure that moves says as much about how "
     "the network is written as about what it computes."
@@ -234,7 +234,7 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
     answers = []
     for name, audit in audits.items():
         header = ["Measure", *(SYMMETRIES.get(s, (s,))[0].capitalize() for s in audit.symmetries)]
-        rows = [[_name(measure), *cells] for measure, cells in audit_cells(audit).items()]
+        rows = [[_name(line[0][0]), *(_audited(*cell) for cell in line[1:])] for line in audit.lines()]
         notes = listed(f"{reason.rstrip('.')} ({some_of(names, 4)})" for reason, names in audit.notes().items())
         parts += [element("h3", name)] if len(audits) > 1 else []
         parts += [table(f"Audit of {name}", header, rows), notes]
@@ -254,21 +254,14 @@ def audit_words(name: str, audit: Audit) -> str:
     return f"{whole}: {some_of(kept, 6)}." if kept else f"{whole}."
 
 
-def audit_cells(audit: Audit) -> dict[str, list[Markup]]:
-    """Verdict and change of every measure under every symmetry."""
-    wrong = set(zip(audit.disagrees["measure"], audit.disagrees["symmetry"], strict=True))
-    found: dict[tuple[str, str], Markup] = {}
-    for row in audit.to_frame().to_dict("records"):
-        place = (str(row["measure"]), str(row["symmetry"]))
-        change, stderr = float(row["relative_change"]), float(row["stderr"])
-        kind = {"invariant": "good", "moved": "poor"}.get(str(row["verdict"]))
-        word = badge(str(row["verdict"]), kind) if kind else element("span", str(row["verdict"]), class_="quiet")
-        error = f" ± {written(stderr, 2)}" if stderr > 0 else ""
-        small = "" if math.isnan(change) else element("small", f"relative change {written(change, 2)}{error}")
-        against = element("small", "against its declaration", class_="none") if place in wrong else ""
-        found[place] = Markup("").join((word, small, against))
-    empty = element("span", "not tested", class_="quiet")
-    return {name: [found.get((name, symmetry), empty) for symmetry in audit.symmetries] for name in audit.measures}
+def _audited(text: str, wrong: bool) -> Markup:
+    """A cell of the audit's matrix: its verdict marked, the change below it."""
+    verdict = next((word for word in AUDIT_BADGES if text.startswith(word)), "")
+    if not verdict:
+        return element("span", text or "not tested", class_="quiet")
+    change = element("small", f"relative change {typeset(text.removeprefix(verdict).strip())}")
+    against = element("small", "against its declaration", class_="none") if wrong else ""
+    return Markup("").join((badge(verdict, AUDIT_BADGES[verdict]), change, against))
 
 
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
