@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import typer
 from torch import nn
 
@@ -183,20 +182,13 @@ def _as_in_a_sweep(options: dict[str, Any], path: Path) -> tuple[dict[str, Any],
 
 
 def _show(population: Population, out: Path) -> None:
-    frame = population.frame()
-    columns = ["name", "epochs", "train_loss", "train_error", "test_loss", "test_error", "stopped_by"]
-    shown = frame[columns].head(SHOWN)
-    rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
-    show_grid(columns, rows, title=numbered(len(population), "network"))
+    frame, (header, rows) = population.frame(), population.cells()
+    show_grid(header, rows[:SHOWN], title=numbered(len(population), "network"))
     if len(frame) > SHOWN:
         show_note(f"{len(frame) - SHOWN} more in {out / 'frame.csv'}")
     if frame["diverged"].any():
         show_note(f"diverged: {', '.join(frame.loc[frame['diverged'], 'name'])}")
     show_note(f"weights and histories in {out / 'trials'}, one table in {out / 'frame.parquet'}")
-
-
-def _cell(value: object) -> str:
-    return "" if pd.isna(value) else number(value) if isinstance(value, float) else str(value)  # type: ignore[call-overload]
 
 
 def list_sets(data_root: Path | None) -> None:

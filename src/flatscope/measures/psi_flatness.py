@@ -39,8 +39,7 @@ from flatscope.symmetries.path_certificate import ActivationCertificate
 
 SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
-COLUMNS = 4
-FEW_UNITS, FEW_DRAWS = 64, 16
+COLUMNS, FEW_UNITS, FEW_DRAWS = 4, 64, 16
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 

@@ -104,7 +104,7 @@ class ComparisonData(NamedTuple):
     """How many times better than the first network the others are, by measures whose ratios say something.
 
     That is: with a better direction, invariant under rescaling, positive and different in the networks, and neither in
-    proportion to a measure that is there already nor another option of one. `left_out` names the others, by the reason.
+    proportion to a measure that is there already nor another option of one.
     """
 
     reference: str
@@ -112,15 +112,14 @@ class ComparisonData(NamedTuple):
     measures: list[str]
     factors: list[list[float]]  # by measure, then network; above 1 is better
     errors: list[list[float]]  # their standard errors
-    left_out: dict[str, list[str]]
 
 
 def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
     """All networks but the first against the first; without measures if there is only one network."""
     first, *others = tables
-    data = ComparisonData(first, others, [], [], [], {})
+    data = ComparisonData(first, others, [], [], [])
     seen: set[tuple[str, ...]] = set()
-    data_names: set[str] = set()
+    names: set[str] = set()
     for line in lines(tables) if others else []:
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
@@ -130,18 +129,11 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         ratios = [cell.value / reference.value for cell in compared]
         factors = ratios if direction == "higher" else [1 / ratio for ratio in ratios]
         shown = tuple(f"{factor:.7g}" for factor in factors)
-        why = (
-            "constant" if set(shown) == {"1"}
-            else "without a better direction" if direction == "none"
-            else "not invariant under rescaling" if line.standing != "all"
-            else "in proportion to one that is shown, or its other options" if shown in seen or line.name in data_names
-            else ""
-        )  # fmt: skip
-        if why:
-            data.left_out.setdefault(why, []).append(line.label)
+        other = shown in seen or line.name in names
+        if other or set(shown) == {"1"} or direction == "none" or line.standing != "all":
             continue
         seen.add(shown)
-        data_names.add(line.name)
+        names.add(line.name)
         data.measures.append(line.label)
         data.factors.append(factors)
         pairs = zip(factors, compared, strict=True)

@@ -125,6 +125,15 @@ def plots_section(anchor: str, title: str, plots: Iterable[Plot], gist: str = ""
     return [Section(anchor, title, body, gist)] if body else []
 
 
+def hero(plots: Sequence[Plot]) -> Markup:
+    """The first of the plots, for the top of the page; nothing for none."""
+    if not plots:
+        return Markup("")
+    first = plots[0]._replace(stem=f"top-{plots[0].stem}")
+    caption = element("figcaption", first.caption, class_="quiet")
+    return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
+
+
 def inline_svg(figure: Figure, label: str, salt: str = "", class_: str = "chart") -> Markup:
     """Matplotlib's SVG as part of the page: without styles of its own, which the page's security policy forbids."""
     from matplotlib import rc_context

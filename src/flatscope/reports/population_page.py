@@ -18,9 +18,9 @@ from flatscope.reports.plots import (
     COLOURS,
     Plot,
     card,
+    hero,
     legend_above,
     on_axes,
-    picture,
     scale_axis,
     shortened,
     wants_log,
@@ -53,9 +53,7 @@ def populations_part(populations: Mapping[str, PopulationFrame], colours: Colour
         scatters = plots[1:]
         answers += [element("h3", name)] if len(populations) > 1 else []
         answers.append(told(summary_sentences(population, population.statistics)))
-        if scatters and not top:
-            caption = element("figcaption", scatters[0].caption, class_="quiet")
-            top = element("figure", picture(scatters[0]._replace(stem="closest")), caption, class_="hero")
+        top = top or hero(scatters)
         title = "Population" if len(populations) == 1 else f"Population: {name}"
         gist = f"{numbered(len(population), 'network')}, {numbered(len(population.measures), 'measure')}"
         body = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +32,8 @@ from flatscope.reports.markup import (
     table,
     told,
 )
-from flatscope.reports.measured import MANY, Line, MeasuredCell, comparison_data, lines
-from flatscope.reports.plots import Plot, cards, fitted, picture, plots_section
+from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
+from flatscope.reports.plots import Plot, cards, fitted, hero, plots_section
 from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.table import Table
@@ -57,7 +57,7 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
     sections, top = [], Markup("")
     for n, (name, found) in enumerate(comparisons.items()):
         plots = list(comparison_plot(found.tables, colours))
-        top = top or _hero(plots)
+        top = top or hero(plots)
         remarks = [] if len(found.distinct) < 2 or not found.comparable else found.ranking_remarks()
         rows = [
             [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
@@ -67,7 +67,6 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
         body = Markup("").join(
             (
                 cards(plots),
-                _left_out(found.tables),
                 listed(remarks),
                 element("h3", "Every measure, best network first"),
                 element("p", f"> better, ≳ better within the error, = equal. {ERRORS}", class_="quiet"),
@@ -80,25 +79,6 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
         title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
         sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
     return Part(Markup(""), sections, {name: found.meta for name, found in comparisons.items()}, picture=top)
-
-
-def _hero(plots: Sequence[Plot]) -> Markup:
-    """The first of the plots, for the top of the page; nothing for none."""
-    if not plots:
-        return Markup("")
-    first = plots[0]._replace(stem=f"top-{plots[0].stem}")
-    caption = element("figcaption", first.caption, class_="quiet")
-    return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
-
-
-def _left_out(tables: Mapping[str, Table]) -> Markup:
-    """What the picture does not show, in a line per reason."""
-    found = comparison_data(tables).left_out
-    words = [f"{len(labels)} {reason}: {', '.join(labels)}" for reason, labels in found.items()]
-    if not words:
-        return Markup("")
-    total = sum(map(len, found.values()))
-    return element("details", element("summary", f"{numbered(total, 'measure')} not drawn"), listed(words))
 
 
 def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
@@ -131,7 +111,7 @@ def measures_part(tables: Mapping[str, Table], colours: Colours) -> Part:
     sections = [Section("measures", "Measures", body, gist)]
     plots = list(measured_plots(tables, colours))
     sections += plots_section("profiles", "By sample, layer and unit", plots, numbered(len(plots), "figure"))
-    return Part(Markup(""), sections, {name: found.meta for name, found in tables.items()}, picture=_hero(plots))
+    return Part(Markup(""), sections, {name: found.meta for name, found in tables.items()}, picture=hero(plots))
 
 
 def _name(label: str) -> Markup:
@@ -267,7 +247,7 @@ def _audited(text: str, wrong: bool) -> Markup:
 def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> Part:
     """Training curves, one figure per recorded quantity."""
     plots = list(history_plots(histories, colours))
-    return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=_hero(plots))
+    return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=hero(plots))
 
 
 def _drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
@@ -275,7 +255,7 @@ def _drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[s
     shown, anchor = list(plots), title.lower()
     answer = listed(f"{plot.title}: {plot.caption}" for plot in shown)
     provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
-    return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=_hero(shown))
+    return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=hero(shown))
 
 
 def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colours) -> Iterator[Plot]:
