@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import weakref
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
+from flatscope.cli import main
 
 N = 101  # neither 2 nor 3 ranks get equal shares
 NETWORKS = (mlp, lenet_like, batchnorm_conv, regression, smooth, attention)
@@ -96,23 +100,13 @@ def refusals(rank: int) -> dict[str, str | int]:
     return said
 
 
-def write_sampled(folder: str) -> None:
-    """Only what is estimated, of this rank."""
+def measured(folder: Path) -> None:
+    """Everything above, as this rank finds it."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    for name, frame in sampled_frames().items():
-        frame.to_parquet(Path(folder) / f"{name} {rank}.parquet")
-    (Path(folder) / f"spectra {rank}.json").write_text(json.dumps(spectra()))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    for name, frame in frames().items():
+    for name, frame in (frames() | sampled_frames()).items():
         frame.to_parquet(folder / f"{name} {rank}.parquet")
+    (folder / f"spectra {rank}.json").write_text(json.dumps(spectra()))
     said = refusals(rank)
     group = weakref.ref(dist.group.WORLD)
     dist.barrier()
@@ -120,3 +114,23 @@ if __name__ == "__main__":
     said["groups left"] = int(group() is not None)
     said["flatscope"] = fs.__file__
     (folder / f"refusals {rank}.json").write_text(json.dumps(said))
+
+
+def typed(folder: Path) -> None:
+    """Commands one after the other, each with a process group of its own: what this rank says, and its exit code."""
+    rank = os.environ["RANK"]
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # where a second group would find the addresses of the first
+    for name, (port, *words) in json.loads((folder / "commands.json").read_text()).items():
+        os.environ["MASTER_PORT"] = port
+        sys.argv, code = ["flatscope", *words], 0
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        said = {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+        (folder / f"{name} {rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    {"measured": measured, "typed": typed}[sys.argv[1]](Path(sys.argv[2]))

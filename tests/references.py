@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from networks import Tiny
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+TOGETHER = 250  # copies of a tiny network that are evaluated at a time
 
 
 class Dense:
@@ -24,13 +26,22 @@ class Dense:
         self.tiny = tiny
         self.params = {name: value.detach().clone() for name, value in tiny.model.named_parameters()}
         self._hessians: dict[str, Tensor] = {}
+        self._attends = any(isinstance(module, nn.MultiheadAttention) for module in tiny.model.modules())
 
     def weight_name(self, layer: str) -> str:
         return layer if layer in self.params else f"{layer}.weight"
 
     def outputs(self, params: dict[str, Tensor] | None = None, x: Tensor | None = None) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return functional_call(self.tiny.model, params or self.params, (self.tiny.x if x is None else x,))
+        given = self.tiny.model, params or self.params, (self.tiny.x if x is None else x,)
+        if not self._attends:
+            return functional_call(*given)
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                return functional_call(*given)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
 
     def loss(self, params: dict[str, Tensor] | None = None) -> Tensor:
         outputs, targets = self.outputs(params), self.tiny.y
@@ -47,6 +58,12 @@ class Dense:
             params[name] = vector[start : start + size].reshape(params[name].shape)
             start += size
         return self.loss(params)
+
+    def losses_of(self, vectors: Tensor, names: list[str]) -> Tensor:
+        """`loss_of` each row, many rows at a time."""
+        with torch.no_grad():
+            found: Tensor = vmap(lambda vector: self.loss_of(vector, names), chunk_size=TOGETHER)(vectors)
+        return found
 
     def vector(self, names: list[str]) -> Tensor:
         return torch.cat([self.params[name].reshape(-1) for name in names])

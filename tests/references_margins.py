@@ -52,13 +52,12 @@ def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
     weight = (model[-1].weight[y] - model[-1].weight[j]).detach().numpy()
     offset = float((model[-1].bias[y] - model[-1].bias[j]).detach())
     best = _nearest_by_solver(dense, x, y, j) * 1.01 if len(z) > 6 else math.inf  # saves work where there are many
-    for pattern in itertools.product((0.0, 1.0), repeat=len(z)):
-        on = np.array(pattern)
+    for on in _patterns(A, z, weight, offset, best):
         # Constraints Gd ≥ h: units keep the pattern, and class j is at least as high.
         G = np.vstack([(2 * on - 1)[:, None] * A, -(weight * on) @ A])
         h = np.append(-(2 * on - 1) * z, (weight * on) @ z + offset)
         if len(z) > 6:  # too many sets of faces: the convex problem by another solver
-            best = min(best, _convex(G, h, best))
+            best = min(best, _convex(G, h))
             continue
         for size in range(min(len(h), A.shape[1]) + 1):
             for held in itertools.combinations(range(len(h)), size):
@@ -68,10 +67,18 @@ def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
     return best
 
 
-def _convex(G: np.ndarray, h: np.ndarray, best: float) -> float:
-    """min ‖d‖ with Gd ≥ h by SLSQP, then exactly on the constraints that it found to hold; skipped where too far."""
-    if (np.maximum(h, 0) / np.maximum(np.linalg.norm(G, axis=1), 1e-12)).max() >= best:
-        return best
+def _patterns(A: np.ndarray, z: np.ndarray, weight: np.ndarray, offset: float, best: float) -> np.ndarray:
+    """Patterns of active units, the nearest first, without those of which one constraint alone lies beyond the best."""
+    on = np.array(list(itertools.product((0.0, 1.0), repeat=len(z))))
+    units = np.maximum(-(2 * on - 1) * z, 0) / np.maximum(np.linalg.norm(A, axis=1), 1e-12)
+    last = np.maximum(on * weight @ z + offset, 0) / np.maximum(np.linalg.norm(on * weight @ A, axis=1), 1e-12)
+    least = np.maximum(units.max(axis=1), last)
+    order = np.argsort(least, kind="stable")
+    return on[order[least[order] < best]]
+
+
+def _convex(G: np.ndarray, h: np.ndarray) -> float:
+    """min ‖d‖ with Gd ≥ h by SLSQP, then exactly on the constraints that it found to hold."""
     result = minimize(
         lambda d: d @ d / 2,
         np.zeros(G.shape[1]),
@@ -92,7 +99,7 @@ def _nearest_by_solver(dense: Dense, x: Tensor, y: int, j: int) -> float:
 
     def gap(d: np.ndarray) -> tuple[float, np.ndarray]:
         free = torch.from_numpy(d.copy()).requires_grad_()
-        outputs = dense.outputs(x=(x + free.reshape(x.shape))[None])[0]
+        outputs = dense.tiny.model((x + free.reshape(x.shape))[None])[0]
         value = outputs[y] - outputs[j]
         return float(value.detach()), torch.autograd.grad(value, free)[0].numpy()
 
@@ -132,8 +139,8 @@ def _nearest_at_random(dense: Dense, x: Tensor, y: int, known: float) -> float:
 
     best, distance = None, known
     with torch.no_grad():
-        for step in range(400):
-            spread = 1e9 if step < 40 or best is None else 0.5 * 0.98 ** (step - 40)
+        for step in range(200):
+            spread = 1e9 if step < 40 or best is None else 0.5 * 0.96 ** (step - 40)
             normal = torch.randn(300, x.numel(), generator=generator, dtype=torch.float64)
             ways = normal if best is None else best / best.norm() + spread * normal
             ways = ways / ways.norm(dim=1, keepdim=True) * distance * 0.999

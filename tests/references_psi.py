@@ -10,10 +10,11 @@ from typing import Any
 import networks
 import numpy as np
 import torch
-from references import Dense, twin
+from references import TOGETHER, Dense, twin
 from references_norms import Convolution, edges_of, output_sizes
 from references_sharpness import STARTS, STRONG_OPTIONS, _folded, _highest, _normals
 from torch import Tensor, nn
+from torch.func import vmap
 
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope_papers.theory.path_matrix import basis_paths, path_values
@@ -62,13 +63,13 @@ def psi_expected(
     dense: Dense, rule: str = "max_product", epsilon: float = 0.1, draws: int = 1000, **options: Any
 ) -> float:
     space = InPathSpace(dense, rule)
-    d, rises, loss = len(space.v), [], float(space.loss(space.v))
+    d, loss = len(space.v), float(space.loss(space.v))
     lengths = torch.rand(draws // 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) ** (1 / d)
+    ways = torch.stack(_normals(draws // 2, d))
+    steps = epsilon * space.pole * lengths[:, None] * ways / ways.norm(dim=1, keepdim=True)
     with torch.no_grad():
-        for u, length in zip(_normals(draws // 2, d), lengths, strict=True):
-            step = epsilon * space.pole * length * u / u.norm()
-            rises += [float(space.loss(space.v + step)) - loss, float(space.loss(space.v - step)) - loss]
-    return abs(sum(rises) / len(rises))
+        found = vmap(space.loss, chunk_size=TOGETHER)(torch.cat([space.v + steps, space.v - steps]))
+    return abs(float(found.mean()) - loss)
 
 
 @twin

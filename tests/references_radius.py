@@ -19,21 +19,22 @@ STRONG_OPTIONS |= {
 }
 
 
-def crossing(dense: Dense, direction: Tensor, epsilon: float) -> float:
+def crossings(dense: Dense, directions: Tensor, epsilon: float) -> Tensor:
     """First radius of a fine geometric grid at which the loss has changed by more than epsilon, then bisection."""
     names = list(dense.params)
     w, loss = dense.vector(names), float(dense.loss())
 
-    def outside(r: float) -> bool:
-        return not abs(float(dense.loss_of(w + r * direction, names)) - loss) <= epsilon
+    def outside(r: Tensor) -> Tensor:
+        return ~((dense.losses_of(w + r[:, None] * directions, names) - loss).abs() <= epsilon)
 
-    high = 1e-2 * float(w.norm())
-    while not outside(high):
-        high *= 1.3
-    low = 0.0
+    high = torch.full((len(directions),), 1e-2 * float(w.norm()), dtype=w.dtype)
+    while not bool((beyond := outside(high)).all()):
+        high = torch.where(beyond, high, high * 1.3)
+    low = torch.zeros_like(high)
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (low, middle) if outside(middle) else (middle, high)
+        beyond = outside(middle)
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
     return (low + high) / 2
 
 
@@ -42,23 +43,20 @@ def flatness_radius(dense: Dense, epsilon: float = 0.05, directions: int = 150) 
     dense = _folded(dense)
     generator = torch.Generator().manual_seed(17)
     size = sum(value.numel() for value in dense.params.values())
-    total = 0.0
-    with torch.no_grad():
-        for _ in range(directions):
-            direction = torch.randn(size, generator=generator, dtype=torch.float64)
-            total += crossing(dense, direction / direction.norm(), epsilon)
-    return total / directions
+    drawn = torch.stack([torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(directions)])
+    return float(crossings(dense, drawn / drawn.norm(dim=1, keepdim=True), epsilon).mean())
 
 
 @twin
 def perturbation_robustness(dense: Dense, gamma: float = 1.0, draws: int = 3000) -> float:
     """The last row of the curve."""
     generator = torch.Generator().manual_seed(18)
-    wrong, x = 0, dense.tiny.x
+    wrong, x, together = 0, dense.tiny.x, 100
     with torch.no_grad():
-        for _ in range(draws):
-            outputs = dense.outputs(x=x + gamma * torch.randn(x.shape, generator=generator, dtype=x.dtype))
-            wrong += int((outputs.argmax(1) != dense.tiny.y).sum())
+        for _ in range(draws // together):
+            noise = gamma * torch.randn(together, *x.shape, generator=generator, dtype=x.dtype)
+            outputs = dense.outputs(x=(x + noise).flatten(0, 1))
+            wrong += int((outputs.argmax(1) != dense.tiny.y.repeat(together)).sum())
     return wrong / (draws * len(x))
 
 

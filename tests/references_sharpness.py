@@ -14,11 +14,13 @@ import torch
 from references import Dense, twin
 from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.func import vmap
 
 from flatscope.symmetries.folding import fold_batchnorm
 
 SEARCH = 0.02  # relative agreement of two searches
 STARTS = 6
+OPTIONS = {"maxiter": 200, "ftol": 1e-7}  # far below what two searches may differ by
 
 # Perturbations small enough for a quadratic loss hide in their own noise what a rescaling does; these show it.
 _WIDE = {"sigma": 0.3, "draws": 2000}
@@ -40,19 +42,22 @@ def _folded(dense: Dense) -> Dense:
 
 
 def _highest(loss: Callable[[Tensor], Tensor], starts: list[Tensor], bounds: Any = None) -> float:
-    """The largest value that L-BFGS-B finds from the given starts."""
+    """The largest value that L-BFGS-B finds, climbing from all starts at once: the sum of their losses."""
+    shape = len(starts), len(starts[0])
+
+    def values(array: np.ndarray) -> tuple[Tensor, Tensor]:
+        points = torch.from_numpy(array.copy()).reshape(shape).requires_grad_()
+        return points, vmap(loss)(points)
 
     def negative(array: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.from_numpy(array.copy()).requires_grad_()
-        value = loss(point)
-        gradient = torch.autograd.grad(value, point, materialize_grads=True)[0]
-        return -float(value.detach()), -gradient.numpy()
+        points, found = values(array)
+        gradient = torch.autograd.grad(found.sum(), points, materialize_grads=True)[0]
+        return -float(found.detach().sum()), -gradient.flatten().numpy()
 
-    found = [
-        minimize(negative, s.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 200})
-        for s in starts
-    ]
-    return max(-result.fun for result in found)
+    boxes = bounds and bounds * len(starts)
+    first = torch.cat(starts).numpy()
+    result = minimize(negative, first, jac=True, method="L-BFGS-B", bounds=boxes, options=OPTIONS)
+    return float(values(result.x)[1].detach().max())
 
 
 def _normals(count: int, *shape: int) -> list[Tensor]:
@@ -84,8 +89,9 @@ def sharpness(dense: Dense, alpha: float = 5e-4, normalised: bool = True, **opti
     w, loss = dense.vector(names), float(dense.loss())
     box = alpha * (w.abs() + 1)
     starts = [_gradient(dense, names).sign(), *[v.clamp(-1, 1) for v in _normals(STARTS, len(w))]]
-    highest = _highest(lambda t: dense.loss_of(w + t * box, names), starts, [(-1, 1)] * len(w))
-    return (highest - loss) / ((1 + loss) if normalised else 1)
+    # In units of the box, in which the solver's steps are neither too long nor too short.
+    highest = _highest(lambda t: (dense.loss_of(w + t * box, names) - loss) / alpha, starts, [(-1, 1)] * len(w))
+    return alpha * highest / ((1 + loss) if normalised else 1)
 
 
 @twin
@@ -93,11 +99,8 @@ def expected_flatness(dense: Dense, sigma: float = 0.01, draws: int = 3000, **op
     dense = _folded(dense)
     names = list(dense.params)
     w, loss = dense.vector(names), float(dense.loss())
-    rises = []
-    with torch.no_grad():
-        for u in _normals(draws // 2, len(w)):
-            rises += [float(dense.loss_of(w + sign * sigma * u, names)) - loss for sign in (1, -1)]
-    return abs(sum(rises) / len(rises))
+    moves = sigma * torch.stack(_normals(draws // 2, len(w)))
+    return abs(float(dense.losses_of(torch.cat([w + moves, w - moves]), names).mean()) - loss)
 
 
 @twin

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,21 @@ from flatscope.training.weight_files import save_weights
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 
 
-def by_ranks(number: int, *words: str) -> subprocess.CompletedProcess[str]:
+SCRIPT = str(Path(__file__).parent / "measured_by_ranks.py")
+
+
+def by_ranks(number: int, what: str, folder: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*launcher, *words], capture_output=True, text=True, env=env, timeout=600, check=False)
+    command = [*launcher, SCRIPT, what, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def in_this_process(*words: str) -> None:
@@ -43,49 +55,46 @@ def in_this_process(*words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, pd.DataFrame]:
-    return frames()
+def of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three ranks of unequal shares measured, one of them neither the first nor the last."""
+    folder = tmp_path_factory.mktemp("ranks")
+    by_ranks(3, "measured", folder)
+    return folder
 
 
-def test_what_is_sampled_is_that_of_one_process(tmp_path: Path) -> None:
-    script = "import sys, measured_by_ranks; measured_by_ranks.write_sampled(sys.argv[1])"
-    (tmp_path / "run.py").write_text(script)
-    done = by_ranks(2, str(tmp_path / "run.py"), str(tmp_path))
-    assert done.returncode == 0, done.stderr
+def test_what_is_sampled_is_that_of_one_process(of_three: Path) -> None:
     entries, wrong = declarations(), []
     for name, expected in sampled_frames().items():
         assert (expected["stderr"] > 0).any(), f"{name}: nothing was estimated"
-        for rank in range(2):
-            found = pd.read_parquet(tmp_path / f"{name} {rank}.parquet")
+        for rank in range(3):
+            found = pd.read_parquet(of_three / f"{name} {rank}.parquet")
             for measure, rows in expected.groupby("measure", sort=False):
                 wrong += _differences(entries[str(measure)], rows, found.loc[rows.index], f"{name}, rank {rank}")
     assert wrong == []
-    for rank in range(2):
-        found = json.loads((tmp_path / f"spectra {rank}.json").read_text())
-        for name, values in spectra().items():
+    expected = spectra()
+    for rank in range(3):
+        found = json.loads((of_three / f"spectra {rank}.json").read_text())
+        for name, values in expected.items():
             assert found[name] == pytest.approx(values, rel=1e-6, abs=1e-8), (name, rank)
 
 
 @pytest.mark.slow
-def test_every_measure_and_bound_is_that_of_one_process(alone: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    """By three ranks of unequal shares, one of them neither the first nor the last; the commands below run on two."""
+def test_every_measure_and_bound_is_that_of_one_process(of_three: Path) -> None:
     number = 3
-    done = by_ranks(number, str(Path(__file__).parent / "measured_by_ranks.py"), str(tmp_path))
-    assert done.returncode == 0, done.stderr
     entries = declarations() | declarations("bound")
     wrong = []
-    for name, expected in alone.items():
+    for name, expected in frames().items():
         for rank in range(number):
-            found = pd.read_parquet(tmp_path / f"{name} {rank}.parquet")
+            found = pd.read_parquet(of_three / f"{name} {rank}.parquet")
             assert len(found) == len(expected), name
             for key in KEYS:
                 assert found[key].astype(str).tolist() == expected[key].astype(str).tolist(), f"{name}: {key}"
             for measure, rows in expected.groupby("measure", sort=False):
                 wrong += _differences(entries[str(measure)], rows, found.loc[rows.index], f"{name}, rank {rank}")
     assert wrong == []
-    assert sum(json.loads((tmp_path / f"refusals {rank}.json").read_text())["share"] for rank in range(number)) == N
+    assert sum(json.loads((of_three / f"refusals {rank}.json").read_text())["share"] for rank in range(number)) == N
     for rank in range(number):
-        said = json.loads((tmp_path / f"refusals {rank}.json").read_text())
+        said = json.loads((of_three / f"refusals {rank}.json").read_text())
         assert f"at least as many samples as ranks ({number}), got 1" in said["few"]
         assert "order" in said["shuffled"]
         assert "set or order of samples" in said["other data"]
@@ -111,75 +120,90 @@ def _differences(entry, expected: pd.DataFrame, found: pd.DataFrame, where: str)
     return wrong
 
 
-@pytest.mark.slow
-def test_torchrun_prints_one_table(tmp_path: Path) -> None:
-    words = ["measure", "--model", "mlp", "--model-option", "widths=64,16,10", "--data", "digits", "--flatten"]
-    words += [
-        "--train-size",
-        "101",
-        "-m",
-        "hessian_trace",
-        "-m",
-        "margin",
-        "--dtype",
-        "float64",
-        "--out",
-        str(tmp_path / "table.json"),
-    ]
-    done = by_ranks(2, "-m", "flatscope", *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("hessian_trace") == 1, done.stdout
-    assert done.stderr.count("training samples") == 1, done.stderr
-    in_this_process(*words[:-1], str(tmp_path / "single.json"))
-    one, other = (json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in ("table", "single"))
-    assert [row["value"] for row in one] == pytest.approx([row["value"] for row in other], rel=1e-9)
-
-
 MLP = ["--model", "mlp", "--model-option", "widths=64,16,10", "--data", "digits", "--flatten", "--train-size", "101"]
+AUDITED = ["hessian_trace", "rho_sum", "l2_path_norm", "expected_flatness"]
 
 
-def one_and_two_processes(tmp_path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    """What two ranks printed, and the files that one process and two ranks wrote."""
-    in_this_process(*words, "--out", str(tmp_path / "single.json"))
-    done = by_ranks(2, "-m", "flatscope", *words, "--out", str(tmp_path / "shared.json"))
-    assert done.returncode == 0, done.stderr
-    return done, [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("single", "shared")]
+@dataclass
+class Shared:
+    """A command that two ranks ran and one process: what the ranks said together, and the two files."""
+
+    codes: list[int]
+    out: str
+    err: str
+    one: dict[str, Any]
+    two: dict[str, Any]
 
 
-@pytest.mark.slow
-def test_torchrun_prints_one_audit(tmp_path: Path) -> None:
-    names = ["hessian_trace", "rho_sum", "l2_path_norm", "expected_flatness"]
-    chosen = [word for name in names for word in ("-m", name)]
-    done, (one, two) = one_and_two_processes(tmp_path, "audit", *MLP, *chosen, "--trials", "2")
-    assert done.stdout.count("hessian_trace") == 1, done.stdout
-    assert done.stderr.count("no --weights were given") == 1, done.stderr
-    for column in ("measure", "symmetry", "verdict", "reason", "declared"):
-        assert [row[column] for row in one["rows"]] == [row[column] for row in two["rows"]]
-    for column in ("before", "after"):
-        values = [[row[column] for row in found["rows"]] for found in (one, two)]
-        assert values[0] == pytest.approx(values[1], rel=1e-9)
-    assert {row["verdict"] for row in two["rows"]} == {"invariant", "moved"}
-
-
-@pytest.mark.slow
-def test_torchrun_prints_one_comparison(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shared]:
+    """All commands below, by two ranks that are started once."""
+    folder = tmp_path_factory.mktemp("commands")
     for seed in (0, 1):
-        save_weights(build("mlp", seed=seed, widths=(64, 16, 10)), tmp_path / f"net{seed}.safetensors")
-    places = [str(tmp_path / f"net{seed}.safetensors") for seed in (0, 1)]
-    chosen = ["-m", "rho_sum", "-m", "margin"]
-    done, (one, two) = one_and_two_processes(tmp_path, "compare", *places, *MLP, *chosen)
-    assert done.stdout.count("2 networks, 101 training samples") == 1, done.stdout
-    for name in one["tables"]:
-        values = [[row["value"] for row in found["tables"][name]["rows"]] for found in (one, two)]
+        save_weights(build("mlp", seed=seed, widths=(64, 16, 10)), folder / f"net{seed}.safetensors")
+    places = [str(folder / f"net{seed}.safetensors") for seed in (0, 1)]
+    words = {
+        "table": ["measure", *MLP, "-m", "hessian_trace", "-m", "margin", "--dtype", "float64"],
+        "audit": ["audit", *MLP, *(word for name in AUDITED for word in ("-m", name)), "--trials", "2"],
+        "comparison": ["compare", *places, *MLP, "-m", "rho_sum", "-m", "margin"],
+        "training": ["train", *MLP, "--epochs", "1"],
+    }
+    commands = {name: [free_port(), *given, "--out", str(folder / f"{name}.two.json")] for name, given in words.items()}
+    (folder / "commands.json").write_text(json.dumps(commands))
+    by_ranks(2, "typed", folder)
+    found = {}
+    for name, given in words.items():
+        said = [json.loads((folder / f"{name} {rank}.json").read_text()) for rank in range(2)]
+        files: list[dict[str, Any]] = [{}, {}]
+        if name != "training":
+            in_this_process(*given, "--out", str(folder / f"{name}.one.json"))
+            files = [json.loads((folder / f"{name}.{number}.json").read_text()) for number in ("one", "two")]
+        codes, (out, err) = (
+            [each["code"] for each in said],
+            ("".join(each[key] for each in said) for key in ("out", "err")),
+        )
+        found[name] = Shared(codes, out, err, *files)
+    assert not (folder / "training.two.json").exists()
+    return found
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_table(shared: dict[str, Shared]) -> None:
+    found = shared["table"]
+    assert found.codes == [0, 0], found.err
+    assert found.out.count("hessian_trace") == 1, found.out
+    assert found.err.count("training samples") == 1, found.err
+    one, two = ([row["value"] for row in table["rows"]] for table in (found.one, found.two))
+    assert one == pytest.approx(two, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_audit(shared: dict[str, Shared]) -> None:
+    found = shared["audit"]
+    assert found.codes == [0, 0], found.err
+    assert found.out.count("hessian_trace") == 1, found.out
+    assert found.err.count("no --weights were given") == 1, found.err
+    for column in ("measure", "symmetry", "verdict", "reason", "declared"):
+        assert [row[column] for row in found.one["rows"]] == [row[column] for row in found.two["rows"]]
+    for column in ("before", "after"):
+        values = [[row[column] for row in audit["rows"]] for audit in (found.one, found.two)]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+    assert {row["verdict"] for row in found.two["rows"]} == {"invariant", "moved"}
+
+
+@pytest.mark.slow
+def test_torchrun_prints_one_comparison(shared: dict[str, Shared]) -> None:
+    found = shared["comparison"]
+    assert found.codes == [0, 0], found.err
+    assert found.out.count("2 networks, 101 training samples") == 1, found.out
+    for name in found.one["tables"]:
+        values = [[row["value"] for row in one["tables"][name]["rows"]] for one in (found.one, found.two)]
         assert values[0] == pytest.approx(values[1], rel=1e-4)  # float32, summed in another order
 
 
-def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
-    words = ["train", *MLP, "--epochs", "1", "--out", str(tmp_path / "run")]
-    done = by_ranks(2, "-m", "flatscope", *words)
-    assert done.returncode != 0
-    assert "flatscope train: expected one process, got 2 that torchrun started" in done.stderr
-    assert not (tmp_path / "run").exists()
+def test_what_cannot_be_shared_is_refused(shared: dict[str, Shared]) -> None:
+    assert 0 not in shared["training"].codes
+    assert "expected one process, got 2" in shared["training"].err
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, N, 1000])

@@ -53,7 +53,7 @@ def study(
         name: of the study, "petzka2019-fig1"; `flatscope study list` shows them.
         scale: "smoke" (seconds, never judged), "small" (minutes on two cores) or "paper" (the paper's setting).
         engine: "local" (processes here) or "ray".
-        workers: how many units run at once; 0 runs them in this process.
+        workers: how many units run at once; 0 runs them in this process, as a local smoke run does by default.
         address: of a running Ray cluster.
         store: where trained networks and measurements are kept and found again; by default the folder that
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
@@ -69,6 +69,8 @@ def study(
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kept = store if isinstance(store, Store) else _writable(store or default_store())
     begun = time.perf_counter()
+    if workers is None and scale == "smoke" and engine == "local":
+        workers = 0  # its trials take less time than a process does to start
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     for stage in stages:
         take_over(stage.configs, kept)

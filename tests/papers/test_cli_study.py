@@ -68,19 +68,25 @@ def test_an_unknown_name_is_refused_with_advice() -> None:
         RUNNER.invoke(app, ["study", "run", "petzka2019-fig01"], catch_exceptions=False)
 
 
-def command(store: Path, out: Path) -> list[str]:
-    study = ["study", "run", "zhang2017-fig6", "--scale", "smoke", "--workers", "1"]
-    return [sys.executable, "-m", "flatscope", *study, "--store", str(store), "--out", str(out)]
+def words(store: Path, out: Path) -> list[str]:
+    return ["run", "zhang2017-fig6", "--scale", "smoke", "--store", str(store), "--out", str(out)]
 
 
 @pytest.mark.slow
 def test_killed_and_run_again_it_trains_only_what_was_missing(tmp_path: Path) -> None:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(tmp_path / "a", tmp_path / "whole"), check=True, env=environment, **quiet)
-    driver = subprocess.Popen(
-        command(tmp_path / "b", tmp_path / "killed"), env=environment, start_new_session=True, **quiet
-    )
+    invoke(*words(tmp_path / "a", tmp_path / "whole"), "--workers", "0")
+    command = [
+        sys.executable,
+        "-m",
+        "flatscope",
+        "study",
+        *words(tmp_path / "b", tmp_path / "killed"),
+        "--workers",
+        "1",
+    ]
+    driver = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
     until = time.monotonic() + 120
     while not list((tmp_path / "b").glob("[0-9a-f]*/metrics.json")) and driver.poll() is None:
         assert time.monotonic() < until, "no trial was finished"
@@ -89,7 +95,7 @@ def test_killed_and_run_again_it_trains_only_what_was_missing(tmp_path: Path) ->
     driver.wait()
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").glob("[0-9a-f]*/metrics.json")}
     assert kept
-    subprocess.run(command(tmp_path / "b", tmp_path / "again"), check=True, env=environment, **quiet)
+    invoke(*words(tmp_path / "b", tmp_path / "again"), "--workers", "0")
     assert {path: path.stat().st_mtime_ns for path in kept} == kept  # what was there has not been done again
     one, other = (next(folder.rglob("table.csv")).read_text() for folder in (tmp_path / "whole", tmp_path / "again"))
     assert one == other
