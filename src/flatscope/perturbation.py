@@ -134,6 +134,20 @@ def unit_directions(stacked: Params) -> Params:
     return {name: value * _expanded(inverse, value) for name, value in stacked.items()}
 
 
+def within_ball(radius: float) -> tuple[Move, Move]:
+    """For `ascend`: the uphill move of this length, and the projection of points onto the ball of this radius."""
+
+    def climb(gradients: Params) -> Params:
+        return {name: radius * value for name, value in unit_directions(gradients).items()}
+
+    def project(points: Params) -> Params:
+        onto = climb(points)
+        outside = torch.stack([_flat(value).square().sum(1) for value in points.values()]).sum(0).sqrt() > radius
+        return {name: torch.where(_expanded(outside, value), onto[name], value) for name, value in points.items()}
+
+    return climb, project
+
+
 def random_normal(ctx: Context, generator: torch.Generator, like: Params, copies: int = 1) -> Params:
     """Standard normal numbers stacked (copies, *shape), float64: drawn on the CPU so that devices agree."""
     device = ctx.problem.device

@@ -31,7 +31,7 @@ from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
-from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, unit_directions
+from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, within_ball
 from flatscope.registry import Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -182,17 +182,7 @@ def psi_epsilon(
     if loss <= -1:
         raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
 
-    def climb(gradients: Params) -> Params:
-        return {name: radius * value for name, value in unit_directions(gradients).items()}
-
-    def project(points: Params) -> Params:
-        onto = climb(points)
-        outside = torch.stack([v.square().flatten(1).sum(1) for v in points.values()]).sum(0).sqrt() > radius
-        return {
-            name: torch.where(outside.reshape(-1, *[1] * (value.ndim - 1)), onto[name], value)
-            for name, value in points.items()
-        }
-
+    climb, project = within_ball(radius)
     evaluate = partial(_losses_and_gradients, ctx, paths)
     here = {name: torch.zeros_like(value)[None] for name, value in paths.scaled_reference().items()}
     starts = [evaluate(here)[1]]

@@ -29,6 +29,7 @@ from flatscope.perturbation import (
     random_normal,
     shrinking,
     unit_directions,
+    within_ball,
 )
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
@@ -78,18 +79,7 @@ def epsilon_flatness(
 def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> Ascent:
     """The largest training loss found within a distance of the weights, and the perturbation that leads there."""
 
-    def climb(gradients: Params) -> Params:
-        return {name: radius * value for name, value in unit_directions(gradients).items()}
-
-    def project(points: Params) -> Params:
-        onto = climb(points)
-        length = torch.stack([value.square().flatten(1).sum(1) for value in points.values()]).sum(0).sqrt()
-        outside = length > radius
-        return {
-            name: torch.where(outside.reshape(-1, *[1] * (value.ndim - 1)), onto[name], value)
-            for name, value in points.items()
-        }
-
+    climb, project = within_ball(radius)
     directions = [{name: value[None] for name, value in ctx.gradient().items()}]
     if restarts > 1:
         directions.append(_signed_top_direction(ctx, climb))
