@@ -78,7 +78,6 @@ def epsilon_flatness(
 
 def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> Ascent:
     """The largest training loss found within a distance of the weights, and the perturbation that leads there."""
-
     climb, project = within_ball(radius)
     directions = [{name: value[None] for name, value in ctx.gradient().items()}]
     if restarts > 1:
