@@ -66,13 +66,21 @@ def figure_1(runs: Runs) -> Analysis:
     along = along_training(seen)
     judged = along[(along["variant"] == JUDGED) & (along["reading"] == "σ = 0.1")]
     turns = [f"κ_τ of {name}: {turn(judged, f'kappa_trace/{layer}')}" for layer, name in LAYERS.items()]
-    parts = [along.assign(kind="correlation"), seen.assign(kind="look")]
+    parts = [along.assign(kind="correlation"), in_brief(seen).assign(kind="look")]
     return Analysis(
         pd.concat(parts, ignore_index=True),
         found,
         lambda figure: _draw(figure, own, judged),
         notes=(*summary_notes(seen, runs), *turns),
     )
+
+
+def in_brief(seen: pd.DataFrame) -> pd.DataFrame:
+    """The looks to five digits, without what is the difference of two columns: a small file."""
+    kept = seen.drop(columns=list(stop_rules.TARGETS))
+    numbers = kept.select_dtypes("float")
+    kept[numbers.columns] = numbers.map(lambda value: float(f"{value:.5g}"))
+    return kept
 
 
 def along_training(seen: pd.DataFrame) -> pd.DataFrame:

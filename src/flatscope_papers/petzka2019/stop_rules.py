@@ -102,7 +102,8 @@ def answer_at(looks: pd.DataFrame, rule: Rule, trained: int, column: str) -> Ans
     """Pearson's correlation of a measure with the gap where the rule stops the networks; no number if too few."""
     points, missing = judged_at(looks, rule, trained)
     if missing:
-        return Answer(math.nan, runs=len(points), note=missing)
+        of_some = f"; over these it is {points[column].corr(points['gap']):.2f}" if len(points) > 3 else ""
+        return Answer(math.nan, runs=len(points), note=missing + of_some)
     return intervals.correlation(points[column], points["gap"], note=told(points, column))
 
 
