@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import torch
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable, refuse_unknown
+from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import Params, count
 from flatscope.perturbation import (
@@ -24,9 +25,9 @@ from flatscope.perturbation import (
 from flatscope.registry import Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
-MODES = ("worst", "average")
-NORMS = ("l2", "linf")
-LABELS = ("data", "model")
+Mode = Literal["worst", "average"]
+Norm = Literal["l2", "linf"]
+Labels = Literal["data", "model"]
 
 
 @measure(
@@ -48,8 +49,8 @@ def adaptive_sharpness(
     ctx: Context,
     *,
     rho: float = 0.5,
-    norm: str = "l2",
-    mode: str = "worst",
+    norm: Norm = "l2",
+    mode: Mode = "worst",
     restarts: int = 3,
     steps: int = 30,
     draws: int = 100,
@@ -65,8 +66,6 @@ def adaptive_sharpness(
         steps: steps of each ascent.
         draws: the most perturbed networks for the average, mirror images included; even.
     """
-    for name, given, known in (("norm", norm, NORMS), ("mode", mode, MODES)):
-        refuse_unknown(given, known, f"{name} of adaptive_sharpness")
     if not 0 < rho < math.inf or restarts < 1 or steps < 1 or draws < 4 or draws % 2:
         got = f"{rho}, {restarts}, {steps}, {draws}"
         raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
@@ -130,7 +129,7 @@ def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> 
     falls_with_loss=True,
     conventions="all trainable parameters as they are given, biases included; the norm, not its square",
 )
-def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:
+def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
     """Length of the weights in the metric of the Fisher information: how fast the loss changes as all weights grow.
 
     The derivative of the outputs along w comes from two backward passes for all samples of a batch at once.
@@ -139,7 +138,6 @@ def fisher_rao_norm(ctx: Context, *, labels: str = "data") -> float:
         labels: "data": labels as they are (the empirical Fisher information); "model": labels drawn from the
             network's own probabilities, in closed form, for cross-entropy.
     """
-    refuse_unknown(labels, LABELS, "labels of fisher_rao_norm")
     if labels == "model" and ctx.problem.loss.name != "cross_entropy":
         raise NotApplicable(f"labels drawn from the network need cross-entropy, not {ctx.problem.loss.name}")
     total = 0.0
