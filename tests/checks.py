@@ -50,10 +50,10 @@ QUICK: dict[str, dict[str, Any]] = {
     "flatness_radius": {"directions": 20},
     "psi_expected": {"draws": 20},
     "perturbation_robustness": {"draws": 4},
-    "feature_robustness": {"steps": 20},
-    "psi_epsilon": {"steps": 20},
-    "epsilon_flatness": {"steps": 20},
-    "adaptive_sharpness": {"steps": 20},
+    "feature_robustness": {"steps": 8},
+    "psi_epsilon": {"steps": 8},
+    "epsilon_flatness": {"steps": 8},
+    "adaptive_sharpness": {"steps": 8},
 }
 # A tenth of its steps, beside its steps from corner to corner, has to come as high as the twin.
 AGAINST_TWINS: dict[str, dict[str, Any]] = {"sharpness": {"steps": 200}}

@@ -17,11 +17,11 @@ SIDES = {"vgg": (8, 32), "plainnet18": (8, 32), "wide_resnet": (4, 28)}  # of th
 by_network = pytest.mark.parametrize("name", SIDES)
 
 
-def narrow(model: nn.Module) -> nn.Module:
-    """The same network with no more than three channels anywhere."""
+def narrow(model: nn.Module, most: int = NARROW) -> nn.Module:
+    """The same network with no more than three channels, or `most`, anywhere."""
 
     def few(n: int) -> int:
-        return min(n, NARROW)
+        return min(n, most)
 
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
