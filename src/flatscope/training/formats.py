@@ -1,21 +1,19 @@
 """Readers for the file formats of image data sets: IDX, CIFAR-10 batches (binary and python), npz.
 
 Content of known files is compared with its checksum before it comes here; errors name the file. Nothing in one is ever
-run: the pickles among them are read with stand-ins for the few names that arrays need, and refused otherwise.
+run: the pickles among them are only listed, instruction by instruction, and refused where they ask for code.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
-import pickle
-import re
+import pickletools
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -31,12 +29,15 @@ Bytes = npt.NDArray[np.uint8]
 GZIP_MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 UNPACKED_LIMIT = 1 << 30  # the largest real file has 47 MB; what unpacks to more than this is an attack
 CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then the red, green and blue planes
-CIFAR_CLASSES = 10
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 
 REPLACE = "The file is damaged or not what its name says"
 UNTRUSTED = "Do not trust this file; get the data from its publisher"
 
+_ARRAYS = {"numpy ndarray", "numpy dtype", "_codecs encode"} | {
+    f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray _reconstruct", "numeric _frombuffer")
+}
+_NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
 _PIECE = 1 << 22
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 
@@ -109,98 +110,37 @@ def parse_cifar(content: bytes) -> tuple[Bytes, Bytes]:
 def cifar_records_from_pickle(content: bytes, where: str) -> bytes:
     """The binary layout of a CIFAR-10 python batch, a pickle of {labels, data}: so that both have one checksum.
 
+    It is not unpickled: its instructions are listed, the pixels are the longest string among them, and the labels are
+    the numbers that follow their name.
+
     Raises:
         DataFileError: if it wants anything but arrays, lists, dicts, strings and integers, or is no batch.
     """
+    pixels, labels, counting = b"", [], False
     try:
-        batch, as_array = _load_pickled_arrays(content, where)
-        if not isinstance(batch, dict):
-            raise TypeError(f"a {type(batch).__name__} instead of a dict")
-        fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-        missing = {"data", "labels"} - fields.keys()
-        if missing:
-            raise TypeError(f"a dict without {' and '.join(sorted(missing))}")
-        pixels = as_array(fields["data"])
-        listed = isinstance(fields["labels"], list)
-        labels = np.asarray(fields["labels"]) if listed else as_array(fields["labels"])
-        if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != CIFAR_RECORD - 1:
-            raise TypeError(f"pixels of shape {pixels.shape} and type {pixels.dtype}")
-        if labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu":
-            raise TypeError(f"labels {labels.shape} of type {labels.dtype} for {len(pixels)} images")
-        if labels.size and not 0 <= labels.min() <= labels.max() < CIFAR_CLASSES:
-            raise TypeError(f"labels from {labels.min()} to {labels.max()}")
+        for instruction, given, _ in pickletools.genops(content):
+            if instruction.name in ("GLOBAL", "INST") and given not in _ARRAYS:
+                got = f"one that wants {'.'.join(str(given).split())}; nothing was run"
+                raise DataFileError(
+                    "a pickle of arrays, lists, dicts, strings and integers only", got, where, UNTRUSTED
+                )
+            if instruction.name in _NUMBERS and counting:
+                labels.append(given)
+            elif isinstance(given, str | bytes | bytearray) and instruction.name not in ("GLOBAL", "INST"):
+                raw = given.encode("latin1") if isinstance(given, str) else bytes(given)
+                pixels = max(pixels, raw, key=len)
+                counting = raw == b"labels" or (counting and not labels and raw == b"latin1")
+            elif instruction.name in ("SETITEM", "SETITEMS", "GLOBAL"):
+                counting = False
+        if len(pixels) != len(labels) * (CIFAR_RECORD - 1) or not labels or not 0 <= min(labels) <= max(labels) <= 9:
+            raise ValueError(f"{len(labels)} labels from 0 to 9 and {len(pixels)} bytes of pixels")
     except DataFileError:
         raise
-    except Exception as error:  # a damaged or hostile pickle can fail in any way; all mean the same here
+    except Exception as error:  # damaged pickles fail in many ways; all mean the same here
         wanted = f"a CIFAR-10 batch: a pickled dict with data (n, {CIFAR_RECORD - 1}) and labels 0 to 9"
         raise DataFileError(wanted, f"{len(content)} bytes: {error}", where, REPLACE) from error
-    return np.concatenate((labels.astype(np.uint8)[:, None], pixels), axis=1).tobytes()
-
-
-def _load_pickled_arrays(content: bytes, where: str) -> tuple[object, Callable[[object], npt.NDArray[Any]]]:
-    """Unpickle with stand-ins for numpy; also the function that makes a real array of a stand-in.
-
-    numpy's own classes are kept out: a crafted dtype state can make raw bytes pass for object pointers. The
-    stand-ins are made anew for each file, because a pickle may set attributes on whatever it is given.
-    """
-
-    class Dtype:
-        def __init__(self, code: bytes | str, *_: object) -> None:
-            self.code, self.order = _text(code), "|"
-
-        def __setstate__(self, state: tuple[Any, ...]) -> None:
-            self.order = _text(state[1])
-
-    class Array:
-        state: tuple[Any, ...] = ()  # version, shape, dtype, Fortran order?, raw bytes
-
-        def __setstate__(self, state: tuple[Any, ...]) -> None:
-            self.state = state
-
-    def reconstruct(*_: object) -> Array:
-        return Array()
-
-    def from_buffer(buffer: bytes, dtype: Dtype, shape: tuple[int, ...], order: str) -> Array:
-        array = Array()
-        array.state = (1, shape, dtype, order != "C", buffer)
-        return array
-
-    def encode_latin1(text: str, codec: str | bytes = "") -> bytes:
-        if _text(codec) not in ("latin1", "latin-1"):
-            raise DataFileError("only latin1 strings in the pickle", repr(codec), where, UNTRUSTED)
-        return text.encode("latin1")
-
-    allowed: dict[tuple[str, str], Callable[..., object]] = {
-        ("numpy", "ndarray"): Array,
-        ("numpy", "dtype"): Dtype,
-        ("_codecs", "encode"): encode_latin1,
-    }
-    for core in ("numpy.core", "numpy._core"):
-        allowed[f"{core}.multiarray", "_reconstruct"] = reconstruct
-        allowed[f"{core}.numeric", "_frombuffer"] = from_buffer
-
-    class ArrayUnpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in allowed:
-                wanted = "a pickle of arrays, lists, dicts, strings and integers only"
-                got = f"one that wants {module}.{name}; nothing was run"
-                raise DataFileError(wanted, got, where, UNTRUSTED)
-            return allowed[module, name]
-
-    def as_array(stand_in: object) -> npt.NDArray[Any]:
-        if not isinstance(stand_in, Array):
-            raise TypeError(f"a {type(stand_in).__name__} instead of an array")
-        _, shape, dtype, fortran, raw = stand_in.state
-        if not isinstance(dtype, Dtype) or not re.fullmatch("[<>|=]?[iu][1248]", dtype.order + dtype.code):
-            raise TypeError("an array that is not of integers")
-        flat = np.frombuffer(raw, np.dtype(dtype.order + dtype.code))
-        return flat.reshape(shape, order="F" if fortran else "C")
-
-    return ArrayUnpickler(io.BytesIO(content), encoding="bytes").load(), as_array
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("ascii") if isinstance(value, bytes) else str(value)
+    rows = np.frombuffer(pixels, np.uint8).reshape(len(labels), -1)
+    return np.concatenate((np.array(labels, np.uint8)[:, None], rows), axis=1).tobytes()
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
