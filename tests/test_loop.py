@@ -451,7 +451,7 @@ def test_unwritable_checkpoint_folder_is_found_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     model = small()
     stops_at(model, 1, lambda: pytest.fail("training began"))
-    with pytest.raises(InputError, match="checkpoint folder"):
+    with pytest.raises(InputError, match="written to"):
         train(model, blobs(), TrainConfig(), checkpoint=tmp_path / "file" / "below")
 
 

@@ -127,9 +127,14 @@ def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
 
 def from_npz_bytes(content: bytes) -> Arrays:
     """The arrays of an .npz file, without their checksum."""
-    refuse_bombs(io.BytesIO(content), len(content))
+    return read_npz(io.BytesIO(content), len(content))
+
+
+def read_npz(file: Any, size: int) -> Arrays:
+    """The same from an open file, or whatever can be read and sought."""
+    refuse_bombs(file, size)
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as problem:
         raise ValueError(f"damaged: {_first_line(problem)}") from problem

@@ -83,7 +83,7 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 def options_words(options: str) -> str:
     """Options, kept as JSON, as people write them: `alpha=0.1, steps=5`."""
-    return ", ".join(f"{name}={value}" for name, value in json.loads(options).items()) if options else ""
+    return printable(", ".join(f"{name}={value}" for name, value in json.loads(options or "{}").items()))
 
 
 def labelled(name: str, options: str) -> str:

@@ -11,7 +11,6 @@ takes the very same steps as `train`.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
-from flatscope.files import json_bytes, read_tensors, tensor_bytes, without_nan
+from flatscope.files import digest, json_bytes, read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope.training.weight_files import MODEL_PREFIX, STATE_KEY, WEIGHTS_FILE, fit_weights, plain_tensors
 
@@ -201,15 +200,8 @@ class TrainingState:
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder and try it out, so that a run does not fail on its first checkpoint."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        got = error.strerror or str(error)
-        fix = "Choose another folder or change its permissions"
-        raise InputError("a folder that can be written to", got, f"checkpoint folder {folder}", fix) from None
+    write_whole(folder / ".writable", b"")
+    (folder / ".writable").unlink()
 
 
 def write_checkpoint(
@@ -299,11 +291,11 @@ def refuse_others(here: Mapping[str, Any], there: Mapping[str, Any], where: str)
 
 def fingerprint(x: Tensor, y: Tensor) -> str:
     """Short digest of the training data: shapes, all targets, and about 256 of the inputs."""
-    digest = hashlib.blake2b(digest_size=16)
+    parts: list[bytes] = []
     for tensor in (x[:: max(1, len(x) // 256)], y):
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"{len(x)}-{digest.hexdigest()}"
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        parts += [f"{tuple(tensor.shape)} {tensor.dtype} ".encode(), flat.numpy().tobytes()]
+    return f"{len(x)}-{digest(parts)}"
 
 
 def _momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:

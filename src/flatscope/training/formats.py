@@ -16,13 +16,13 @@ import zlib
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flatscope import files
 from flatscope.errors import DataFileError
-from flatscope.files import refuse_bombs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,7 +38,6 @@ _ARRAYS = {"numpy ndarray", "numpy dtype", "_codecs encode"} | {
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray _reconstruct", "numeric _frombuffer")
 }
 _NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
-_PIECE = 1 << 22
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -46,29 +45,19 @@ def read_bytes(path: Path, expected_size: int | None = None) -> bytes:
     """Content of a file, unpacked where it is gzip or xz (told by its first bytes); the size is for messages only."""
     try:
         with path.open("rb") as file:
-            return _unpack(file, path, expected_size)
+            head = file.read(len(XZ_MAGIC))
+            file.seek(0)
+            opener: Any = gzip.open if head.startswith(GZIP_MAGIC) else lzma.open if head == XZ_MAGIC else nullcontext
+            with opener(file) as stream:
+                content: bytes = stream.read(UNPACKED_LIMIT + 1)
+    except _DAMAGE as error:
+        wanted = "a whole gzip or xz file" + (f" of {expected_size} bytes unpacked" if expected_size else "")
+        raise DataFileError(wanted, f"damage ({error})", str(path), REPLACE) from error
     except OSError as error:
         raise DataFileError("a readable file", error.strerror or str(error), where=str(path)) from error
-
-
-def _unpack(file: IO[bytes], path: Path, expected_size: int | None) -> bytes:
-    head = file.read(len(XZ_MAGIC))
-    file.seek(0)
-    kind = "gzip" if head.startswith(GZIP_MAGIC) else "xz" if head == XZ_MAGIC else "plain"
-    opener: Any = {"gzip": gzip.open, "xz": lzma.open, "plain": nullcontext}[kind]
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        with opener(file) as stream:
-            while piece := stream.read(_PIECE):
-                pieces.append(piece)
-                size += len(piece)
-                if size > UNPACKED_LIMIT:
-                    raise DataFileError(f"at most {UNPACKED_LIMIT} bytes unpacked", "more", where=str(path))
-    except _DAMAGE as error:
-        wanted = f"a whole {kind} file" + (f" of {expected_size} bytes unpacked" if expected_size else "")
-        raise DataFileError(wanted, f"{size} bytes and then damage ({error})", str(path), REPLACE) from error
-    return b"".join(pieces)
+    if len(content) > UNPACKED_LIMIT:
+        raise DataFileError(f"at most {UNPACKED_LIMIT} bytes unpacked", "more", where=str(path))
+    return content
 
 
 def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
@@ -116,7 +105,8 @@ def cifar_records_from_pickle(content: bytes, where: str) -> bytes:
     Raises:
         DataFileError: if it wants anything but arrays, lists, dicts, strings and integers, or is no batch.
     """
-    pixels, labels, counting = b"", [], False
+    pixels, counting = b"", False
+    labels: list[Any] = []
     try:
         for instruction, given, _ in pickletools.genops(content):
             if instruction.name in ("GLOBAL", "INST") and given not in _ARRAYS:
@@ -148,21 +138,14 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     wanted = "an npz file with arrays x_train, y_train and optionally x_test, y_test, classes"
     try:
         with path.open("rb") as file:
-            refuse_bombs(file, path.stat().st_size)
-            archive = np.load(file, allow_pickle=False)
-            keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
-            arrays = {key: archive[key] for key in NPZ_KEYS if key in keys}
+            arrays = files.read_npz(file, path.stat().st_size)
     except FileNotFoundError as error:
         raise DataFileError(wanted, "no such file", str(path), "Check the path") from error
-    except (*_DAMAGE, OSError) as error:
-        got = f"{path.stat().st_size} bytes that cannot be read ({error})"
-        raise DataFileError(wanted, got, str(path), REPLACE) from error
-    except ValueError as error:  # numpy's answer to object arrays and to pickles
-        fix = "Save plain arrays with np.savez(path, x_train=..., y_train=...)"
-        raise DataFileError(wanted, f"objects or no array at all ({error})", str(path), fix) from error
-    needed = NPZ_KEYS[:4] if keys & {"x_test", "y_test"} else NPZ_KEYS[:2]
-    lacking = [key for key in needed if key not in keys]
-    if lacking:
-        got = f"arrays {', '.join(sorted(keys)) or 'none'}; {', '.join(lacking)} missing"
+    except (ValueError, OSError) as error:
+        fix = "Save plain arrays, no objects, with np.savez(path, x_train=..., y_train=...)"
+        raise DataFileError(wanted, f"one that cannot be read ({error})", str(path), fix) from error
+    needed = NPZ_KEYS[:4] if arrays.keys() & {"x_test", "y_test"} else NPZ_KEYS[:2]
+    if lacking := [key for key in needed if key not in arrays]:
+        got = f"arrays {', '.join(sorted(arrays)) or 'none'}; {', '.join(lacking)} missing"
         raise DataFileError(wanted, got, where=str(path))
-    return arrays
+    return {key: arrays[key] for key in NPZ_KEYS if key in arrays}

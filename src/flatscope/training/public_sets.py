@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,15 +74,7 @@ class Listing:
 def data_root(root: str | Path | None = None) -> Path:
     """The folder that data sets lie in: `root`, else `$FLATSCOPE_DATA`, else the user's cache folder."""
     chosen = root or os.environ.get(ROOT_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        cache = Path.home() / "Library" / "Caches"
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "flatscope"
+    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "flatscope").expanduser()
 
 
 def public_set(name: str) -> PublicSet:
