@@ -80,6 +80,7 @@ class LayerBlocks:
 
     Attributes:
         sizes: number of weights of each, by the name of its weight.
+        own: those that columns do not give, or not cheaply, as matrices of their own.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -87,7 +88,7 @@ class LayerBlocks:
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
         self.sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
         self._columns = ctx.sweep(sweep_shape).columns
-        self._own: dict[str, CurvatureOperator] = {}
+        self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
         self._written: Params = {}
         needs, left = {layer.weight: self._bytes(layer) for layer in layers}, KEPT_BYTES
@@ -95,21 +96,21 @@ class LayerBlocks:
             left = max(left, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
         for name, need in sorted(needs.items(), key=lambda entry: entry[1]):  # the small ones have the first claim
             if name in left_out:
-                self._own[name] = curvature_operator(ctx, [name])
+                self.own[name] = curvature_operator(ctx, [name])
             elif self._columns <= MOST_COLUMNS and need <= left:
                 left -= need
                 self._kept[name] = []
             elif self._columns <= MOST_COLUMNS and (size := self.sizes[name]) <= DENSE_WEIGHTS:
                 self._written[name] = torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device)
-        streamed = self.sizes.keys() - self._own.keys() - self._kept.keys() - self._written.keys()
+        elsewhere = self.own | self._kept | self._written
+        streamed = [name for name in self.sizes if name not in elsewhere]  # in the same order on all ranks
         if self._columns > COLUMNS_PER_LAYER * len(streamed):
-            self._own |= {name: GaussNewton(ctx, [name]) for name in streamed}
+            self.own |= {name: GaussNewton(ctx, [name]) for name in streamed}
         self._fill()
 
     def products(self, vectors: Params) -> Params:
-        """With a vector (p,), or columns (p, m), of each of some layers; in float64."""
-        found = {name: self._own[name] @ vector for name, vector in vectors.items() if name in self._own}
-        found |= {name: self._written[name] @ v.double() for name, v in vectors.items() if name in self._written}
+        """With a vector (p,), or columns (p, m), of each of some layers that are not `own`; in float64."""
+        found = {name: self._written[name] @ v.double() for name, v in vectors.items() if name in self._written}
         totals = {
             name: torch.zeros(vector.reshape(len(vector), -1).shape, dtype=torch.float64, device=vector.device)
             for name, vector in vectors.items()

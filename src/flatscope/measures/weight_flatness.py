@@ -190,9 +190,12 @@ def layer_eigenvalues(ctx: Context, tolerance: float) -> dict[str, Value]:
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
-    """Top eigenpair of every layer's block: all are searched side by side."""
+    """Top eigenpair of every layer's block: searched side by side as far as one pass serves them all."""
     blocks, wanted = ctx.sweep(LayerBlocks), Wanted(tolerance=tolerance)
     generator, whole = ctx.generator("layer eigenvalues"), sum(blocks.sizes.values())
     searches = {name: Search(size, generator, wanted, ctx.problem.device, whole) for name, size in blocks.sizes.items()}
-    found = side_by_side(searches, wanted, blocks.products, expired=partial(out_of_time, ctx))
+    late = partial(out_of_time, ctx)
+    # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
+    found = {name: extreme_eigenpairs(op, searches.pop(name), wanted, expired=late) for name, op in blocks.own.items()}
+    found |= side_by_side(searches, wanted, blocks.products, expired=late)
     return {layer.name: found[layer.weight][0] for layer in measured_layers(ctx)}
