@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,25 +92,20 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
         raise InputError(f"{len(checkpoints)} different names", ", ".join(given), where="--name")
     if given is not None:
         return given
-    short = [path.with_suffix("").name if _has_ending(path) else path.name for path in checkpoints]
-    if len(set(short)) != len(short):
-        short = _differing(checkpoints)
-    if len(set(short)) != len(short):
-        raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
-    return short
+    # In `run.1` the last part is a number, not an ending.
+    bare = [path.with_suffix("") if path.suffix[1:].isalpha() else path for path in checkpoints]
+    for short in ([path.name for path in bare], _differing([path.parts for path in bare]), [*map(str, checkpoints)]):
+        if all(short) and len(set(short)) == len(short):
+            return short
+    raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
 
 
-def _differing(checkpoints: list[Path]) -> list[str]:
+def _differing(paths: list[tuple[str, ...]]) -> list[str]:
     """What is left of the paths without the folders and the file name that all of them share."""
-    parts = [list((path.with_suffix("") if _has_ending(path) else path).parts) for path in checkpoints]
-    for end in (0, -1):
-        while all(parts) and len({part[end] for part in parts}) == 1:
-            for part in parts:
-                part.pop(end)
-    left = ["/".join(part) for part in parts]
-    return left if all(left) and len(set(left)) == len(left) else [str(path) for path in checkpoints]
+    first = _shared(paths)
+    last = _shared([parts[:first:-1] for parts in paths])
+    return ["/".join(parts[first : len(parts) - last]) for parts in paths]
 
 
-def _has_ending(path: Path) -> bool:
-    """Whether the name ends as a file's does: in `run.1` the last part is a number."""
-    return path.suffix[1:].isalpha()
+def _shared(paths: list[tuple[str, ...]]) -> int:
+    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))

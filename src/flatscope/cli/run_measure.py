@@ -46,7 +46,7 @@ from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, declarations, measure_page
-from flatscope.reports.measured import MANY, RESCALINGS, headline_words
+from flatscope.reports.measured import MANY, RESCALINGS, headline_words, lines
 from flatscope.table import Table
 from flatscope.training.data import Data, DataSource
 from flatscope.training.weight_files import read_weights
@@ -135,20 +135,13 @@ def _shown_as_they_come(speaks: bool) -> measuring.Watch:
 
     def watch(entry: Declaration, rows: list[dict[str, Any]]) -> None:
         if speaks and sys.stderr.isatty() and time.monotonic() - begun > DELAY_SECONDS:
-            typer.echo(one_line(rows), err=True)
+            for line in lines({"": Table(rows)}, entry.kind):
+                words = [
+                    (f"{c.text} ± {c.stderr}" if c.stderr else c.text, c.extent, c.reason) for c in line.cells if c
+                ]
+                typer.echo(f"{line.label}: {', '.join(filter(None, *words))}", err=True)
 
     return watch
-
-
-def one_line(rows: list[dict[str, Any]]) -> str:
-    """A finished measure as one line of text: its value, or its values' range, or why there is none."""
-    name, values = rows[0]["measure"], [row["value"] for row in rows]
-    finite = [value for value in values if not math.isnan(value)]
-    if not finite:
-        return f"{name}: {rows[0]['reason']}"
-    if len(values) == 1:
-        return f"{name}: {number(finite[0])}" + (f" ± {rows[0]['stderr']:.2g}" if rows[0]["stderr"] else "")
-    return f"{name}: {number(min(finite))} to {number(max(finite))} ({len(values)} values)"
 
 
 def list_measures(names: list[str] | None, all_of_them: bool) -> None:

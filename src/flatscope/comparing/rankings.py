@@ -271,12 +271,10 @@ def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice], firs
         text += f", ahead of {_listed(list(dict.fromkeys(voice.next for voice in clear)))}"
     unclear = [voice.family for voice in voices if voice not in clear]
     undecided = f"; {_listed(unclear)} {'show' if len(unclear) > 1 else 'shows'} no clear difference" if unclear else ""
-    return f"{text}{undecided}.{'' if list(first) == [winner] else _overall(first)}"
-
-
-def _overall(first: Sequence[str]) -> str:
+    if list(first) == [winner]:
+        return f"{text}{undecided}."
     preferred = f"put {first[0]} first" if len(first) == 1 else f"prefer none of {_listed(first)}"
-    return f" All comparable measures together, norms and margins included, {preferred}."
+    return f"{text}{undecided}. All comparable measures together, norms and margins included, {preferred}."
 
 
 def _alike(distinct: Sequence[str], in_front: Sequence[str], voices: Sequence[Voice]) -> str:

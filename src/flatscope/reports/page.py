@@ -309,4 +309,4 @@ def _cell_words(cell: MeasuredCell | None) -> str:
     if cell is None:
         return "n/a"
     text, error = with_error(cell.value, cell.relative * abs(cell.value))
-    return f"{text} ± {error}" if error else cell.text
+    return f"{text} ±\N{NO-BREAK SPACE}{error}" if error else cell.text
