@@ -126,9 +126,8 @@ def _is_of_another_set(file: KnownFile, places: dict[str, Place], public: Public
 def _content(file: KnownFile, place: Place, members: dict[str, bytes]) -> bytes:
     """Unpacked content in the publisher's binary layout."""
     if place.member and place.member not in members:
-        raise DataFileError(
-            f"{place.member} ({file.size} bytes) in the archive", "none", str(place.path), formats.REPLACE
-        )
+        wanted = f"{place.member} ({file.size} bytes) in the archive"
+        raise DataFileError(wanted, "none", str(place.path), formats.REPLACE)
     content = members[place.member] if place.member else formats.read_bytes(place.path, file.size)
     return formats.cifar_records_from_pickle(content, str(place)) if place.pickled else content
 
@@ -218,15 +217,10 @@ def read_part(name: str, part: Part, root: str | Path | None = None) -> Arrays:
     files = tuple(file for file in public.files if file.part == part)
     missing = [file.name for file in files if file.name not in places]
     if missing:
-        searched = ", ".join(f"{name}/" for name in public.folders)
         got = f"no {', '.join(missing)}" if folder.is_dir() else "no such folder"
-        raise DataFileError(
-            f"the files of {public.title}",
-            got,
-            where=f"{folder} (searched with its subfolders {searched})",
-            fix=f"Fetch them with `flatscope data fetch {public.name}`, or say where they are with "
-            f"--data-root or {ROOT_VARIABLE}",
-        )
+        where = f"{folder} (searched with its subfolders {', '.join(f'{name}/' for name in public.folders)})"
+        fix = f"Fetch them with `flatscope data fetch {public.name}`, or say where: --data-root, {ROOT_VARIABLE}"
+        raise DataFileError(f"the files of {public.title}", got, where, fix)
     chosen = tuple(places[file.name] for file in files)
     stamps = tuple((stat.st_mtime_ns, stat.st_size) for stat in (place.path.stat() for place in chosen))
     try:

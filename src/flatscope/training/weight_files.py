@@ -67,9 +67,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         with path.open("rb") as file:
             head = file.read(9)
     except OSError as error:
-        raise WeightsError(
-            "a readable weight file", error.strerror or str(error), where=str(path), fix="Check the path"
-        ) from None
+        got = error.strerror or str(error)
+        raise WeightsError("a readable weight file", got, str(path), "Check the path") from None
     # By content, not by suffix: an eight-byte length and an opening brace begin every safetensors file.
     if head[8:9] == b"{" or not head.startswith((b"PK", b"\x80")):
         return _read_safetensors(path)
@@ -96,9 +95,8 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
     for name in own:
         for twin in twins[name] & tensors.keys():
             if name in tensors and not torch.equal(tensors[name], tensors[twin]):
-                raise WeightsError(
-                    f"equal values for {name} and {twin}, which the model shares", "different ones", where=where
-                )
+                wanted = f"equal values for {name} and {twin}, which the model shares"
+                raise WeightsError(wanted, "different ones", where=where)
     model.load_state_dict(dict(tensors), strict=False)
 
 
