@@ -35,11 +35,14 @@ KEYS = ["measure", "options", "layer", "unit", "sample"]
 SCRIPT = str(Path(__file__).parent / "measured_by_ranks.py")
 
 
-def by_ranks(number: int, what: str, folder: Path) -> None:
+def started(number: int, *what: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*launcher, SCRIPT, what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
+    return subprocess.run([*launcher, *what], capture_output=True, text=True, env=env, timeout=600, check=False)
+
+
+def by_ranks(number: int, what: str, folder: Path) -> None:
+    done = started(number, SCRIPT, what, str(folder))
     assert done.returncode == 0, done.stderr
 
 
@@ -287,7 +290,7 @@ def test_the_others_end_with_the_cause_where_a_rank_is_lost(
     monkeypatch.setenv("LOST_BY", how)
     chosen = ["--model", f"{script}:build", "--data", "digits", "--train-size", "40", "-m", "sharpness"]
     begun = time.monotonic()
-    done = by_ranks(3, "-m", "flatscope", "measure", *chosen) if how == "kill" else by_ranks(2, str(script))
+    done = started(3, "-m", "flatscope", "measure", *chosen) if how == "kill" else started(2, str(script))
     assert done.returncode != 0
     assert time.monotonic() - begun < 120  # most of it for starting
     said = done.stdout + done.stderr
