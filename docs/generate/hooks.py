@@ -138,5 +138,7 @@ def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Fil
             made = made.replace("<math", '<math display="block"', 1)
         return f'<{tag} class="arithmatex">{made}</{tag}>'
 
-    html_text = re.sub(r"(?<=<code>)\w+(?=</code>)", lambda name: name[0].replace("_", "_<wbr>"), html_text)
+    html_text = re.sub(
+        r"<code>(\w+)</code>", lambda name: f'<code class="name">{name[1].replace("_", "_<wbr>")}</code>', html_text
+    )
     return re.sub(r'<(span|div) class="arithmatex">(.*?)</\1>', drawn, html_text, flags=re.DOTALL)
