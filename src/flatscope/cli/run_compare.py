@@ -103,7 +103,7 @@ def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
 def _differing(paths: list[tuple[str, ...]]) -> list[str]:
     """What is left of the paths without the folders and the file name that all of them share."""
     first = _shared(paths)
-    last = _shared([parts[:first:-1] for parts in paths])
+    last = _shared([parts[first:][::-1] for parts in paths])
     return ["/".join(parts[first : len(parts) - last]) for parts in paths]
 
 
