@@ -230,7 +230,7 @@ def partial_correlation(
 def _controls(settings: pd.DataFrame, ranked: bool) -> Floats:
     """Design matrix: a constant, standardised numbers (or ranks), indicators of categories."""
     parts = [np.ones((len(settings), 1))]
-    for name in settings.columns:
+    for name in settings.columns if len(settings) else ():
         column = settings[name]
         if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
             values = column.to_numpy(dtype=np.float64)
