@@ -69,6 +69,12 @@ def test_losses_far_apart_leave_the_question_open() -> None:
     assert "loss" in str(found)
 
 
+@pytest.mark.parametrize(("high", "due"), [(0.14, []), (0.16, ["loss"]), (0.9, ["loss"])])
+def test_losses_that_differ_are_said_beside_the_answer(high: float, due: list[str]) -> None:
+    found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (2.0, 0.0)}, losses=(0.1, high)).warnings()
+    assert [remark.code for remark in found if remark.code == "loss"] == due
+
+
 def test_copies_are_one_function() -> None:
     pair = SameFunction("a", "b", 0.0, 50, "units rescaled")
     found = comparison({"rho_sum": (1.0, 0.0)}, {"rho_sum": (1.0, 0.0)}, same_function=[pair]).conclusion

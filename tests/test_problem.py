@@ -164,11 +164,15 @@ def test_frozen_parameters_are_constants() -> None:
     model[0].requires_grad_(False)
     found = numbers(model, (X, Y))
     assert found["parameter_count"] == 18
+    (remark,) = fs.Problem(model, (X, Y)).remarks  # which is shown with every table
+    assert "0.weight, 0.bias" in remark
     assert 0 < found["hessian_trace"] < numbers(net(), (X, Y))["hessian_trace"]
 
 
 def test_a_network_frozen_for_inference_is_measured_whole() -> None:
     same_as_plain((X, Y), net().requires_grad_(False))
+    assert len(fs.Problem(net().requires_grad_(False), (X, Y)).remarks) == 1
+    assert not fs.Problem(net(), (X, Y)).remarks
 
 
 class Tied(nn.Module):

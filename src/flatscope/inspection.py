@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError
+from flatscope.formatting import some_of
 from flatscope.loss import TargetLook
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, Samples, copies, parts_of, shape_text
@@ -48,6 +49,17 @@ def wrapper_remarks(model: nn.Module) -> tuple[str, ...]:
     words = {"OptimizedModule": "torch.compile"}
     names = " and ".join(words.get(name, name) for name in found)
     return (f"measured without the wrapping by {names}: the same function, run as it is written",) if found else ()
+
+
+def frozen_remarks(model: nn.Module) -> tuple[str, ...]:
+    """What is held fixed where weights do not require gradients, in words."""
+    frozen = [name for name, value in model.named_parameters() if value.is_floating_point() and not value.requires_grad]
+    if not frozen:
+        return ()
+    if not any(value.requires_grad for value in model.parameters()):
+        return ("no weight requires a gradient: all are measured as if they did",)
+    names = some_of(frozen, 4)
+    return (f"held fixed, since they require no gradient: {names}; curvature and perturbations are of the others",)
 
 
 def refuse_closed_modules(model: nn.Module) -> None:

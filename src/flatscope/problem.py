@@ -24,6 +24,7 @@ from flatscope.inspection import (
     copy_inputs_if_changed,
     failing_module,
     first_line,
+    frozen_remarks,
     look_through,
     refuse_active_layers,
     refuse_missing_values,
@@ -150,7 +151,7 @@ class Problem:
             doubts = self._doubts(outputs)
             self.ranks = self._checked_ranks(shard)
         self.initial = None if initial is None else self._checked_initial(initial)
-        self.remarks = (*wrapper_remarks(model), *doubts)  # kept with every table
+        self.remarks = (*wrapper_remarks(model), *frozen_remarks(self.model), *doubts)  # kept with every table
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
 

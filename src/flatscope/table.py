@@ -177,7 +177,14 @@ class Table(Result):
 
     def _none(self, name: str, what: str, where: str) -> InputError:
         reason = self.reason(name)
-        fix = reason or "Use table[name], .layer(name), .units(name, layer) or .samples(name)"
+        doors = {
+            "table": "table[name]",
+            "layer": ".layer(name)",
+            "units": ".units(name, layer)",
+            "samples": ".samples(name)",
+        }
+        others = ", ".join(way for key, way in doors.items() if key not in where)
+        fix = reason or f"Its values are of other places: {others}"
         return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
 
 

@@ -105,7 +105,7 @@ def _hindrance(folder: Path) -> str:
 def check_outputs(given: OutputOptions, kind: type[Result]) -> None:
     """Refuse files and a page that could not be written."""
     for path in given.out or ():
-        check_place(path, (*kind.ENDINGS, ".html"))
+        check_place(path, tuple(dict.fromkeys((*kind.ENDINGS, ".html"))))
     if given.report is not None:
         check_place(given.report, (".html",))
 

@@ -22,17 +22,15 @@ from flatscope.comparing.rankings import (
     ranked,
 )
 from flatscope.comparing.verdicts import (
-    LOSS_FACTOR,
     Quantity,
     Remark,
     SameFunction,
     Standing,
     Verdict,
     differs,
-    far_apart,
     held_out_remark,
     judge,
-    loss_factor,
+    loss_remark,
     on_a_slope,
     quantities,
     undertrained,
@@ -44,7 +42,8 @@ from flatscope.table import Table
 
 ERRORS = (
     "± is a standard error: of the random draws where a value is estimated, and of the training samples being a draw "
-    "where that is known. For values without ± none was computed."
+    "where that is known. For values without ± none was computed. Between networks the errors count as independent; on "
+    "the same samples they seldom are, and differences are known better than the ± says."
 )
 INTERVALS = (
     "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
@@ -220,15 +219,7 @@ class Comparison(Result):
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
-        if far_apart(self.networks, str(self.meta.get("loss", ""))):
-            losses = ", ".join(f"{name} {number(network.loss)}" for name, network in self.networks.items())
-            factor = number(loss_factor(self.networks), 3)
-            text = (
-                f"The training losses are a factor of {factor} apart ({losses}), more than "
-                f"{LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature are "
-                "left out of the ranking. Compare checkpoints at about the same loss."
-            )
-            found.append(Remark("loss", text))
+        found += loss_remark(self.networks, str(self.meta.get("loss", "")))
         found += undertrained(self.networks)
         if "gradient_norm" in self._quantities:
             found += on_a_slope(self._quantities["gradient_norm"].value)
@@ -253,6 +244,7 @@ class Comparison(Result):
                     f"{place} {row.name}: mean rank {row.mean_rank:.2f}, {voices}; "
                     f"rank {row.rank_low:g} to {row.rank_high:g}."
                 )
+            lines.append(INTERVALS.format(100 * float(self.meta.get("confidence", 0.95))))
             lines += self.ranking_remarks()
             for order, labels in self.orders().items():
                 lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
@@ -265,9 +257,8 @@ class Comparison(Result):
         return "\n".join(lines)
 
     def ranking_remarks(self) -> list[str]:
-        """Remarks on the ranking: what its intervals mean, who is not in it, which order one family decides."""
-        ranking = self.ranking()
-        lines = [INTERVALS.format(100 * float(self.meta.get("confidence", 0.95)))]
+        """Remarks on the ranking: who is not in it, which order one family decides."""
+        ranking, lines = self.ranking(), list[str]()
         if ranking["families_first"].sum() > ranking["families"].iloc[0] > 1:
             lines.append("A family in which several share the first place counts for each of them.")
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}

@@ -105,6 +105,7 @@ def _refusal(row: pd.Series[Any] | None) -> str:
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
 LOSS_FACTOR = 3.0
+LOSS_SHARE = 1.5  # from this factor on the losses are said beside the answer
 # Gradient norms up to which a network counts as settled, and as nearly so; beyond, training stopped on a slope. Rules
 # of thumb, and said to be: the gradient norm has no natural scale.
 SETTLED, NEARLY = 1e-3, 1e-2
@@ -262,6 +263,22 @@ def loss_factor(networks: Mapping[str, Standing]) -> float:
     return max(losses) / min(losses) if min(losses) > 0 else math.inf if max(losses) > 0 else 1.0
 
 
+def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
+    """A sentence where curvature differs, or may differ, because the losses do; cross-entropy only."""
+    if loss != "cross_entropy" or loss_factor(networks) <= LOSS_SHARE:
+        return []
+    losses = ", ".join(f"{name} {number(network.loss)}" for name, network in networks.items())
+    text = f"The training losses are a factor of {number(loss_factor(networks), 3)} apart ({losses})"
+    if far_apart(networks, loss):
+        text += (
+            f", more than {LOSS_FACTOR:g}: curvature of cross-entropy vanishes with the loss, so measures of curvature "
+            "are left out of the ranking. Compare checkpoints at about the same loss."
+        )
+    else:
+        text += ": curvature of cross-entropy falls with the loss, so part of a difference in curvature is theirs."
+    return [Remark("loss", text)]
+
+
 def on_a_slope(gradient_norms: Mapping[str, float]) -> list[Remark]:
     """A warning, in a sentence, where networks are not at a minimum."""
     steep = {name: value for name, value in gradient_norms.items() if value > NEARLY}
@@ -307,5 +324,5 @@ def held_out_remark(networks: Mapping[str, Standing], n_test: int) -> list[Remar
     shown = f"from {100 * known[best]:.2f} % to {100 * known[worst]:.2f} % of {n_test} samples"
     if apart <= CLEAR_ERRORS * error:
         return [Remark("test", f"The test errors do not differ by more than chance: {shown}.")]
-    points = f"{100 * apart:.2f} ± {100 * error:.2f} points"
+    points = f"{100 * apart:.2f} ± {100 * error:.2f} points (as if they erred independently)"
     return [Remark("test", f"The test errors differ: {shown}, {best} lowest, {worst} {points} above.")]

@@ -89,7 +89,7 @@ def fit_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> 
         for name, value in own.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
-    found = [("missing ", absent), ("not in the model ", extra), ("of another shape ", shapes)]
+    found = [("missing ", absent), ("not in the model ", extra), ("tensors of another shape ", shapes)]
     if problems := "; ".join(label + some_of(list(names), 5) for label, names in found if names):
         raise WeightsError("the weights of this model", problems, where, "Take the weights of the same architecture")
     for name in own:
