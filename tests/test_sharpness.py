@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -333,10 +334,11 @@ def test_the_contract_rejects_a_wrong_search(
 ) -> None:
     entry = registry.declarations()[name]
     checks.equals_its_twin(entry, Dense(mlp()))
-    monkeypatch.setitem(registry._REGISTRY, name, replace(entry, function=partial(_called, wrong, entry.function)))
+
+    def called(ctx: Context, **options: Any) -> Any:
+        return wrong(partial(entry.function, **options), ctx)
+
+    called.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
+    monkeypatch.setitem(registry._REGISTRY, name, replace(entry, function=called))
     with pytest.raises(AssertionError):
         checks.equals_its_twin(registry.declarations()[name], Dense(mlp()))
-
-
-def _called(wrong: Callable[..., Any], right: Callable[..., Any], ctx: Context) -> Any:
-    return wrong(right, ctx)

@@ -347,7 +347,7 @@ def test_networks_of_one_seed_are_compared_with_each_other(shift: float, expecte
     # Seeds differ by fifty times as much as labels do: unpaired, neither would be seen.
     assert verdict("fig17", "norm-labels-x1", found["norm-labels-x1"]) == expected
     assert found["norm-labels-x1"].runs == 3
-    assert "cannot fail" in found["norm-start-natural"].note
+    assert found["norm-start-natural"].note  # says why it is not judged
     assert not found["norm-labels-x10"].note
 
 

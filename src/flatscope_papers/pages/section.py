@@ -22,6 +22,7 @@ IN_ADDRESS = {"%": "%25", "#": "%23", "'": "%27", "//": "%2F%2F", "&": "&amp;"}
 NAMES = re.compile(r' id="([^"]*)"')
 FONTS = re.compile(r"'DejaVu Sans'(?:, '[^']*')+, sans-serif")
 STYLES = re.compile(r'style="[^"]*"')
+ALIKE = re.compile(r'<use [^>]*? style="([^"]*)"/>(?:<use [^>]*? style="\1"/>)+')
 PLACES = re.compile(r'( (?:d|x|y|points)=")([^"]*)')
 DECIMALS = re.compile(r"-?\d+\.\d{3,}(?!\d*e)")
 
@@ -70,9 +71,16 @@ def address(svg: str) -> Markup:
     referenced = set(re.findall(r"#([\w-]+)", text))
     text = NAMES.sub(lambda found: found[0] if found[1] in referenced else "", text)
     text = PLACES.sub(lambda found: found[1] + _short(found[2]), text)
+    text = ALIKE.sub(_styled_once, text)
     for sign, written in IN_ADDRESS.items():
         text = text.replace(sign, written)
     return Markup(f"data:image/svg+xml;charset=utf-8,{text}")
+
+
+def _styled_once(marks: re.Match[str]) -> str:
+    """Marks of one style as a group that has it."""
+    style = f' style="{marks[1]}"'
+    return f"<g{style}>{marks[0].replace(style, '')}</g>"
 
 
 def _short(places: str) -> str:
