@@ -44,7 +44,7 @@ MINUTES ?= 20
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
-# Sweeps whose drivers and workers are killed at random moments.
+# Sweeps, trainings and landscapes that are killed at random moments.
 KILLS ?= 100
 kill: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)

@@ -9,16 +9,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networks
+import numpy as np
 import pandas as pd
 import pytest
+import test_loop
+import torch
 from trial_work import completions, log_of
 
+import flatscope as fs
 from flatscope.errors import Interrupted
 from flatscope.sweeps.engines import run
 from flatscope.sweeps.store import Store
+from flatscope.training.loop import train
 
 pytestmark = [
     pytest.mark.slow,
@@ -198,15 +205,59 @@ def test_interrupt_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert Store(tmp_path).running() == set()
 
 
+def train_once(folder: Path) -> None:
+    """A network with dropout and BatchNorm, trained; its weights in a file once it is done."""
+    data = test_loop.blobs(shape=(1, 6, 6)), test_loop.blobs(shape=(1, 6, 6), seed=1)
+    config = replace(test_loop.CONFIG, epochs=40)
+    found = train(test_loop.noisy(), data, config, checkpoint=folder / "run")
+    np.save(folder / "done.npy", torch.cat([value.double().flatten() for value in found.model.state_dict().values()]))
+
+
+def walk_once(folder: Path) -> None:
+    """A landscape of 25 rows; its losses in a file once it is done."""
+    found = fs.landscape(networks.mlp().problem(), grid=25, checkpoint=folder / "rows")
+    np.save(folder / "done.npy", found.loss)
+
+
+def killed_and_taken_up(job: Callable[[Path], None], folder: Path, kills: int, seed: int) -> int:
+    """Kill a job at random moments, starting it again each time, and compare its end with that of one left alone."""
+    chance, begun = random.Random(seed), time.monotonic()
+    calm, disturbed = folder / "calm", folder / "disturbed"
+    calm.mkdir()
+    disturbed.mkdir()
+    assert wait_for(fork(lambda: job(calm))) == 0
+    lasted, hits = time.monotonic() - begun, 0
+    for _ in range(kills):
+        child = fork(lambda: job(disturbed))
+        time.sleep(chance.uniform(0.1, 0.5) * lasted)
+        if not has_ended(child):
+            os.kill(child, signal.SIGKILL)
+            hits += 1
+        assert wait_for(child) in (0, -signal.SIGKILL)
+    assert wait_for(fork(lambda: job(disturbed))) == 0
+    # Rows of a landscape that are computed in another group differ by rounding, weights by nothing.
+    ends = [np.load(place / "done.npy") for place in (calm, disturbed)]
+    np.testing.assert_allclose(ends[1], ends[0], rtol=0 if job is train_once else 1e-12, atol=0)
+    return hits
+
+
+@pytest.mark.parametrize("job", [train_once, walk_once])
+def test_what_is_killed_again_and_again_comes_to_the_same_end(job: Callable[[Path], None], tmp_path: Path) -> None:
+    assert killed_and_taken_up(job, tmp_path, kills=3, seed=0) > 0
+
+
 def main() -> None:
-    """`make kill`: ordeals at other moments until that many processes were killed."""
+    """`make kill`: sweeps, trainings and landscapes at other moments until that many processes were killed."""
     wanted, hits, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 100, 0, 0
     while hits < wanted:
         with tempfile.TemporaryDirectory() as folder:
             kills = random.Random(seed).choices(["worker", "driver"], weights=[2, 1], k=6)
             hits += ordeal(Path(folder), n=30, seconds=0.15, kills=kills, seed=seed)["kills"]
+        for job in (train_once, walk_once):
+            with tempfile.TemporaryDirectory() as folder:
+                hits += killed_and_taken_up(job, Path(folder), kills=6, seed=seed)
         seed += 1
-        print(f"{hits} kills in {seed} sweeps: every frame as undisturbed, no trial completed twice", flush=True)
+        print(f"{hits} kills in {seed} sweeps, trainings and landscapes: each came to its undisturbed end", flush=True)
 
 
 if __name__ == "__main__":
