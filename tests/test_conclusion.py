@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_report import row
+from torch import nn
 
+import flatscope as fs
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction, Standing, held_out_remark
 from flatscope.table import Table
@@ -146,3 +149,29 @@ def test_test_errors_that_chance_explains_are_not_a_difference(errors: tuple[flo
     assert remark.code == "test"
     assert words in remark
     assert held_out_remark(networks, 0) == []
+
+
+def test_networks_that_err_on_the_same_samples_are_told_apart_by_the_others() -> None:
+    networks = {
+        n: Standing("net", 9, 0.1, 0.0, 0.1, e, rescalable=True) for n, e in zip("ab", (0.1, 0.13), strict=True)
+    }
+    for one_errs in (None, 0.03):  # the second by hand: √((0.03 − 0.03²) / 360)
+        (remark,) = held_out_remark(networks, 360, one_errs)
+        assert ("do not differ" in remark) == (one_errs is None)
+    assert "3.00 ± 0.90 points" in remark
+
+
+def test_test_errors_are_compared_on_the_same_samples() -> None:
+    x = torch.arange(40.0)[:, None] / 40
+    data = x, (x[:, 0] > 0.5).long()
+
+    def threshold(at: float) -> nn.Module:
+        net = nn.Linear(1, 2)
+        net.load_state_dict({"weight": torch.tensor([[0.0], [40.0]]), "bias": torch.tensor([40.0 * at, 0.0])})
+        return net.eval()
+
+    found = fs.compare({"low": threshold(0.31), "high": threshold(0.81)}, data, ["margin"], test=data)
+    wrong = [network.test_error for network in found.networks.values()]
+    assert found.meta["one_errs"] == pytest.approx(sum(wrong))  # they err on different sides
+    same = fs.compare({"low": threshold(0.31), "again": threshold(0.31)}, data, ["margin"], test=data)
+    assert same.meta["one_errs"] == 0

@@ -214,7 +214,7 @@ class Comparison(Result):
 
     def warnings(self) -> list[Remark]:
         """What to keep in mind before reading any number: sentences, each with a `code`."""
-        found = held_out_remark(self.networks, int(self.meta.get("n_test") or 0))
+        found = held_out_remark(self.networks, int(self.meta.get("n_test") or 0), self.meta.get("one_errs"))
         found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"

@@ -96,6 +96,7 @@ def compare(
     problems = {name: _prepared(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
     standings = {name: standing_of(context) for name, context in contexts.items()}
+    differ = _one_errs(contexts, standings)
     copies, tables, stopped = find_copies(problems, tolerance), {}, ""
     for name, problem in problems.items():
         share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
@@ -115,6 +116,7 @@ def compare(
         "loss": next(iter(problems.values())).loss.name,
         "n_train": next(iter(problems.values())).n_train,
         "n_test": _n_test(next(iter(problems.values()))),
+        "one_errs": differ,
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -189,6 +191,24 @@ def _prepared(problem: Problem) -> Problem:
 
 def _n_test(problem: Problem) -> int:
     return 0 if problem.test is None else problem.test.n
+
+
+def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]) -> float | None:
+    """Share of test samples on which one of the networks with the lowest and the highest test error errs, not both.
+
+    None without test errors, and where the samples are others, or come in another order, for one of the two.
+    """
+    errors = {name: standing.test_error for name, standing in standings.items()}
+    if any(map(math.isnan, errors.values())):
+        return None
+    pair = [contexts[choose(errors, key=lambda name: errors[name])] for choose in (min, max)]
+    samples = [context.problem.test for context in (*pair, *pair)]
+    with untouched_randomness([made for context in pair for made in context.problem.generators]):
+        digests = {order_digest(each) for each in samples if each is not None}
+    first, second = (context.scores("test").margins for context in pair)
+    if len(digests) != 1 or first is None or second is None:
+        return None
+    return float(((first <= 0) != (second <= 0)).double().mean())
 
 
 def standing_of(context: Context) -> Standing:
