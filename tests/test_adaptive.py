@@ -67,6 +67,63 @@ def test_rescaling_changes_neither_mode(mode: str) -> None:
     assert one == pytest.approx(two, rel=1e-8)
 
 
+def test_without_scaling_it_is_plain_sharpness_of_random_directions() -> None:
+    problem, _ = least_squares()
+    [(x, _)] = list(problem.train.batches())
+    options = {"adaptive_sharpness": {"rho": 0.1, "mode": "average", "scale": "none", "draws": 2000}}
+    table = fs.measure(problem, "adaptive_sharpness", options=options)
+    exact = 0.5 * 0.01 / 5 * float(2 * x.square().mean(0).sum())
+    assert abs(table["adaptive_sharpness"] - exact) <= 4 * table.stderr("adaptive_sharpness")
+    assert 0 < table.stderr("adaptive_sharpness") < 0.1 * exact
+    sigma = {"expected_flatness": {"sigma": 0.1 / math.sqrt(5), "draws": 2000}}
+    known = fs.measure(problem, "expected_flatness", options=sigma)
+    error = math.hypot(known.stderr("expected_flatness"), table.stderr("adaptive_sharpness"))
+    assert abs(table["adaptive_sharpness"] - known["expected_flatness"]) <= 4 * error
+
+
+def test_without_scaling_a_rescaling_moves_it() -> None:
+    tiny = smooth()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)).double()
+    model.load_state_dict(tiny.model.state_dict())
+    tiny = tiny.with_model(model)
+    twin = tiny.with_model(fs.rescale(tiny.model, tiny.x, by="unit", low=0.2, high=5.0, seed=1))
+    for scale, moves in (("weights", False), ("none", True)):
+        one, two = (value(t.problem(), "adaptive_sharpness", scale=scale) for t in (tiny, twin))
+        assert (one != pytest.approx(two, rel=0.05)) == moves
+
+
+@pytest.mark.parametrize("mode", ["worst", "average"])
+def test_normalised_logits_take_the_scale_out_of_the_outputs(mode: str) -> None:
+    tiny = mlp()
+    louder = tiny.with_model(torch.nn.Sequential(*tiny.model[:-1], torch.nn.Linear(5, 3).double()))
+    for name in ("weight", "bias"):
+        getattr(louder.model[-1], name).data = 7 * getattr(tiny.model[-1], name).data
+    for logits, same in (("as given", False), ("normalised", True)):
+        one, two = (value(t.problem(), "adaptive_sharpness", mode=mode, logits=logits) for t in (tiny, louder))
+        assert (one == pytest.approx(two, rel=1e-6)) == same
+
+
+def test_normalised_logits_have_unit_deviation() -> None:
+    """The same as measuring a network that divides its logits by their standard deviation."""
+
+    class Normalised(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = self.inner(x)
+            deviation = (z - z.mean(1, keepdim=True)).square().mean(1, keepdim=True).sqrt()
+            return z / deviation
+
+    tiny = smooth()
+    outside = value(tiny.with_model(Normalised(tiny.model)).problem(initial=None), "adaptive_sharpness", steps=10)
+    assert value(tiny.problem(), "adaptive_sharpness", steps=10, logits="normalised") == pytest.approx(outside)
+    options = {"adaptive_sharpness": {"logits": "normalised"}}
+    [reason] = fs.measure(regression().problem(), "adaptive_sharpness", options=options).to_frame()["reason"]
+    assert "cross-entropy, not mse" in reason
+
+
 def test_fisher_rao_norm_is_the_length_in_the_fisher_metric() -> None:
     tiny = smooth()
     params = {name: p.detach() for name, p in tiny.model.named_parameters()}
@@ -97,7 +154,7 @@ def test_homogeneous_networks_have_the_closed_form() -> None:
 
 
 def test_wrong_options_and_losses() -> None:
-    for options in ({"norm": "l3"}, {"mode": "median"}, {"rho": 0.0}, {"draws": 3}, {"steps": 0}):
+    for options in ({"norm": "l3"}, {"mode": "median"}, {"rho": 0.0}, {"draws": 3}, {"steps": 0}, {"scale": "filter"}):
         with pytest.raises(InputError):
             value(mlp().problem(), "adaptive_sharpness", **options)
     with pytest.raises(InputError):

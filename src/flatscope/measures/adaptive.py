@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
+from flatscope.loss import Loss
 from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import Params, count
 from flatscope.perturbation import (
@@ -28,12 +31,15 @@ from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 Mode = Literal["worst", "average"]
 Norm = Literal["l2", "linf"]
 Labels = Literal["data", "model"]
+Scale = Literal["weights", "none"]
+Logits = Literal["as given", "normalised"]
 
 
 @measure(
     symbol=r"\max_{\|u\| \le \rho} \hat L(w + |w| \odot u) - \hat L(w)",
     paper="flatscope",
-    equation="Kwon et al. 2021 for the worst case; Andriushchenko et al. 2023 for the average",
+    equation="Kwon et al. 2021 for the worst case; Andriushchenko et al. 2023 for the average, and for normalised "
+    "logits",
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     cost="long",
@@ -41,8 +47,8 @@ Labels = Literal["data", "model"]
     exact=False,
     on_folded=True,
     falls_with_loss=True,
-    conventions="all trainable parameters, biases included; elementwise |w|; full training set; the worst case is a "
-    "lower bound of the maximum",
+    conventions="all trainable parameters, biases included; elementwise |w|, to which nothing is added; full training "
+    "set; the worst case is a lower bound of the maximum; symmetries are those of scale='weights'",
     search="lower",
 )
 def adaptive_sharpness(
@@ -51,6 +57,8 @@ def adaptive_sharpness(
     rho: float = 0.5,
     norm: Norm = "l2",
     mode: Mode = "worst",
+    scale: Scale = "weights",
+    logits: Logits = "as given",
     restarts: int = 3,
     steps: int = 30,
     draws: int = 100,
@@ -61,7 +69,10 @@ def adaptive_sharpness(
         rho: radius of the ball of relative moves u.
         norm: of u: "l2", or "linf" (each weight by at most the fraction rho).
         mode: "worst": projected ascent from the gradient and from random directions; "average": over Gaussian u of
-            the length rho in the mean (l2), or of standard deviation rho (linf).
+            the length rho in the mean (l2), or of standard deviation rho (linf, as Andriushchenko et al. have it).
+        scale: "weights": weights move by |w| u; "none": by u itself, whatever their size: plain sharpness.
+        logits: "as given", or "normalised": the logits of each sample divided by their standard deviation over the
+            classes, so that scaling all of them changes nothing; for classifiers by cross-entropy.
         restarts: number of ascents, the first along the gradient.
         steps: steps of each ascent.
         draws: the most perturbed networks for the average, mirror images included; even.
@@ -69,22 +80,42 @@ def adaptive_sharpness(
     if not 0 < rho < math.inf or restarts < 1 or steps < 1 or draws < 4 or draws % 2:
         got = f"{rho}, {restarts}, {steps}, {draws}"
         raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
-    loss = ctx.scores().loss
+    if logits == "normalised":
+        ctx = ctx.sweep(with_normalised_logits)
+    loss, sizes = ctx.scores().loss, _sizes(ctx, scale)
     if mode == "average":
-        losses = pair_means(blocks_of_losses(ctx, _relative_noise(ctx, rho, norm, draws // 2)))
+        losses = pair_means(blocks_of_losses(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2)))
         rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
         return Value(rises.means[0], stderr=rises.stderrs[0], reason=rises.remark(each=2))
-    best = _highest(ctx, rho, norm, restarts, steps)
+    best = _highest(ctx, sizes, rho, norm, restarts, steps)
     rise, how = max(0.0, best.highest - loss), f"lower bound: best of {restarts} ascents, {steps} steps each"
     return Value(rise, low=rise, reason="; ".join(part for part in (how, best.remark(loss)) if part))
 
 
-def _sizes(ctx: Context) -> Params:
-    return {name: value.detach().double().abs() for name, value in ctx.trainable.items()}
+def with_normalised_logits(ctx: Context) -> Context:
+    """The same point, where the logits of each sample are divided by their standard deviation before the loss."""
+    loss = ctx.problem.loss
+    if loss.name != "cross_entropy" or not ctx.problem.classification:
+        raise NotApplicable(f"normalised logits need one class per sample and cross-entropy, not {loss.name}")
+
+    def of_normalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs / outputs.std(1, correction=0, keepdim=True), targets)
+
+    problem = copy.copy(ctx.problem)
+    problem.__dict__.pop("plain", None)
+    problem.loss = Loss("cross_entropy of normalised logits", of_normalised)
+    other = Context(problem, ctx.params, seed=ctx.seed, effort=ctx.effort)
+    other.passes = ctx.passes  # one account for both losses
+    return other
 
 
-def _relative_noise(ctx: Context, rho: float, norm: str, pairs: int) -> Iterator[Params]:
-    sizes, generator = _sizes(ctx), ctx.generator("adaptive_sharpness")
+def _sizes(ctx: Context, scale: str) -> Params:
+    sizes = {name: value.detach().double().abs() for name, value in ctx.trainable.items()}
+    return sizes if scale == "weights" else {name: torch.ones_like(value) for name, value in sizes.items()}
+
+
+def _relative_noise(ctx: Context, sizes: Params, rho: float, norm: str, pairs: int) -> Iterator[Params]:
+    generator = ctx.generator("adaptive_sharpness")
     sigma = rho / math.sqrt(count(sizes.values())) if norm == "l2" else rho
     for _ in range(pairs):
         drawn = random_normal(ctx, generator, sizes)
@@ -92,11 +123,10 @@ def _relative_noise(ctx: Context, rho: float, norm: str, pairs: int) -> Iterator
             yield {name: sign * value[0] * sizes[name] for name, value in drawn.items()}
 
 
-def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> Ascent:
+def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, steps: int) -> Ascent:
     """The largest loss met by ascents in the ball of relative moves."""
-    sizes = _sizes(ctx)
 
-    def evaluate(points: Params) -> tuple[torch.Tensor, Params]:
+    def evaluate(points: Params) -> tuple[Tensor, Params]:
         losses, gradients = perturbed_gradients(ctx, {name: u * sizes[name] for name, u in points.items()})
         return losses, {name: gradient * sizes[name] for name, gradient in gradients.items()}
 
@@ -122,12 +152,14 @@ def _highest(ctx: Context, rho: float, norm: str, restarts: int, steps: int) -> 
 @measure(
     symbol=r"\|w\|_{\mathrm{fr}} = \sqrt{\mathbb{E}\, \langle w, \nabla_w \ell(f_w(x), y) \rangle^2}",
     paper="flatscope",
-    equation="Liang et al. 2019",
+    equation="Liang et al. 2019: the root of their wᵀ I(w) w, I(w) the mean of the gradients' outer products",
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     passes={"forward": 1, "backward": 2},
     falls_with_loss=True,
-    conventions="all trainable parameters as they are given, biases included; the norm, not its square",
+    conventions="all trainable parameters as they are given, biases included; the norm, not its square; nothing is "
+    "divided by the depth: without biases and with activations such as ReLU, d layers of weights give d times the root "
+    "mean square of ⟨∂ℓ/∂f, f⟩, which is the paper's closed form with d = L + 1",
 )
 def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
     """Length of the weights in the metric of the Fisher information: how fast the loss changes as all weights grow.
@@ -159,7 +191,7 @@ def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
     return math.sqrt(total / ctx.problem.n_train)
 
 
-def _derivative_along_weights(ctx: Context, inputs: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _derivative_along_weights(ctx: Context, inputs: object) -> tuple[Tensor, Tensor]:
     """Outputs f, and d f_{(1+t)w} / dt at t = 0, float64: the derivative of vᵀJ w with respect to v."""
     leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
     with torch.enable_grad():

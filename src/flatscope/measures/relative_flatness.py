@@ -255,14 +255,15 @@ for _name, _summary, _symbol, _per, _combine in (
 @measure(
     symbol=r"\sum_{s,s'} \langle w_s, w_{s'}\rangle \operatorname{Tr} H_{s,s'}",
     paper="flatscope",
-    equation="Petzka et al.'s later form of relative flatness",
+    equation="Petzka et al. 2021 (Relative Flatness and Generalization), relative flatness κ_Tr of a layer",
     per="layer",
     direction="lower",
     invariant_under=LAYERWISE,
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,
-    conventions=f"{CONVENTIONS}; w_s: row s of the weight reshaped to (out, in · taps)",
+    conventions=f"{CONVENTIONS}; w_s: row s of the weight reshaped to (out, in · taps); s and s' run over all pairs of "
+    "rows, equal ones included; the paper evaluates it at a minimum, here at any weights",
 )
 def relative_flatness(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
     """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks.
