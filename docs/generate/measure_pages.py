@@ -33,6 +33,7 @@ FAMILY_WORDS = {
     "psi flatness": "curvature in path space, which rescaling leaves alone",
     "pac bayes": "rise of the loss under noise, and what that noise costs",
     "sharpness": "largest or mean rise of the loss around the weights",
+    "group sharpness": "rise of the loss of small groups of samples, as sharpness-aware minimization sees it",
     "adaptive": "neighbourhoods that are as large as the weights are",
     "margins": "lead of the right class",
     "geometric margin": "distance of inputs to another class",
@@ -44,6 +45,8 @@ FAMILY_WORDS = {
     "feature robustness": "what moved features do",
     "interactions": "how layers work together",
     "gradient noise": "noise of mini-batch gradients",
+    "information": "what the data decide of the weights: information criteria and effective dimension",
+    "learning coefficient": "singular learning theory around the weights",
 }
 COSTS = {
     "light": "at most one pass over the data",

@@ -52,6 +52,21 @@ def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
     return _streamed(ctx, stacked, with_gradients=True)
 
 
+def batch_gradient(ctx: Context, batch: Batch, perturbation: Params) -> tuple[float, Params]:
+    """Mean loss of one batch at w + u, and its gradient, float64; parameters that u leaves out stay where they are."""
+    inputs, targets = batch
+    leaves = {
+        name: (value + perturbation[name].to(value) if name in perturbation else value.detach()).requires_grad_()
+        for name, value in ctx.trainable.items()
+    }
+    with torch.enable_grad():
+        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    ctx.count("forward", len(targets))
+    ctx.count("backward", len(targets))
+    return float(loss.detach()), {name: gradient.double() for name, gradient in zip(leaves, gradients, strict=True)}
+
+
 @dataclass(frozen=True)
 class Ascent:
     """What several ascents found."""

@@ -11,6 +11,7 @@ FAMILIES = (
     "psi_flatness",
     "pac_bayes",
     "sharpness",
+    "group_sharpness",
     "margins",
     "adaptive",
     "radius",

@@ -22,6 +22,7 @@ from flatscope.perturbation import (
     Ascent,
     Move,
     ascend,
+    batch_gradient,
     blocks_of_losses,
     minibatches,
     perturbed_gradients,
@@ -268,16 +269,7 @@ def _gradient_at(ctx: Context, perturbation: Params, batch: Batch | None) -> Par
     if batch is None:
         stacked = {name: value[None] for name, value in perturbation.items()}
         return {name: value[0] for name, value in perturbed_gradients(ctx, stacked)[1].items()}
-    inputs, targets = batch
-    leaves = {
-        name: (ctx.params[name] + value.to(ctx.params[name])).requires_grad_() for name, value in perturbation.items()
-    }
-    with torch.enable_grad():
-        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
-        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    ctx.count("forward", len(targets))
-    ctx.count("backward", len(targets))
-    return {name: gradient.double() for name, gradient in zip(leaves, gradients, strict=True)}
+    return batch_gradient(ctx, batch, perturbation)[1]
 
 
 def _clipped(value: Tensor, bound: Tensor) -> Tensor:
