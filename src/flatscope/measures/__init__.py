@@ -23,6 +23,7 @@ FAMILIES = (
     "feature_robustness",
     "interactions",
     "gradient_noise",
+    "information",
 )
 for _family in FAMILIES:
     importlib.import_module(f"{__name__}.{_family}")

@@ -44,7 +44,7 @@ from flatscope.stopping import draw_until_precise, out_of_time
     "maximum, never below 0",
     search="lower",
 )
-def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1, groups: int = 32) -> Value:
+def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1, groups: int = 16) -> Value:
     """Mean over groups of m samples of the largest rise of the group's own loss in a ball around the weights.
 
     One step goes from the weights to the edge of the ball along the gradient of the group, as sharpness-aware
