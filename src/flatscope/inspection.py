@@ -86,11 +86,12 @@ class Look:
 
     shapes: list[tuple[int, ...]]  # of one sample, per input tensor
     targets: TargetLook
+    uneven: bool = False  # whether batches have samples of several shapes
 
 
 def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
     """Read all samples once: finite, of one shape (that of the training samples), as many as were counted."""
-    shapes, targets_look, n = like.shapes if like else None, TargetLook(samples.where), 0
+    shapes, targets_look, n, uneven = like.shapes if like else None, TargetLook(samples.where), 0, False
     for inputs, targets in samples.batches(size):
         found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
         shapes = shapes or found
@@ -100,12 +101,13 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
         for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
                 raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
+        uneven |= found != shapes
         targets_look.add(targets)
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
         raise InputError(f"as many samples on every pass ({samples.n})", f"{n} on another pass", samples.where, fix)
-    return Look(shapes, targets_look)
+    return Look(shapes, targets_look, uneven)
 
 
 def usable_device(device: str | torch.device) -> torch.device:

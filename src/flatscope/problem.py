@@ -35,8 +35,9 @@ from flatscope.inspection import (
 )
 from flatscope.loss import Loss, PerSample, are_one_hot, as_loss, check_next_tokens, check_targets, missing_classes
 from flatscope.network.layers import ACTING
+from flatscope.network.operations import Choices
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
-from flatscope.network.program import refuse_if_different
+from flatscope.network.program import refuse_if_different, watched
 from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import (
@@ -140,6 +141,7 @@ class Problem:
             outputs = self._check_outputs()
             write_out(self.model, self.example())
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
+            self._uneven = looks[0].uneven
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
             for look in seen if not self._one_hot else ():
                 check_targets(self.loss, outputs.shape, look)
@@ -187,10 +189,18 @@ class Problem:
         return other
 
     @cached_property
+    def samples_decide(self) -> bool:
+        """Whether values or shapes of the samples decide what is computed, so that the first ones do not show all."""
+        choices = Choices()
+        with torch.no_grad(), watched(choices.follow):
+            self.forward(self.example())
+        return self._uneven or bool(choices.found)
+
+    @cached_property
     def plain(self) -> Problem:
         """The same problem with every weight that acts as a parameter of its own; itself where they are already."""
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
-        twin = plain(self.model, itertools.chain([self.example()], batches))
+        twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
         if not any(name.startswith(ACTING) for name, _ in twin.named_parameters()):
             mark_uncovered(self.model, uncovered(twin))
             return self

@@ -106,6 +106,11 @@ def rows_of_inputs(inputs: Inputs, rows: Tensor) -> Inputs:
     return each_part(inputs, lambda value: value[rows.to(value.device)])
 
 
+def one_more(inputs: Inputs) -> Inputs:
+    """A batch of inputs with its first sample once more at the end."""
+    return each_part(inputs, lambda value: torch.cat([value, value[:1]]))
+
+
 def joined_inputs(batches: list[Inputs]) -> Inputs:
     """Several batches of inputs as one; of texts padded to other lengths the first alone."""
     first = batches[0]

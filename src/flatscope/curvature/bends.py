@@ -43,8 +43,15 @@ class Bend:
     entrywise: bool  # whether every entry of the one input is mapped by itself
 
 
-# Curved operations of a forward pass: by name, and which call of that name it is.
-Places = frozenset[tuple[str, int]]
+@dataclass(frozen=True)
+class Places:
+    """Curved operations of a forward pass."""
+
+    curved: frozenset[tuple[str, int]] = frozenset()  # by name, and which call of that name it is
+    calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers by name, and how often each is called
+
+    def __bool__(self) -> bool:
+        return bool(self.curved)
 
 
 class _Curved(Linearity):
@@ -53,13 +60,19 @@ class _Curved(Linearity):
     def __init__(self, leaves: Params) -> None:
         super().__init__(leaves)
         self._count: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self._now: Operation | None = None
         self.found: set[tuple[str, int]] = set()
+
+    @property
+    def places(self) -> Places:
+        return Places(frozenset(self.found), frozenset((+self._calls).items()))
 
     def follow(self, op: Operation) -> Any:
         self._now = op
         result = super().follow(op)
         self._count[op.name] += 1
+        self._calls[op.name] += _makes_numbers(result)
         return result
 
     def _taint(self, mask: int, reason: str) -> None:
@@ -72,26 +85,31 @@ class BendRecorder:
     """A rule for `watched` that gives every curved operation its own views of its inputs.
 
     Args:
-        curved: which they are.
+        places: which they are.
     """
 
-    def __init__(self, curved: Places) -> None:
-        self._curved, self._met = curved, 0
+    def __init__(self, places: Places) -> None:
+        self._places = places
         self._count: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self.bends: list[Bend] = []
 
     @property
     def complete(self) -> bool:
-        """Whether all of them were met."""
-        return self._met == len(self._curved)
+        """Whether the same operations were met as where the curved ones were found."""
+        return not self._places or self._places.calls == frozenset((+self._calls).items())
 
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
+        result = self._run(op)
+        self._calls[op.name] += _makes_numbers(result)
+        return result
+
+    def _run(self, op: Operation) -> Any:
         place = op.name, self._count[op.name]
         self._count[op.name] += 1
-        if place not in self._curved:
+        if place not in self._places.curved:
             return op.run()
-        self._met += 1
         own: list[Tensor] = []
 
         def view(value: Tensor) -> Tensor:
@@ -123,6 +141,10 @@ class BendRecorder:
         return result
 
 
+def _makes_numbers(result: Any) -> bool:
+    return any(value.is_floating_point() for value in tensors_in(result))
+
+
 def _moves(value: Tensor) -> bool:
     """Whether a tensor depends on parameters, and is none itself."""
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
@@ -136,8 +158,8 @@ def find_bends(ctx: Context) -> Places | None:
     for part in parts:
         rules.append(_Curved(leaves := _leaves(ctx)))
         outputs.append(_run(ctx, part, leaves, rules[-1].follow))
-    found = frozenset(rules[0].found)
-    if found != rules[1].found or not found:
+    found = rules[0].places
+    if found != rules[1].places or not found:
         return None
     sizes = []
     for part, output in zip(parts, outputs, strict=True):
@@ -158,7 +180,8 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> Tensor:
     params = {**ctx.params, **leaves}
     with torch.enable_grad(), watched(rule):
-        return ctx.problem.forward(inputs, params).detach()
+        outputs = ctx.problem.forward(inputs, params)
+    return outputs.detach()
 
 
 def _leaves(ctx: Context) -> Params:

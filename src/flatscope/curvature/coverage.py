@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,23 +20,57 @@ from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vec
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
-from flatscope.network.operations import Choices, Linearity
+from flatscope.network.operations import Linearity
 from flatscope.network.program import watched
 from flatscope.params import Params
-from flatscope.samples import Inputs, cut, parts_of
+from flatscope.samples import Inputs, parts_of, rows_of_inputs
 
 
-def find_unswept(ctx: Context) -> dict[str, str]:
-    """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    inputs = ctx.problem.example()
-    _, _, calls = recorded_forward(ctx, inputs)
-    reached = ctx.sweep(_linearity)[1]
-    mixed = _mixing_samples(ctx, inputs, calls)
+@dataclass(frozen=True)
+class Reading:
+    """What forward passes show of the parameters."""
+
+    curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
+    reached: set[str]  # those that the outputs depend on at all
+    uses: Counter[str]  # how often a pass uses each of them in a layer
+    unswept: dict[str, str]  # those whose gradients of single samples the recorded calls do not give, with reasons
+    rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
+
+
+def read(ctx: Context) -> Reading:
+    """What the first samples show, and all of them where their values or shapes decide what is computed."""
+    found = _read_batch(ctx, ctx.problem.example())
+    if not ctx.problem.samples_decide:
+        return found
+    alike: dict[Any, Reading] = {}  # by the shapes of the samples
+    for inputs, _ in ctx.batches():
+        more = _read_batch(ctx, inputs)
+        like = alike.setdefault(tuple(part.shape[1:] for part in parts_of(inputs)), more)
+        other = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
+        found = Reading(
+            more.curved | found.curved,
+            more.reached | found.reached,
+            more.uses | found.uses,  # the larger count of each
+            dict.fromkeys(other, "not every sample passes it in the same way") | more.unswept | found.unswept,
+            more.rows,
+        )
+    ctx.count("forward", 3 * ctx.problem.n_train)
+    return found
+
+
+def _read_batch(ctx: Context, inputs: Inputs) -> Reading:
+    leaves, _, calls = recorded_forward(ctx, inputs)
+    following = Linearity(leaves)
+    with torch.enable_grad(), watched(following.follow):
+        outputs = ctx.problem.forward(inputs, {**ctx.params, **leaves})
+    reached, mixed = following.reached(outputs), _mixing_samples(ctx, inputs, calls)
     found: dict[str, str] = {}
+    rows: dict[str, list[float]] = {}
     for call in calls:
         for name in (call.weight, call.bias):
             if name is None:
                 continue
+            rows.setdefault(name, []).append(len(call.input) / len(parts_of(inputs)[0]))
             if call.edge is None and name in reached:
                 found.setdefault(name, "used inside an operation that cannot be followed")
             if call.kind == "lookup":
@@ -43,10 +79,14 @@ def find_unswept(ctx: Context) -> dict[str, str]:
                 found.setdefault(name, "used through a view of it")
             if call.weight in mixed:
                 found.setdefault(name, "its input does not have the samples as its first axis")
-    seen = {name for call in calls for name in (call.weight, call.bias)}
-    for name in reached - seen:  # what the outputs do not depend on has no curvature
+    for name in reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
-    found |= dict.fromkeys(_passed_by_some(ctx), "not every sample passes it")
+    return Reading(following.curved, reached, Counter({name: len(uses) for name, uses in rows.items()}), found, rows)
+
+
+def find_unswept(ctx: Context) -> dict[str, str]:
+    """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
+    found = ctx.sweep(read).unswept
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
@@ -59,24 +99,14 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
         ctx: the network.
         bends: whether the sweep also has columns at curved operations.
     """
-    _, _, calls = recorded_forward(ctx, ctx.problem.example())
-    curved = {} if bends else dict(ctx.sweep(_linearity)[0])
-    uses = Counter(name for call in calls for name in (call.weight, call.bias) if name)
-    for name, times in uses.items():
+    found = ctx.sweep(read)
+    curved = {} if bends else dict(found.curved)
+    for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
     curved = {**ctx.sweep(find_unswept), **curved}
     curved |= disagreeing_parameters(ctx, curved, ctx.sweep(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
-
-
-def _linearity(ctx: Context) -> tuple[dict[str, str], set[str]]:
-    """Parameters in which the outputs are not piecewise linear, with reasons, and those that they depend on at all."""
-    leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
-    following = Linearity(leaves)
-    with torch.enable_grad(), watched(following.follow):
-        outputs = ctx.problem.forward(ctx.problem.example(), {**ctx.params, **leaves})
-    return following.curved, following.reached(outputs)
 
 
 def recorded_forward(
@@ -99,52 +129,32 @@ def rows_per_sample(ctx: Context) -> dict[str, int]:
 
 
 def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]:
-    """Weights whose input has other rows than the samples, found by running each sample by itself.
+    """Weights whose input has other rows than the samples, found by running samples alone or in reverse order.
 
-    The sweep sums gradients over everything but the first axis: that has to be the samples, in their order.
+    The sweep sums gradients over everything but the first axis: that has to be the samples, in their order. Then the
+    rows of each sample go with it; where rows of two samples were taken for those of one, others stand there.
     """
     n = len(parts_of(inputs)[0])
     calls = [by_samples(call, n) for call in calls]
     mixed = {call.weight for call in calls if len(call.input) != n}
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
-    for i in range(n):
-        alone = [by_samples(call, 1) for call in recorded_forward(ctx, cut(inputs, i, i + 1))[2]]
-        if [call.weight for call in alone] != [call.weight for call in calls]:
+    orders = [[i] for i in range(n)] if n <= FEW_SAMPLES else [list(range(n - 1, -1, -1))]
+    for rows in (torch.tensor(order) for order in orders):
+        with torch.no_grad(), recorded(ctx.problem.model, ctx.params) as recorder:
+            ctx.forward(rows_of_inputs(inputs, rows))
+        others = [by_samples(call, len(rows)) for call in recorder.calls]
+        if [call.weight for call in others] != [call.weight for call in calls]:
             return {call.weight for call in calls}  # which layers run depends on the samples
-        for call, other in zip(calls, alone, strict=True):
+        for call, other in zip(calls, others, strict=True):
             if call.weight not in mixed and other.input.is_floating_point():
-                row, single = call.input[i : i + 1].detach(), other.input.detach()
+                here = call.input.detach()[rows.to(call.input.device)]
                 scale = float(call.input.detach().abs().max()) or 1.0
-                if row.shape != single.shape or float((row - single).abs().max()) > rounding * scale:
+                if here.shape != other.input.shape or float((here - other.input).abs().max()) > rounding * scale:
                     mixed.add(call.weight)
     return mixed
 
 
-def _passed_by_some(ctx: Context) -> set[str]:
-    """Weights and biases that not every sample passes, from one pass over the data where values decide anything."""
-    choices = Choices()
-    with torch.no_grad(), watched(choices.follow):
-        ctx.problem.forward(ctx.problem.example())
-    if not choices.found:
-        return set()
-    some: set[str] = set()
-    first: set[str] | None = None
-    rows: dict[str, float] = {}  # of each weight's input, for each sample
-    with torch.no_grad():
-        for inputs, targets in ctx.batches():
-            with recorded(ctx.problem.model, ctx.params) as recorder:
-                ctx.forward(inputs)
-            names = {name for call in recorder.calls for name in (call.weight, call.bias) if name}
-            shares = [(call, len(call.input) / len(targets)) for call in recorder.calls]
-            uneven = [call for call, share in shares if rows.setdefault(call.weight, share) != share]
-            some |= {name for call in uneven for name in (call.weight, call.bias) if name}
-            first = names if first is None else first
-            some |= names ^ first
-    ctx.count("forward", ctx.problem.n_train)
-    return some
-
-
-CHECKED_SAMPLES = 3
+CHECKED_SAMPLES, FEW_SAMPLES = 3, 2
 Uses = list[list[Call]]
 
 

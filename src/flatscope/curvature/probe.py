@@ -136,7 +136,7 @@ def _quadratic_forms_by_factors(
     """
     inputs, params, buffers = _in_double(ctx, inputs)
     params |= {name: params[name].detach().requires_grad_() for name in directions}
-    rule = BendRecorder(bends or frozenset())
+    rule = BendRecorder(bends or Places())
     with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
         with watched(rule.follow):
             outputs = ctx.problem.forward(inputs, params, buffers)

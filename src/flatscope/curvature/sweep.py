@@ -33,12 +33,13 @@ from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.errors import NotApplicable
-from flatscope.network.layers import by_samples
+from flatscope.network.layers import Call, by_samples
 from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
 FIRST_LOOK = 2
+NO_BENDS = Places()
 # So few columns are always taken all: values without noise, at the price of a few draws.
 FEW_COLUMNS = 16
 # Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
@@ -65,7 +66,7 @@ def column_sweep(
         curvature: "hessian" or "gauss_newton": which parameters are covered; the context's by default.
     """
     wanted = ctx.effort.precision if precision is None else precision
-    bends: Places = frozenset()
+    bends: Places = NO_BENDS
     left_out = find_left_out(ctx, curvature)
     if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
         bends, left_out = ctx.sweep(reached_by_bends)
@@ -164,10 +165,10 @@ def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
         try:
             still = ctx.sweep(find_unseen) | ctx.sweep(find_curved, bends=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
-            return frozenset(), left_out
+            return NO_BENDS, left_out
         if len(still) < len(left_out):
             return found, still
-    return frozenset(), left_out
+    return NO_BENDS, left_out
 
 
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
@@ -184,7 +185,7 @@ def _pass(
     left_out: dict[str, str],
     rows: bool = False,
     diagonal: bool = False,
-    bends: Places = frozenset(),
+    bends: Places = NO_BENDS,
 ) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
     shape = ctx.sweep(sweep_shape)
@@ -217,7 +218,7 @@ def backpropagated(
     draws: range | None = None,
     signs: Signs | None = None,
     numbers: Tensor | None = None,
-    bends: Places = frozenset(),
+    bends: Places = NO_BENDS,
 ) -> Iterator[Iterator[Flow]]:
     """For each block of columns, what flows through every layer that they cover, layer by layer.
 
@@ -235,12 +236,11 @@ def backpropagated(
     rule = BendRecorder(bends)
     _, outputs, calls = recorded_forward(ctx, inputs, rule if bends else None)
     if not rule.complete:
-        raise RuntimeError("a batch of samples takes other ways through the network than the first ones")
-    uses = [
-        group
-        for group in uses_of(calls)
-        if group[0].weight not in left_out or (group[0].bias and group[0].bias not in left_out)
-    ]
+        ways = "a batch of samples takes another way through the network than the first ones"
+        raise NotApplicable(f"{ways}; precision=0 (on the command line --precision 0) takes products")
+    covered = set(ctx.problem.trainable) - set(left_out)
+    _refuse_other_ways(calls, covered, len(targets))
+    uses = [group for group in uses_of(calls) if covered & {group[0].weight, group[0].bias}]
     if not uses:
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
@@ -251,6 +251,13 @@ def backpropagated(
     given = [outputs, *(local.inputs if local else ())]
     for block in _blocks(root, width, draws, signs, numbers, outputs.dtype, local):
         yield _flows(ctx, given, len(targets), uses, block)
+
+
+def _refuse_other_ways(calls: list[Call], covered: set[str], n: int) -> None:
+    """Samples that pass a layer in another way than those by which it was judged have no columns there."""
+    for call in calls:
+        if covered & {call.weight, call.bias} and (call.opaque or len(by_samples(call, n).input) != n):
+            raise NotApplicable(f"values of the samples decide how {call.layer} is used, differently in some batches")
 
 
 def _blocks(

@@ -167,7 +167,7 @@ def by_samples(call: Call, n: int) -> Call:
 
     The rows of a sample lie one behind the other, as `x.reshape(-1, features)` leaves them.
     """
-    if call.kind != "dense" or len(call.input) == n or len(call.input) % n:
+    if call.kind != "dense" or len(call.input) in (0, n) or len(call.input) % n:
         return call
     rows = len(call.input) // n
     given = call.input.detach().reshape(n, rows, *call.input.shape[1:])

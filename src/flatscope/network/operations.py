@@ -213,7 +213,7 @@ class Linearity:
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what its result depends on."""
         result = op.run()
-        outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
+        outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() or tensor.is_complex()]
         if op.name == "setitem" or is_in_place(op):
             outcomes.append(op.tensors[0])
         masks = [self.mask(tensor) for tensor in op.tensors]
@@ -231,7 +231,7 @@ class Linearity:
 
     def mask(self, tensor: Tensor) -> int:
         """Bits of the parameters that a tensor depends on."""
-        return self._masks.get(tensor.untyped_storage().data_ptr(), 0)
+        return self._masks.get(self._place(tensor), 0)
 
     def reached(self, outputs: Tensor) -> set[str]:
         """Names of the parameters that the outputs depend on at all."""
@@ -240,8 +240,16 @@ class Linearity:
 
     def _add(self, tensor: Tensor, mask: int) -> None:
         self._kept.append(tensor)
-        place = tensor.untyped_storage().data_ptr()
+        place = self._place(tensor)
         self._masks[place] = self._masks.get(place, 0) | mask
+
+    def _place(self, tensor: Tensor) -> int:
+        """Address of a tensor's memory. Inside `vmap` it has none: then nothing is known to be linear."""
+        try:
+            return tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            self._taint(sum(self._bits.values()), "torch.func.vmap hides what is computed")
+            return -1
 
     def _is_constant(self, op: Operation) -> bool:
         meaning = TABLE.get(op.name)

@@ -24,7 +24,7 @@ from flatscope.network.products import LAYER_CALLS, Product
 from flatscope.network.program import Operation, replay, tensors_in, watched
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
-from flatscope.samples import Inputs
+from flatscope.samples import Inputs, one_more, parts_of
 
 _PLAN, _OWN_FORWARD, _UNCOVERED = "_flatscope_plan", "_flatscope_forward", "_flatscope_uncovered"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
@@ -43,17 +43,26 @@ class Use:
 
 
 class Survey(Writer):
-    """A Writer that notes how parameters meet signals, for the plan."""
+    """A Writer that notes how parameters meet signals, for the plan.
 
-    def __init__(self, model: nn.Module, uses: list[Use]) -> None:
+    A parameter with a copy for every sample (learned queries, say) is a signal as well: what multiplies it is a layer.
+
+    Args:
+        model: whose forward is about to run.
+        uses: what is noted.
+        n: number of samples.
+    """
+
+    def __init__(self, model: nn.Module, uses: list[Use], n: int) -> None:
         super().__init__(model, WeightPlan())
-        self.uses, self.changed = uses, False
+        self.uses, self.changed, self._n = uses, False, n
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what it does with parameters."""
         weights = [tensor for tensor in op.tensors if self.weights.is_weight(tensor)]
         n_uses = len(self.uses)
         result = super().follow(op)
+        self._note_copies(weights, result)
         written_out = op.name in EXPANSIONS and len(self.uses) > n_uses
         self.changed |= op.name in EXPANSIONS
         mixed = weights and any(self.weights.source(tensor) is None for tensor in op.tensors)
@@ -71,8 +80,21 @@ class Survey(Writer):
             source = self.weights.source(origin)
             assert source is not None
             lost = value.requires_grad and not result.requires_grad
+            if (copied := self.weights.source(product.signal)) is not None and copied.params:
+                wide = [name for name in copied.params if _is_matrix(self.weights.named[name])]
+                self.uses.append(Use(copied.params, None, product.signal, op.place, len(wide) <= 1))
             self.uses.append(Use(source.params, self.weights.key(value, origin), value, op.place, not lost))
         return result
+
+    def _note_copies(self, weights: list[Tensor], result: Any) -> None:
+        """Note whether a tensor of parameters has a copy for every sample."""
+        if not weights or not self.weights.is_weight(result):
+            return
+        largest = max(tensor.numel() for tensor in weights)
+        new = result.ndim > 0 and len(result) == self._n and result.numel() == self._n * largest
+        new &= all(tensor.ndim < result.ndim or len(tensor) != self._n for tensor in weights)
+        if new or any(self.weights.is_signal(tensor) for tensor in weights):
+            self.weights.copies.add(id(result))
 
     def _note_meeting(self, op: Operation, weights: list[Tensor], result: Any) -> None:
         meaning = TABLE.get(op.name)
@@ -81,22 +103,26 @@ class Survey(Writer):
         for weight in weights:
             source = self.weights.source(weight)
             assert source is not None
-            wide = sum(size > 1 for size in weight.shape) > 1
+            wide = _is_matrix(weight)
             harmless = meaning is not None and meaning.takes_vectors and not (meaning.multiplies and spread and wide)
             self.uses.append(Use(source.params, None, weight, op.place, harmless))
 
 
-def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool]:
-    """How parameters meet signals in one forward pass, and whether anything had to be written in other words."""
+def _is_matrix(value: Tensor) -> bool:
+    return sum(size > 1 for size in value.shape) > 1
+
+
+def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool, set[str]]:
+    """How parameters meet signals in one forward pass, whether anything is written in other words, what is reached."""
     uses: list[Use] = []
-    found = Survey(model, uses)
+    found = Survey(model, uses, len(parts_of(example)[0]))
     with torch.enable_grad():
         outputs = [tensor for tensor in tensors_in(replay(model, example, found.follow)) if tensor.requires_grad]
         free = {name: value for name, value in model.named_parameters() if value.requires_grad}
         alive = _reached([output.sum() for output in outputs], free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
     uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
-    return uses, found.changed
+    return uses, found.changed, alive
 
 
 def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
@@ -110,27 +136,34 @@ def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
     return {name for name, slope in zip(free, slopes, strict=True) if slope is not None}
 
 
-def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) -> nn.Module:
+def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, everything: bool = False) -> nn.Module:
     """The same function in plain words: a new module in which nothing else has changed.
 
     Args:
         model: in eval mode; not touched.
         examples: batches to look at; more than the first are looked at only while a parameter has not been met.
         acting: whether weights that are views or computed become parameters of their own.
+        everything: look at all examples, since they may use weights in other ways.
     """
     twin = copied(model)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
-    uses: list[Use] = []
-    changed = False
+    found: list[list[Use]] = []
+    changed, reached = False, set[str]()
     with own_settings():
         for example in examples:
-            found, other_words = survey(twin, example)
-            uses, changed = uses + found, changed | other_words
-            if trainable <= {name for use in uses for name in use.params}:
+            for part in (example, one_more(example)) if not found else (example,):
+                some, other_words, alive = survey(twin, part)
+                found.append(some)
+                changed, reached = changed | other_words, reached | alive
+            if not everything and trainable <= {name for some in found for use in some for name in use.params}:
                 break
+    uses = _in_one_way(found)
+    for name in sorted(reached - {name for use in uses for name in use.params}):
+        value = twin.get_parameter(name)
+        uses.append(Use(frozenset({name}), None, value, "an operation that cannot be followed", harmless=False))
     made = _acting_weights(twin, uses) if acting else {}
     mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
     if changed or made:
@@ -138,6 +171,25 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True) 
     if frozen:
         twin.requires_grad_(False)
     return twin
+
+
+def _in_one_way(found: list[list[Use]]) -> list[Use]:
+    """The uses of several batches; what is computed from parameters in another shape for each of them is no weight."""
+    ways: dict[frozenset[str], set[Key]] = {}
+    changing: set[frozenset[str]] = set()
+    for uses in found:
+        here: dict[frozenset[str], set[Key]] = {}
+        for use in uses:
+            if use.key is not None and use.key[0] == "made":
+                here.setdefault(use.params, set()).add(use.key)
+        for params, keys in here.items():
+            if ways.setdefault(params, keys) != keys:
+                changing.add(params)
+    return [
+        replace(use, key=None, harmless=False) if use.key and use.key[0] == "made" and use.params in changing else use
+        for uses in found
+        for use in uses
+    ]
 
 
 def write_out(model: nn.Module, example: Inputs) -> None:
@@ -208,7 +260,8 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
     for name, value in twin.named_parameters():
         if name in absorbed - kept:
             value.requires_grad_(False)
-    set_plan(twin, WeightPlan({key: acting_name(name) for name, (key, _) in made.items()}))
+    acting = {key: acting_name(name) for name, (key, _) in made.items()}
+    set_plan(twin, WeightPlan(acting, absorbed=frozenset(absorbed - kept)))
 
 
 def acting_name(name: str) -> str:
@@ -242,11 +295,9 @@ def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
     if any(key is None or key[0] != "view" for key in others):
         return False  # also read as a whole, or in another role
     whole = dict(model.named_parameters())[use.key[1]]
-    marks = torch.zeros(whole.numel(), dtype=torch.int64)
-    for key in (use.key, *others):
-        assert key is not None
-        marks.as_strided(key[3], key[4], key[2]).add_(1)
-    return int(marks.max()) <= 1
+    places = torch.arange(whole.numel())
+    read = [places.as_strided(key[3], key[4], key[2]).reshape(-1) for key in (use.key, *others) if key is not None]
+    return int(torch.cat(read).bincount().max()) <= 1
 
 
 def _name(use: Use, taken: dict[str, Any]) -> str:
@@ -273,7 +324,7 @@ def _uncovered(
     acting = {key for key, _ in made.values()}
     found: dict[str, str] = {}
     for name, value in model.named_parameters():
-        if name not in trainable or sum(size > 1 for size in value.shape) < 2:
+        if name not in trainable or not _is_matrix(value):
             continue
         own = [use for use in uses if name in use.params]
         for use in own:

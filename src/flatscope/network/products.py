@@ -62,6 +62,8 @@ def as_product(op: Operation, is_weight: Question, is_signal: Question) -> Produ
         is_weight: whether a tensor is made of parameters, and of constants at most besides.
         is_signal: whether a tensor depends on the input.
     """
+    if any(tensor.is_complex() for tensor in op.tensors):
+        return None  # layers, and what is measured of them, are real
     if op.name == "matmul":
         left, right = (op.named("input", "other").get(name) for name in ("input", "other"))
         if not isinstance(left, Tensor) or not isinstance(right, Tensor) or "out" in op.kwargs:
@@ -96,7 +98,7 @@ def _lookup(op: Operation, is_weight: Question, is_signal: Question) -> Product 
 
 def _from_the_right(signal: Tensor, weight: Tensor) -> Product:
     """`signal @ weight`."""
-    while weight.ndim > 2 and weight.shape[0] == 1 and signal.ndim >= weight.ndim:
+    while weight.ndim > 2 and (weight.shape[0] == 1 or weight.stride(0) == 0) and signal.ndim >= weight.ndim:
         weight = weight[0]
     if weight.ndim > 2:
         return _grouped(signal, weight)

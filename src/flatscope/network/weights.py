@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product
@@ -32,6 +33,7 @@ class WeightPlan:
 
     # name of the new parameter for each weight or bias that is a view or computed
     acting: dict[Key, str] = field(default_factory=dict)
+    absorbed: frozenset[str] = frozenset()  # the parameters that only these are made of
     expands: bool = True  # whether composite functions are written out
     skipped: frozenset[str] = frozenset()  # running means of the BatchNorms that were folded away
     # running means of those that became layers, with the names of weight and bias
@@ -45,6 +47,7 @@ class Weights:
     def __init__(self, model: nn.Module) -> None:
         self.named: dict[str, Tensor] = dict(model.named_parameters())
         self._known: dict[int, tuple[Tensor, Source]] = {}  # the tensor is kept, so that its id is not reused
+        self.copies: set[int] = set()  # of these, those with a copy of parameters for every sample
         for name, value in self.named.items():
             self._known[id(value)] = value, Source(frozenset({name}), name)
         for value in model.buffers():
@@ -61,8 +64,8 @@ class Weights:
         return found is not None and bool(found.params)
 
     def is_signal(self, value: Any) -> bool:
-        """Whether a tensor depends on the input."""
-        return isinstance(value, Tensor) and id(value) not in self._known
+        """Whether a tensor depends on the input, or is a parameter with a copy for every sample."""
+        return isinstance(value, Tensor) and (id(value) not in self._known or id(value) in self.copies)
 
     def note(self, op: Operation, result: Any) -> None:
         """Remember the results of operations that no signal enters."""
@@ -106,7 +109,8 @@ class Weights:
         """
         source = self.source(origin)
         assert source is not None
-        if source.view is not None and _shares_memory(value, self.named[source.view]):
+        copied = any(step == 0 and size > 1 for size, step in zip(value.shape, value.stride(), strict=True))
+        if source.view is not None and _shares_memory(value, self.named[source.view]) and not copied:
             whole = self.named[source.view]
             if value.shape == whole.shape and value.stride() == whole.stride():
                 return "whole", source.view
@@ -170,6 +174,10 @@ class Writer:
             return value
         key = self.weights.key(value, origin)
         name = key[1] if key[0] == "whole" else self.plan.acting.get(key)
+        source = self.weights.source(origin)
+        if name is None and source is not None and (lost := source.params & self.plan.absorbed):
+            names = ", ".join(sorted(lost))
+            raise NotApplicable(f"samples decide how a weight is made of {names}, differently in some batches")
         return value if name is None else self.weights.named[name]
 
     def _batch_norm(self, op: Operation) -> Tensor | None:

@@ -1,0 +1,241 @@
+"""Networks in which samples decide what is computed, or parameters are copied for each of them, against dense Hessians.
+
+What the first samples show of such a network need not hold for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_any_network import built
+from test_written_otherwise import Net, numbers
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+import flatscope as fs
+
+torch.set_num_threads(1)
+Batches = list[tuple[Any, Tensor]]
+N = 13
+# Rows of a sample: the first two have as many, and so has the mean sample, but not each.
+LENGTHS = torch.tensor([2, 2, 1, 3, 1, 3, 2, 2, 1, 3, 2, 2, 2])
+
+
+class TextNet(Net):
+    """A module that takes a dictionary."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._run(self, x)
+
+
+def early_exit(m: Any, x: Tensor) -> Tensor:
+    """The first samples leave by a linear head, some others by a curved one."""
+    h = functional.relu(m.a(x))
+    out, late = m.exit(h), x[:, 0] > 0.3
+    if late.any():
+        out = out.clone()
+        out[late] = m.head(torch.tanh(m.b(h[late])))
+    return out
+
+
+def packed(m: Any, x: Tensor) -> Tensor:
+    """Only rows that are there are computed, one behind the other."""
+    there = x[..., 0] != 0
+    out = x.new_zeros(*there.shape, 5)
+    out[there] = functional.relu(m.a(x[there]))
+    return m.head(out.sum(1))
+
+
+def experts(m: Any, x: Tensor) -> Tensor:
+    """One of two experts for each sample; the first samples all go to one of them."""
+    h, second = functional.relu(m.a(x)), x[:, 0] > 0.3
+    out = torch.zeros_like(h)
+    for chosen, expert in ((~second, m.b), (second, m.c)):
+        if chosen.any():
+            out[chosen] = expert(h[chosen])
+    return m.head(out)
+
+
+def queries(m: Any, x: Tensor) -> Tensor:
+    """Attention of learned queries, which every sample gets a copy of."""
+    q = m.q(m.latent.expand(len(x), -1, -1))
+    shares = torch.softmax(q @ m.k(x).transpose(1, 2), -1)
+    return m.head((shares @ m.v(x)).flatten(1))
+
+
+def slices(m: Any, x: Tensor) -> Tensor:
+    """Positions are mixed by as much of a matrix as the batch is long."""
+    return m.head(functional.relu(m.mix[:, : x.shape[1]] @ functional.relu(m.a(x))).flatten(1))
+
+
+def padded(x: Tensor, lengths: Tensor) -> Tensor:
+    return x * (torch.arange(x.shape[1]) < lengths[:, None]).to(x)[..., None]
+
+
+def by_first_entry(x: Tensor) -> Tensor:
+    return x[x[:, 0].argsort()]
+
+
+def heads(**parts: Any) -> dict[str, Any]:
+    return built(a=nn.Linear(4, 5), head=nn.Linear(5, 3), **parts)
+
+
+def texts(lengths: tuple[int, ...]) -> Batches:
+    return [({"x": numbers(4, length, 4)}, torch.arange(4) % 3) for length in lengths]
+
+
+def classes(n: int) -> Tensor:
+    return torch.arange(n) % 3
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Batches]]] = {
+    "early exit": lambda: (
+        Net(early_exit, **heads(exit=nn.Linear(5, 3), b=nn.Linear(5, 5))),
+        [(by_first_entry(2 * numbers(N, 4)), classes(N))],
+    ),
+    "packed rows": lambda: (Net(packed, **heads()), [(padded(numbers(N, 3, 4), LENGTHS), classes(N))]),
+    "experts": lambda: (
+        Net(experts, **heads(b=nn.Linear(5, 5), c=nn.Linear(5, 5))),
+        [(by_first_entry(2 * numbers(N, 4)), classes(N))],
+    ),
+    "learned queries": lambda: (
+        Net(
+            queries,
+            latent=numbers(2, 5),
+            **built(q=nn.Linear(5, 5), k=nn.Linear(4, 5), v=nn.Linear(4, 5), head=nn.Linear(10, 3)),
+        ),
+        [(numbers(N, 3, 4), classes(N))],
+    ),
+    "slices, longest first": lambda: (TextNet(slices, mix=numbers(2, 6), **wide()), texts((6, 4, 5))),
+    "slices, shortest first": lambda: (TextNet(slices, mix=numbers(2, 6), **wide()), texts((4, 6, 5))),
+}
+
+
+def wide() -> dict[str, Any]:
+    return built(a=nn.Linear(4, 5), head=nn.Linear(10, 3))
+
+
+def dense_blocks(model: nn.Module, batches: Batches) -> dict[str, Tensor]:
+    """The Hessian of the mean loss with respect to each parameter."""
+    params = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(name: str, vector: Tensor) -> Tensor:
+        here = {**params, name: vector.reshape(params[name].shape)}
+        total = torch.zeros((), dtype=torch.float64)
+        for x, y in batches:
+            outputs = functional_call(model, here, (), x) if isinstance(x, dict) else functional_call(model, here, (x,))
+            total = total + functional.cross_entropy(outputs, y, reduction="sum")
+        return total / sum(len(y) for _, y in batches)
+
+    return {
+        name: torch.autograd.functional.hessian(lambda v, name=name: loss(name, v), value.reshape(-1))
+        for name, value in params.items()
+    }
+
+
+@pytest.mark.parametrize("batch_size", [3, 100])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_are_those_of_a_dense_hessian(name: str, batch_size: int) -> None:
+    model, batches = NETWORKS[name]()
+    train = batches[0] if len(batches) == 1 else batches
+    problem = fs.Problem(model.eval(), train=train, batch_size=batch_size)
+    names = ["hessian_trace", "layer_trace", "kappa_trace_sum", "layer_max_eigenvalue"]
+    table = fs.measure(problem, names, precision=0)
+    blocks, params = dense_blocks(model, batches), dict(model.named_parameters())
+    assert table["hessian_trace"] == pytest.approx(sum(float(block.trace()) for block in blocks.values()), rel=1e-9)
+    layers = {key: key.removesuffix(".weight") for key, value in params.items() if value.ndim > 1 and key != "latent"}
+    assert set(table.layer("layer_trace")) == set(layers.values())
+    for key, layer in layers.items():
+        block = blocks[key]
+        assert table.layer("layer_trace")[layer] == pytest.approx(float(block.trace()), rel=1e-9), layer
+        top = float(torch.linalg.eigvalsh(block)[-1])
+        assert table.layer("layer_max_eigenvalue")[layer] == pytest.approx(top, rel=1e-3), layer
+    total = sum(float(blocks[key].trace()) * float(params[key].detach().square().sum()) for key in layers)
+    assert table["kappa_trace_sum"] == pytest.approx(total, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gauss_newton_does_not_depend_on_batches(name: str) -> None:
+    model, batches = NETWORKS[name]()
+    values = []
+    for size in (1, 3, 100):
+        train = batches[0] if len(batches) == 1 else batches
+        problem = fs.Problem(model.eval(), train=train, batch_size=size)
+        values.append(fs.measure(problem, "kappa_trace", precision=0, curvature="gauss_newton").layer("kappa_trace"))
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], rel=1e-9)
+
+
+def test_a_matrix_copied_for_every_sample_is_a_layer_or_is_named() -> None:
+    """Whether the copies take memory or not."""
+    x, y = numbers(7, 4, 3), classes(7)
+
+    def trained(copy: Callable[[Tensor, int], Tensor]) -> fs.Problem:
+        model = Net(
+            lambda m, x: m.head(functional.relu(x @ copy(m.w, len(x))).mean(1)),
+            w=numbers(3, 5),
+            **built(head=nn.Linear(5, 3)),
+        )
+        return fs.Problem(model.eval(), train=(x, y))
+
+    viewed = fs.measure(trained(lambda w, n: w.expand(n, 3, 5)), "kappa_trace*", precision=0)
+    plain = fs.measure(trained(lambda w, n: w), "kappa_trace*", precision=0)
+    assert viewed.layer("kappa_trace") == pytest.approx(plain.layer("kappa_trace"), rel=1e-9)
+    assert viewed["kappa_trace_sum"] == pytest.approx(plain["kappa_trace_sum"], rel=1e-9)
+    assert "w (read by" in fs.measure(trained(lambda w, n: w.repeat(n, 1, 1)), "kappa_trace_sum").reason(
+        "kappa_trace_sum"
+    )
+
+
+def test_one_kernel_for_all_channels() -> None:
+    """A weight of several channels that are one: the trace is that of the parameter, κ that of the weight that acts."""
+    model = Net(
+        lambda m, x: m.head(functional.relu(functional.conv2d(x, m.kernel.expand(2, 1, 3, 3), groups=2)).flatten(1)),
+        kernel=numbers(1, 1, 3, 3),
+        **built(head=nn.Linear(8, 3)),
+    )
+    x, y = numbers(6, 2, 4, 4), classes(6)
+    table = fs.measure(fs.Problem(model.eval(), train=(x, y)), ["hessian_trace", "kappa_trace"], precision=0)
+    blocks = dense_blocks(model, [(x, y)])
+    assert table["hessian_trace"] == pytest.approx(sum(float(block.trace()) for block in blocks.values()), rel=1e-9)
+    written = Net(
+        lambda m, x: m.head(functional.relu(functional.conv2d(x, m.kernel, groups=2)).flatten(1)),
+        kernel=model.kernel.detach().expand(2, 1, 3, 3).clone(),
+        head=model.head,
+    )
+    other = fs.measure(fs.Problem(written.eval(), train=(x, y)), "kappa_trace", precision=0)
+    assert table.layer("kappa_trace") == pytest.approx(other.layer("kappa_trace"), rel=1e-9)
+
+
+def complex_filter(m: Any, x: Tensor) -> Tensor:
+    """A layer in the frequencies, as of a Fourier neural operator."""
+    filtered = torch.einsum("nk,kj->nj", torch.fft.rfft(m.a(x)), torch.complex(m.real, m.imaginary))
+    return m.head(functional.relu(torch.fft.irfft(filtered, n=4)))
+
+
+def ensemble(m: Any, x: Tensor) -> Tensor:
+    """Several networks at once by vmap."""
+    return vmap(lambda w: functional.relu(m.a(x)) @ w)(m.stack).mean(0)
+
+
+@pytest.mark.parametrize("name", ["complex", "vmap"])
+def test_what_is_not_read_is_measured_as_a_whole(name: str) -> None:
+    parts = {
+        "complex": lambda: Net(
+            complex_filter,
+            real=numbers(3, 3),
+            imaginary=numbers(3, 3, seed=1),
+            **built(a=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+        ),
+        "vmap": lambda: Net(ensemble, stack=numbers(3, 5, 3), **built(a=nn.Linear(4, 5))),
+    }
+    model, x, y = parts[name](), numbers(N, 4), classes(N)
+    table = fs.measure(fs.Problem(model.eval(), train=(x, y)), ["hessian_trace", "kappa_trace_sum"], precision=0)
+    expected = sum(float(block.trace()) for block in dense_blocks(model, [(x, y)]).values())
+    assert table["hessian_trace"] == pytest.approx(expected, rel=1e-9)
+    assert table["kappa_trace_sum"] != table["kappa_trace_sum"]
+    assert "read by" in table.reason("kappa_trace_sum")
