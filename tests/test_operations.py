@@ -28,7 +28,7 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.operations import _CUTS, CURVED, PIECES, PRODUCT, RATIO, TABLE, Linearity, Meaning
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, tensors_in, watched
-from flatscope.network.scales import CONSTANT, Labels
+from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.tracing import trace
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 

@@ -415,7 +415,7 @@ def test_a_misread_network_is_caught_afterwards():
 def test_mistakes_are_explained():
     model, x = prepared("mlp")
     graph = trace(model, x)
-    with pytest.raises(InputError, match="one of unit"):
+    with pytest.raises(InputError, match="one of layer, unit"):
         rescale(model, x, by="neuron")
     with pytest.raises(UnknownNameError):
         rescale(model, x, factors={"fc1": 2.0})

@@ -26,22 +26,10 @@ from flatscope.problem import Problem
 from flatscope.registry import Declaration, select
 from flatscope.results import Result, checked_columns, plain
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
-from flatscope.symmetries.scaling import (
-    permuted_params,
-    random_permutation,
-    random_scales,
-    rescaled_params,
-    with_weights,
-)
+from flatscope.symmetries.scaling import INNER, WAYS, drawn, ways_of
 from flatscope.table import Table
 from flatscope.version import __version__
 
-SYMMETRY_OF = {
-    "layer": "layer_scaling",
-    "unit": "unit_scaling",
-    "permutation": "permutation",
-    "batchnorm": "batchnorm_scaling",
-}
 # Relative change of an exact value that counts as rounding: sums over samples and layers lose some of the 16 (7)
 # digits, and a rescaling by up to 25 some more.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -187,7 +175,7 @@ class Audit(Result):
 def audit(
     problem: Problem,
     names: str | Iterable[str] | None = None,
-    by: str | Iterable[str] = ("layer", "unit"),
+    by: str | Iterable[str] | None = None,
     trials: int = 3,
     seed: int = 0,
     *,
@@ -204,7 +192,9 @@ def audit(
         problem: model, data, loss.
         names: names or globs of measures; None: every one that is not "long"; "all": every one.
         by: what to draw: "layer" (a factor per layer), "unit" (a factor per unit), "permutation" (units change
-            places), "batchnorm" (a factor per channel on scale and shift of each BatchNorm).
+            places), "batchnorm" (a factor per channel on scale and shift of each BatchNorm), "attention" (a factor per
+            dimension of a head on queries, its inverse on keys), "norm" (a factor per channel on scale and shift of
+            each other normalisation). None: "layer" and "unit", and the last two where the network has any.
         trials: networks to draw of each kind.
         seed: of the draws and of the measures' own random streams, which are the same at every point.
         options: {measure: {option: value}}.
@@ -224,21 +214,25 @@ def audit(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "audit", "Make one: Problem(model, train=(x, y))")
-    ways = [by] if isinstance(by, str) else list(by)
+    ways = [by] if isinstance(by, str) else list(by or ())
     for way in ways:
-        refuse_unknown(way, SYMMETRY_OF, "symmetry to audit")
+        refuse_unknown(way, WAYS, "symmetry to audit")
     refuse_unless_whole(trials, "trials")
     chosen, begun = select(names), time.perf_counter()
     wanted = [entry.name for entry in chosen]
     given = in_double(problem)
-    points: dict[bool, tuple[Problem, Table]] = {}
+    if by is None:
+        ways = [way for way in ways_of(given.model, given.example()) if way in ("layer", "unit", *INNER)]
+    points: dict[str, tuple[Problem, Table]] = {}
     rows: list[dict[str, Any]] = []
     for way in ways:
-        folding = way != "batchnorm" and has_batchnorm(given.model)
-        if folding not in points:
-            base = given.with_model(fold_batchnorm(given.model, given.example())) if folding else given
-            points[folding] = base, measure(base, wanted, seed, options)
-        base, before = points[folding]
+        form = _form(given, way)
+        if form not in points:
+            base = given.plain if form == "plain" else given
+            if form == "folded":
+                base = given.with_model(fold_batchnorm(given.model, given.example()))
+            points[form] = base, measure(base, wanted, seed, options)
+        base, before = points[form]
         try:
             twins, remark = _twins(base, way, trials, seed, low, high)
             after = [measure(twin, wanted, seed, options) for twin in twins]
@@ -264,30 +258,33 @@ def in_double(problem: Problem) -> Problem:
     return double
 
 
+def _form(given: Problem, way: str) -> str:
+    """As what the network is rewritten: without BatchNorm, with every weight that acts a parameter, or as it is."""
+    if way != "batchnorm" and has_batchnorm(given.model):
+        return "folded"
+    return "plain" if way in INNER and given.plain is not given else "given"
+
+
 def _twins(base: Problem, way: str, trials: int, seed: int, low: float, high: float) -> tuple[Iterator[Problem], str]:
     """The network with other weights and the same function, `trials` times, and what could not be moved."""
     if way == "batchnorm" and not has_batchnorm(base.model):
         raise NotApplicable("the network has no BatchNorm")
     example = base.example()
-    graph = trace(base.model, example)
+    graph = trace(base.model, example, inner=way in INNER)
 
-    def drawn() -> Iterator[Problem]:
+    def twins() -> Iterator[Problem]:
         for trial in range(trials):
             own = (seed * 10_007 + trial) % 2**63
-            if way == "permutation":
-                changed = permuted_params(graph, base.params, random_permutation(graph, own))
-            else:
-                changed = rescaled_params(graph, base.params, random_scales(graph, way, low, high, own))
-            other = base.with_model(with_weights(base.model, changed, example, f"audit by {way}"))
+            other = base.with_model(drawn(base.model, graph, example, way, low, high, own))
             other.initial = base.initial
             yield other
 
-    return drawn(), _walls(graph, way)
+    return twins(), _walls(graph, way)
 
 
 def _walls(graph: Graph, way: str) -> str:
     """What kept some of the units from being moved; empty where nothing did."""
-    if way in ("permutation", "batchnorm"):
+    if way not in ("layer", "unit"):
         return ""
     reasons = [wall for wall in graph.walls if wall not in _ALWAYS_FIXED]
     reasons += [f"{weight} inside {what}" for weight, what in graph.unfollowed.items()]
@@ -295,7 +292,7 @@ def _walls(graph: Graph, way: str) -> str:
 
 
 def _untested(entry: Declaration, way: str, reason: str) -> dict[str, Any]:
-    symmetry = SYMMETRY_OF[way]
+    symmetry = WAYS[way]
     return {
         "measure": entry.name,
         "symmetry": symmetry,

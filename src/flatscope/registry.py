@@ -29,6 +29,8 @@ SYMMETRIES = {  # in a word, and in some
     "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
     "permutation": ("permutation", "units of a layer in another order"),
     "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
+    "attention_scaling": ("attention", "queries times c, keys divided by c, for each dimension of a head"),
+    "norm_scaling": ("norm", "scale and shift of a LayerNorm, RMSNorm or GroupNorm times c, the next layer divided by c"),
     "output_scaling": ("output", "all outputs times c, margins scaling along"),
 }
 LEVELS = ("network", "layer", "unit", "sample")

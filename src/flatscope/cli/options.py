@@ -186,7 +186,10 @@ class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
     initial: Initial = None
     by: Annotated[
         list[str] | None,
-        typer.Option(help="layer, unit, permutation, batchnorm; repeatable. All that the network can have by default."),
+        typer.Option(
+            help="layer, unit, permutation, batchnorm, attention, norm; repeatable. All that the network can have by "
+            "default."
+        ),
     ] = None
     trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from flatscope.auditing import SYMMETRY_OF, Audit, audit
+from flatscope.auditing import Audit, audit
 from flatscope.cli.output import (
     check_folder,
     check_outputs,
@@ -35,7 +35,7 @@ from flatscope.landscapes.surface import Surface
 from flatscope.ranks import process_group
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.spectra.finding import eigenpairs, spectral_density
-from flatscope.symmetries.folding import has_batchnorm
+from flatscope.symmetries.scaling import WAYS, ways_of
 from flatscope.training.weight_files import read_weights
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def run_audit(given: AuditCommand) -> None:
     parse_model_options(given.model_option)
     begun = find_initial(given.initial, given.weights)
     for way in given.by or ():
-        refuse_unknown(way, SYMMETRY_OF, "--by")
+        refuse_unknown(way, WAYS, "--by")
     check_outputs(given, Audit)
     with process_group(given.device) as own_device:
         before = None if begun is None else read_weights(begun)
         problem, _ = load_problem(given, device=own_device, initial=before)
-        ways = given.by or [way for way in SYMMETRY_OF if way != "batchnorm" or has_batchnorm(problem.model)]
+        ways = given.by or ways_of(problem.model, problem.example())
         found = audit(problem, given.measures, ways, given.trials, given.seed, options=options)
         if problem.ranks.rank:
             return  # every rank has the same audit; the first one shows it

@@ -1,14 +1,11 @@
-"""Labels, which say to which scale and unit every entry of every tensor belongs, and the rules by which they travel.
+"""The rules by which labels travel: to which scale and unit every entry of every tensor belongs.
 
-A label tensor has the shape of the tensor it describes. Label 0 is an exact zero, which agrees with every scale;
-label 1 is the network's input and constants, which nothing may rescale; every output unit of a layer starts a
-label of its own. Zero padding, slicing, shuffling and the like act on label tensors as on any tensor, so only
-operations that compute need a rule, and those add ties.
+A label tensor has the shape of the tensor it describes (see `ties`). Zero padding, slicing, shuffling and the like act
+on label tensors as on any tensor, so only operations that compute need a rule, and those add ties.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,139 +14,7 @@ import torch
 from torch import Tensor
 
 from flatscope.network.program import Operation, with_tensors
-
-ZERO, CONSTANT = 0, 1
-
-
-class Ties:
-    """Sets of labels that must move together (union-find); a set may be fixed, with the reason why."""
-
-    def __init__(self) -> None:
-        self._parent = [ZERO, CONSTANT]
-        self.reasons = {CONSTANT: "network input or constant"}
-        self.joined: Counter[str] = Counter()
-        self._table: Tensor | None = None
-
-    def add(self, n: int) -> None:
-        """Make room for `n` more labels, each alone in its set."""
-        self._parent.extend(range(len(self._parent), len(self._parent) + n))
-        self._table = None
-
-    def find(self, label: int) -> int:
-        """The label that stands for the set of `label`."""
-        root = label
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[label] != root:
-            self._parent[label], label = root, self._parent[label]
-        return root
-
-    def fix(self, label: int, why: str) -> None:
-        """The set of `label` may not move; the first reason stays."""
-        self.reasons.setdefault(self.find(label), why)
-
-    def join(self, left: int, right: int, why: str) -> None:
-        """Make one set of two; joined to the constants a set is fixed."""
-        left, right = sorted((self.find(left), self.find(right)))
-        if left == right:
-            return
-        if left == CONSTANT:
-            self.fix(right, f"{why} with the network's input or a constant")
-            return
-        late = self.reasons.pop(right, None)
-        if late is not None or left in self.reasons:
-            self.reasons.setdefault(left, late or "")
-        else:
-            self.joined[why] += 1
-        self._parent[right] = left
-        self._table = None
-
-    def reason(self, label: int) -> str | None:
-        """Why the set of `label` is fixed; None if it is free."""
-        return self.reasons.get(self.find(label))
-
-    def roots(self, labels: Tensor) -> Tensor:
-        """The set of every entry, by the label that stands for it."""
-        if self._table is None:
-            self._table = torch.tensor([self.find(label) for label in range(len(self._parent))])
-        return self._table[labels.long()]
-
-    def is_free(self, labels: Tensor) -> Tensor:
-        """Which entries are neither zeros nor in a fixed set."""
-        roots = self.roots(labels)
-        fixed = torch.tensor([ZERO, *self.reasons])
-        return ~torch.isin(roots, fixed)
-
-    def __len__(self) -> int:
-        return len(self._parent)
-
-
-class Labels:
-    """The ties of a network: of scales, and of units as far as they may change places.
-
-    The two differ where an operation is the same for every entry but not homogeneous: units in front of a GELU
-    have no free scale, yet they may be permuted.
-    """
-
-    def __init__(self) -> None:
-        self.scale, self.unit = Ties(), Ties()
-
-    def fresh(self, n: int) -> Tensor:
-        """Labels (n,) for the units of a new layer."""
-        start = len(self.scale)
-        self.scale.add(n)
-        self.unit.add(n)
-        return torch.arange(start, start + n).double()
-
-    def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True, unit: bool = True) -> Tensor:
-        """Tie two label tensors entry by entry (broadcast); returns the labels of the result."""
-        left, right = left + torch.zeros_like(right), right + torch.zeros_like(left)  # broadcast
-        for one, other in _different_pairs(left, right):
-            if scale:
-                self.scale.join(one, other, why)
-            if unit:
-                self.unit.join(one, other, why)
-        return torch.where((left == ZERO) | ((left == CONSTANT) & (right != ZERO)), right, left)
-
-    def tie_over(self, labels: Tensor, dims: tuple[int, ...], why: str) -> Tensor:
-        """Tie what lies along `dims`; returns the common labels with those dims kept at size 1."""
-        if not dims or labels.numel() == 0:
-            return labels
-        common = labels.amax(dim=dims, keepdim=True)
-        self.tie(labels, common, why)
-        return common
-
-    def fix_scale(self, labels: Tensor, why: str) -> None:
-        """What these entries belong to cannot be rescaled."""
-        self._fix(self.scale, labels, why)
-
-    def pin_units(self, labels: Tensor, why: str) -> None:
-        """What these entries belong to cannot change places."""
-        self._fix(self.unit, labels, why)
-
-    def wall(self, labels: Tensor, why: str) -> None:
-        """Neither rescaled nor permuted."""
-        self.fix_scale(labels, why)
-        self.pin_units(labels, why)
-
-    @staticmethod
-    def _fix(ties: Ties, labels: Tensor, why: str) -> None:
-        for label in torch.unique(labels[labels > CONSTANT]).tolist():
-            ties.fix(int(label), why)
-
-    def wall_everything(self, why: str) -> None:
-        """An operation that could not be followed may have used any of the labels so far."""
-        self.wall(torch.arange(len(self.scale)), why)
-
-
-def _different_pairs(left: Tensor, right: Tensor) -> list[tuple[int, int]]:
-    """The distinct pairs of unequal labels, zeros left out."""
-    differ = (left != right) & (left != ZERO) & (right != ZERO)
-    if not differ.any():
-        return []
-    base = int(max(left.max(), right.max())) + 1
-    codes = torch.unique(left[differ].long() * base + right[differ].long()).tolist()
-    return [divmod(code, base) for code in codes]
+from flatscope.network.ties import CONSTANT, ZERO, Labels
 
 
 @dataclass(frozen=True)
@@ -362,7 +227,7 @@ def pool(step: Step) -> Any:
 
 
 def matrix_product(step: Step) -> Tensor | None:
-    """With one factor free of scales the product mixes rows or columns of the other; with none it is a wall."""
+    """With one factor free of scales the product mixes rows or columns of the other; else each takes the other's up."""
     left, right = (step.label_of(signal) for signal in step.signals[:2])
     if min(left.ndim, right.ndim) < 2:
         return None
@@ -372,18 +237,36 @@ def matrix_product(step: Step) -> Tensor | None:
         return step.spread(step.book.tie_over(right, (right.ndim - 2,), step.op.place))
     if not step.book.scale.is_free(right).any():
         return step.spread(step.book.tie_over(left, (left.ndim - 1,), step.op.place))
-    return None
+    if not step.book.inner:
+        return None
+    _take_up(step, left, right.transpose(-2, -1))
+    return torch.ones(step.result.shape, dtype=torch.float64)
+
+
+def _take_up(step: Step, queries: Tensor, keys: Tensor) -> None:
+    """Products of every query (..., n, d) with every key (..., m, d): the d scales of one side are inverse to the other's."""
+    step.book.multiplied.append(step.op.place)
+    queries, keys = (step.book.tie_over(labels, (labels.ndim - 2,), step.op.place) for labels in (queries, keys))
+    step.book.oppose(queries, keys, step.op.place)
 
 
 def attention(step: Step) -> Tensor | None:
     """Queries and keys pass a softmax, the result is linear in the values."""
     given = step.op.named("query", "key", "value", "attn_mask")
-    if given["value"].ndim != step.result.ndim or given["value"].shape[:-2] != step.result.shape[:-2]:
+    queries, keys, values = (step.label_of(given[name]) for name in ("query", "key", "value"))
+    shared = given.get("enable_gqa") and queries.shape[-3] // values.shape[-3]  # heads with the same keys and values
+    if shared:
+        keys, values = (labels.repeat_interleave(shared, dim=-3) for labels in (keys, values))
+    if values.ndim != step.result.ndim or values.shape[:-2] != step.result.shape[:-2]:
         return None
-    for name in ("query", "key"):
-        step.book.wall(step.label_of(given[name]), f"softmax in {step.op.place}")
-    values = step.label_of(given["value"])
-    step.book.pin_units(values, step.op.place)
+    if isinstance(given.get("attn_mask"), Tensor):
+        step.book.wall(step.label_of(given["attn_mask"]), f"softmax in {step.op.place}")
+    if step.book.inner and all(step.book.scale.is_free(labels).any() for labels in (queries, keys)):
+        _take_up(step, queries, keys)
+    else:
+        step.book.fix_scale(torch.cat([queries.flatten(), keys.flatten()]), f"softmax in {step.op.place}")
+    for labels in (queries, keys, values):
+        step.book.pin_units(labels, step.op.place)
     return step.spread(step.book.tie_over(values, (values.ndim - 2,), step.op.place))
 
 

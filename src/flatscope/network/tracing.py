@@ -14,14 +14,15 @@ from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
-from flatscope.network.scales import CONSTANT, Labels, Step, constant_labels
+from flatscope.network.scales import Step, constant_labels
+from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
 from flatscope.network.weights import Weights
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of
 
 
-def trace(model: nn.Module, example: Inputs) -> Graph:
+def trace(model: nn.Module, example: Inputs, inner: bool = False) -> Graph:
     """Find the layers of a network and what may be rescaled or permuted without changing its function.
 
     The network is taken in eval mode and run once on two samples of the example; the model is not touched.
@@ -30,6 +31,8 @@ def trace(model: nn.Module, example: Inputs) -> Graph:
     Args:
         model: any module.
         example: a batch of inputs, as tensor, tuple or dictionary.
+        inner: whether to follow symmetries that no path through the network has: queries against keys, and those of
+            the scales of normalisations. Classes may then be negative: the inverse of that scale.
 
     Example:
         >>> import torch
@@ -42,7 +45,7 @@ def trace(model: nn.Module, example: Inputs) -> Graph:
     inputs = two_samples(fitting(network, example))
     for value in network.parameters():
         value.requires_grad_(value.is_floating_point())
-    tracer = _Tracer(network, inputs)
+    tracer = _Tracer(network, inputs, Labels(inner))
     with own_settings(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         outputs = run(network, inputs, tracer.follow)
@@ -65,7 +68,7 @@ class _Tracer:
 
     network: nn.Module
     inputs: Inputs
-    book: Labels = field(default_factory=Labels)
+    book: Labels
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     other_uses: dict[str, str] = field(default_factory=dict)
     marks: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -115,6 +118,7 @@ class _Tracer:
         else:
             self.joins |= sum(bool(origin) for origin in origins) > 1
             labels = self._added_bias(step) if op.name == "add" else None
+            labels = self._norm(step) if labels is None and self.book.inner else labels
             labels = self._rule_labels(step, outcomes) if labels is None else labels
         for tensor, new in zip(outcomes, list(tensors_in(labels)), strict=True):
             self._track(tensor, new, sources)
@@ -168,22 +172,56 @@ class _Tracer:
 
     def _added_bias(self, step: Step) -> Tensor | None:
         """A parameter added to what a layer gives, one number per unit, is a bias in other words."""
-        shifts = [tensor for tensor in step.op.tensors if self._weights.is_weight(tensor)]
-        signals = [tensor for tensor in step.op.tensors if id(tensor) in self._tracked]
-        if len(shifts) != 1 or len(signals) != 1 or step.op.kwargs.get("alpha", 1) != 1:
+        found = self._by_unit(step)
+        if found is None or step.op.kwargs.get("alpha", 1) != 1:
             return None
-        source = self._weights.source(shifts[0])
-        whole = None if source is None or source.view is None else self._weights.named[source.view]
-        if source is None or whole is None or whole.ndim != 1 or whole.numel() != shifts[0].numel():
-            return None
-        labels = step.spread(self._labels_of(signals[0]))
-        place = torch.arange(whole.numel()).reshape(shifts[0].shape).expand(step.result.shape)
+        name, place, labels = found
         for record in self.layers.values():
-            if len(record.outputs) == whole.numel() and torch.equal(record.outputs[place], labels):
-                if source.view not in record.biases:
-                    record.biases.append(str(source.view))
+            if len(record.outputs) == int(place.max()) + 1 and torch.equal(record.outputs[place], labels):
+                if name not in record.biases:
+                    record.biases.append(name)
                 return labels
         return None
+
+    def _by_unit(self, step: Step) -> tuple[str, Tensor, Tensor] | None:
+        """A whole vector of parameters that meets a signal: its name, and its entry and the label at every place."""
+        vectors = [tensor for tensor in step.op.tensors if self._weights.is_weight(tensor)]
+        signals = [tensor for tensor in step.op.tensors if id(tensor) in self._tracked]
+        if len(vectors) != 1 or len(signals) != 1:
+            return None
+        source = self._weights.source(vectors[0])
+        whole = None if source is None or source.view is None else self._weights.named[source.view]
+        if source is None or whole is None or whole.ndim != 1 or whole.numel() != vectors[0].numel():
+            return None
+        place = torch.arange(whole.numel()).reshape(vectors[0].shape).expand(step.result.shape)
+        return str(source.view), place, step.spread(self._labels_of(signals[0]))
+
+    def _norm(self, step: Step) -> Tensor | None:
+        """The scale of a normalisation, in torch's words or as a product: what enters is fixed, channels begin anew."""
+        name: str | None = None
+        if step.op.name in ("layer_norm", "rms_norm"):
+            given = step.op.named("input", "normalized_shape", "weight", "bias", "eps")
+            name, bias = self._names.get(id(given.get("weight"))), self._names.get(id(given.get("bias")))
+            if name is None or (bias is None) != (given.get("bias") is None):
+                return None
+            self.book.wall(self._labels_of(given["input"]), step.op.place)
+            place = torch.arange(given["weight"].numel()).reshape(given["weight"].shape).expand(step.result.shape)
+        elif step.op.name == "mul" and (found := self._by_unit(step)) is not None:
+            name, place, labels = found
+            bias = None
+            if self.book.scale.is_free(labels).any():
+                return None
+            self.book.wall(labels, step.op.place)
+        if name is None:
+            return None
+        record = self.layers.get(name)
+        if record is None:
+            n = self._weights.named[name].numel()
+            fixed = torch.full((n,), float(CONSTANT), dtype=torch.float64)
+            record = LayerRecord(layer_name(name, self._modules), name, "norm", n, fixed, self.book.fresh(n))
+            self.layers[name] = record
+        record.use(self.book, record.inputs, (), bias, record.groups, "norm")
+        return record.outputs[place].clone() if record.kind == "norm" else _fixed(step.result)
 
     def _lookup(self, step: Step, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """Rows of a table: what is looked up is fixed, its columns start scales of their own."""

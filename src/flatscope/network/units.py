@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import UnknownNameError
-from flatscope.network.scales import Labels, Ties
+from flatscope.network.ties import Labels, Ties
 
 SCALES_STOP = "scales stop at"  # in the remark of a value on a network whose units cannot all be rescaled
 INPUT_FIRST = ("transposed", "lookup")  # kinds whose weight has its inputs in front
+DIAGONAL = ("batchnorm", "norm")  # kinds with one number for every channel
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class GraphLayer:
     name: str  # the module's qualified name, or the parameter's where no layer module owns it
     weight: str  # name of the weight parameter
     biases: tuple[str, ...]  # names of the bias parameters (more than one only if a shared weight has several)
-    kind: str  # "dense", "conv", "transposed", "lookup", or "batchnorm" in a network that was not folded
+    # "dense", "conv", "transposed", "lookup"; "batchnorm" in a network that was not folded, "norm" for the scale of
+    # another normalisation where inner symmetries are asked for
+    kind: str
     groups: int  # groups of a convolution; 1 for a dense layer
     uses: int  # how often one forward pass uses it
     sources: tuple[str, ...]  # names of the layers whose outputs reach it directly; "" is the network's input
-    outputs: Tensor  # (n_out,) scale class of each output unit, 0 where it is fixed
+    outputs: Tensor  # (n_out,) scale class of each output unit, 0 where it is fixed, negative where it is the inverse
     inputs: Tensor  # (n_in,) scale class of each input channel or feature, 0 where it is fixed
     output_units: Tensor  # (n_out,) which units change places together; 0 where they cannot
     input_units: Tensor  # (n_in,) the same for the input channels or features
@@ -45,7 +48,7 @@ class GraphLayer:
     @property
     def n_free(self) -> int:
         """Output units that can be rescaled."""
-        return int((self.outputs > 0).sum())
+        return int((self.outputs != 0).sum())
 
     def entry_channels(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Output and input channel of every weight entry, shaped to be broadcast over the weight."""
@@ -65,6 +68,7 @@ class Graph:
     ties: dict[str, int]  # what made one class of several, with how many times
     unfollowed: dict[str, str]  # weights used by an operation whose inside is not followed, with that operation
     chain: bool  # whether every layer reads the one before it and nothing else
+    multiplied: tuple[str, ...] = ()  # where two signals with scales are multiplied, as queries and keys are
 
     def __iter__(self) -> Iterator[GraphLayer]:
         return iter(self.layers)
@@ -127,7 +131,8 @@ def entry_channels(kind: str, groups: int, shape: torch.Size) -> tuple[Tensor, T
     (entries, out), a BatchNorm's (channels,).
     """
     rows = torch.arange(shape[0])
-    if kind == "batchnorm":
+    if kind in DIAGONAL:
+        rows = torch.arange(shape.numel()).reshape(shape)
         return rows, rows
     columns = torch.arange(shape[1])
     group = rows // (shape[0] // groups)
@@ -164,7 +169,7 @@ class LayerRecord:
         if bias is not None and bias not in self.biases:
             self.biases.append(bias)
         if self.uses > 1:
-            same_form = kind == self.kind and (kind == "batchnorm" or groups == self.groups)
+            same_form = kind == self.kind and (kind in DIAGONAL or groups == self.groups)
             if same_form and channels.shape == self.inputs.shape:
                 self.inputs = book.tie(self.inputs, channels, f"second use of {self.weight}")
             else:
@@ -177,10 +182,11 @@ def graph_of(
     """Number the free classes in forward order and describe every layer by them."""
     _tie_shared_parameters(book, records, other_uses)
     read = {int(root) for record in records for root in book.scale.roots(record.inputs)}
-    for record in records:
-        for label in record.outputs.tolist():
-            if book.scale.find(int(label)) not in read:
-                book.scale.fix(int(label), "read by no layer")
+    written = [int(label) for record in records for label in record.outputs.tolist()]
+    read |= {book.scale.find(label) for label in written if book.scale.power(label) < 0}  # another signal takes it up
+    for label in written:
+        if book.scale.find(label) not in read:
+            book.scale.fix(label, "read by no layer")
     classes = _numbers(book.scale, records)
     units = _numbers(book.unit, records)
     feeding = {source for record in records for source in record.sources}
@@ -210,6 +216,7 @@ def graph_of(
         ties=dict(book.scale.joined),
         unfollowed={name: what for name, what in other_uses.items() if name not in followed},
         chain=not joins and _is_chain(records),
+        multiplied=tuple(dict.fromkeys(book.multiplied)),
     )
 
 
@@ -240,7 +247,8 @@ def _numbers(ties: Ties, records: list[LayerRecord]) -> dict[int, int]:
 
 
 def _numbered(ties: Ties, numbers: dict[int, int], labels: Tensor) -> Tensor:
-    return torch.tensor([numbers.get(int(root), 0) for root in ties.roots(labels)], dtype=torch.int64)
+    given = [int(label) for label in labels.tolist()]
+    return torch.tensor([numbers.get(ties.find(n), 0) * ties.power(n) for n in given], dtype=torch.int64)
 
 
 def _walls(ties: Ties, labels: Tensor) -> tuple[str, ...]:

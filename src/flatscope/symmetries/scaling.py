@@ -1,7 +1,8 @@
-"""Other weights, same function: rescaling by unit and by layer, and permutations.
+"""Other weights, same function: rescaling by unit, by layer, inside attention and normalisations, and permutations.
 
 The positively scaling transformation of Yi et al. (2019), equation (3): incoming weights and bias of a hidden unit
-times c, outgoing weights divided by c, for any c > 0. Units that share one scale (see `graph`) share one c.
+times c, outgoing weights divided by c, for any c > 0. Units that share one scale (see `graph`) share one c. Queries and
+keys meet only in products: what multiplies the one divides the other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.program import refuse_if_different
 from flatscope.network.tracing import trace
-from flatscope.network.units import Graph, GraphLayer
+from flatscope.network.units import DIAGONAL, Graph, GraphLayer
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
-from flatscope.symmetries.folding import fold_batchnorm
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 
 Factors = Mapping[str, float | Sequence[float] | Tensor]
-WAYS = ("unit", "layer", "permutation", "batchnorm")
+WAYS = {  # what may be drawn, and the symmetry that it is
+    "layer": "layer_scaling",
+    "unit": "unit_scaling",
+    "permutation": "permutation",
+    "batchnorm": "batchnorm_scaling",
+    "attention": "attention_scaling",
+    "norm": "norm_scaling",
+}
+INNER = ("attention", "norm")  # those that only a trace with `inner` follows
 
 
 @own_settings()
@@ -46,7 +55,9 @@ def rescale(
         example: a batch of inputs.
         by: "unit": a factor c per scale class; "layer": one c per layer, so that every weight matrix is
             multiplied by one number (layers that share a scale share c); "permutation": hidden units change
-            places; "batchnorm": c per channel on the scale and shift of each BatchNorm, which stays.
+            places; "batchnorm": c per channel on the scale and shift of each BatchNorm, which stays; "attention": for
+            each dimension of a head queries times c, keys divided by c; "norm": c per channel on the scale and shift of
+            each LayerNorm, RMSNorm or GroupNorm, the layers that read it divided by c.
         low: smallest c; c is log-uniform.
         high: largest c.
         seed: of the draw.
@@ -62,16 +73,34 @@ def rescale(
     if by not in WAYS:
         raise InputError(f"one of {', '.join(WAYS)}", repr(by), where="rescale, by")
     base = replica(model).eval() if by == "batchnorm" else fold_batchnorm(model, example)
-    graph = trace(base, example)
+    graph = trace(base, example, inner=by in INNER)
+    if factors is None:
+        return drawn(base, graph, example, by, low, high, seed)
+    if by == "permutation":
+        raise InputError("no factors with by='permutation'", "factors", where="rescale")
+    changed = rescaled_params(graph, named_parameters(base), given_scales(graph, factors))
+    return with_weights(base, changed, example, f"rescale by {by}")
+
+
+def drawn(base: nn.Module, graph: Graph, example: Inputs, by: str, low: float, high: float, seed: int) -> nn.Module:
+    """A network with other weights and the same function, drawn in one of the ways; compared on the example."""
     params = named_parameters(base)
     if by == "permutation":
-        if factors is not None:
-            raise InputError("no factors with by='permutation'", "factors", where="rescale")
         changed = permuted_params(graph, params, random_permutation(graph, seed))
     else:
-        scales = random_scales(graph, by, low, high, seed) if factors is None else given_scales(graph, factors)
-        changed = rescaled_params(graph, params, scales)
+        changed = rescaled_params(graph, params, random_scales(graph, by, low, high, seed))
     return with_weights(base, changed, example, f"rescale by {by}")
+
+
+def ways_of(model: nn.Module, example: Inputs) -> list[str]:
+    """The ways that there is anything to try of in a network, whether or not it allows them."""
+    graph = trace(fold_batchnorm(model, example), example, inner=True)
+    absent = {
+        "batchnorm": not has_batchnorm(model),
+        "attention": not graph.multiplied,
+        "norm": all(layer.kind != "norm" for layer in graph.layers),
+    }
+    return [way for way in WAYS if not absent.get(way)]
 
 
 def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
@@ -87,11 +116,18 @@ def rescaled_params(graph: Graph, params: Params, scales: Tensor) -> Params:
     for layer in graph.layers:
         weight = params[layer.weight]
         outputs, inputs = layer.entry_channels(weight.shape)
-        per_entry = factors[layer.outputs][outputs] / factors[layer.inputs][inputs]
-        result[layer.weight] = weight * per_entry.to(weight.device, weight.dtype)
+        written, read = _per_channel(factors, layer.outputs), _per_channel(factors, layer.inputs)
+        result[layer.weight] = weight * (written[outputs] / read[inputs]).to(weight.device, weight.dtype)
         for bias in layer.biases:
-            result[bias] = params[bias] * factors[layer.outputs].to(params[bias].device, params[bias].dtype)
+            shift = params[bias]
+            result[bias] = shift * written.reshape(shift.shape).to(shift.device, shift.dtype)
     return result
+
+
+def _per_channel(factors: Tensor, classes: Tensor) -> Tensor:
+    """The factor of each channel's class; its inverse where the class is negative."""
+    found = factors[classes.abs()]
+    return torch.where(classes < 0, 1 / found, found)
 
 
 def random_scales(graph: Graph, by: str = "unit", low: float = 0.2, high: float = 5.0, seed: int = 0) -> Tensor:
@@ -112,24 +148,24 @@ def given_scales(graph: Graph, factors: Factors) -> Tensor:
     """Scales of the classes from factors by layer name; refused where units are tied or fixed otherwise."""
     scales = torch.full((graph.n_classes + 1,), math.nan, dtype=torch.float64)
     scales[0] = 1.0
-    for name, given in factors.items():
+    for name, wanted in factors.items():
         layer = graph.layer(name)
-        values = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+        values = torch.as_tensor(wanted, dtype=torch.float64).detach().cpu()
         if values.ndim > 1 or (values.ndim == 1 and len(values) != len(layer.outputs)):
             expected = f"one factor, or one for each of the {len(layer.outputs)} units"
             raise InputError(expected, f"shape {tuple(values.shape)}", where=f"factors, layer {name}")
         _refuse_signs(values, f"factors, layer {name}")
-        for unit, (number, value) in enumerate(zip(layer.outputs, values.expand(len(layer.outputs)), strict=True)):
-            known = scales[number]
+        for unit, (number, given) in enumerate(zip(layer.outputs, values.expand(len(layer.outputs)), strict=True)):
+            known, value = scales[number.abs()], 1 / given if number < 0 else given
             if not known.isnan() and not torch.isclose(known, value, rtol=1e-12, atol=0.0):
                 raise InputError(
-                    f"factor {float(known):g}, "
+                    f"factor {float(1 / known if number < 0 else known):g}, "
                     + (f"since the unit is fixed by {' or '.join(layer.walls)}" if number == 0 else _TIED),
-                    f"{float(value):g}",
+                    f"{float(given):g}",
                     where=f"factors, layer {name}, unit {unit}",
                     fix="See trace(model, example).summary() for what can be rescaled",
                 )
-            scales[number] = value
+            scales[number.abs()] = value
     return scales[1:].nan_to_num(1.0)
 
 
@@ -172,7 +208,7 @@ def _reindexed(layer: GraphLayer, weight: Tensor, outputs: Tensor, inputs: Tenso
     """The weight with its channels taken from elsewhere; in a grouped layer channels stay within their group."""
     rows, columns = (inputs, outputs) if layer.input_first else (outputs, inputs)
     rows = rows.to(weight.device)
-    if layer.kind == "batchnorm":
+    if layer.kind in DIAGONAL:
         return weight[rows]
     local = columns.reshape(layer.groups, -1) % weight.shape[1]  # (groups, columns of a group)
     per_row = local.repeat_interleave(weight.shape[0] // layer.groups, dim=0).to(weight.device)
@@ -184,11 +220,11 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
     """The classes that get one factor together, in forward order; refused if there are none."""
     if by == "unit":
         groups = [[number] for number in range(1, graph.n_classes + 1)]
-    elif by == "batchnorm":
-        norms = [layer for layer in graph.layers if layer.kind == "batchnorm"]
-        numbers = {int(number) for layer in norms for number in layer.outputs if number > 0}
-        others = {int(n) for layer in graph.layers if layer.kind != "batchnorm" for n in layer.outputs}
-        groups = [[number] for number in sorted(numbers - others)]
+    elif by in ("batchnorm", *INNER):
+        inverse = {-int(number) for layer in graph.layers for number in layer.outputs if number < 0}
+        norms = {int(n) for layer in graph.layers if layer.kind == by for n in layer.outputs.abs() if n > 0}
+        others = {int(n) for layer in graph.layers if layer.kind != by for n in layer.outputs.abs()}
+        groups = [[number] for number in sorted(inverse if by == "attention" else norms - others - inverse)]
     else:
         groups = _layer_groups(graph)
     if not groups:
@@ -230,7 +266,7 @@ def with_weights(base: nn.Module, params: Params, example: Inputs, what: str) ->
 
 
 _NO_SIGNS = "A negative factor keeps every path value but not the function, since relu(-x) is not -relu(x)"
-_TIED = "since the unit shares the scale of another one (a residual connection, a shared weight)"
+_TIED = "since the unit shares the scale of another one (a residual connection, a shared weight, a query and its key)"
 
 
 def _refuse_signs(values: Tensor, where: str) -> None:
