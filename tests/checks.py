@@ -317,6 +317,8 @@ def _transform(tiny: Tiny, symmetry: str) -> Tiny:
         return scaled_output(tiny)
     if symmetry == "batchnorm_scaling":
         return _batchnorm_scaled(tiny)
+    if symmetry in ("attention_scaling", "norm_scaling"):
+        return _attention_scaled(tiny, symmetry)
     from flatscope.symmetries.scaling import rescale
 
     by = {"layer_scaling": "layer", "unit_scaling": "unit", "permutation": "permutation"}[symmetry]
@@ -339,6 +341,22 @@ def _batchnorm_scaled(tiny: Tiny) -> Tiny:
     return tiny.with_model(model)
 
 
+def _attention_scaled(tiny: Tiny, symmetry: str) -> Tiny:
+    """Rows of queries times c, of keys divided by c; or scale and shift of the norm times c, what reads it divided."""
+    model = copy.deepcopy(tiny.model)
+    factors = torch.tensor([0.2, 5.0, 3.0, 0.5], dtype=torch.float64)
+    up, down = ("query", "key") if symmetry == "attention_scaling" else ("norm", "")
+    for name, value in model.named_parameters():
+        if name.startswith(f"{up}."):
+            value.data *= factors[:, None] if value.ndim == 2 else factors
+        elif down and name.startswith(f"{down}."):
+            value.data /= factors[:, None] if value.ndim == 2 else factors
+        elif not down and name in ("query.weight", "key.weight", "value.weight"):
+            value.data /= factors
+    assert torch.allclose(model(tiny.x), tiny.model(tiny.x), rtol=1e-10)
+    return tiny.with_model(model)
+
+
 def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
     other = transformed(tiny, symmetry)
@@ -348,8 +366,8 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     )
     if entry.per == "network":  # a product over layers may stand still while its factors move
         before = {key: value for key, value in before.items() if key[0] == ""}
-        if not before:
-            return
+    if not before:  # no value on such a network, and nothing to say about it
+        return
     if symmetry == "permutation" and entry.per == "unit":
         before, after = _sorted_units(before), _sorted_units(after)
     scale = max([abs(v[0]) for v in before.values()] or [1.0]) or 1.0

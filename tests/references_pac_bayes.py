@@ -17,6 +17,8 @@ STRONG_OPTIONS |= {
     ("expected_sharpness", "layer_scaling"): _EQUAL | {"draws": 4000},
     ("expected_sharpness", "unit_scaling"): _EQUAL,
     ("expected_sharpness", "batchnorm_scaling"): _EQUAL,
+    ("expected_sharpness", "attention_scaling"): _EQUAL,
+    ("expected_sharpness", "norm_scaling"): _EQUAL,
     ("pac_bayes_kl", "unit_scaling"): _EQUAL,
     ("condition_c1_mu", "unit_scaling"): {"triples": "inner"},  # the smallest ratio of all may be of one unit's path
 }

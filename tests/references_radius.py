@@ -16,6 +16,8 @@ STRONG_OPTIONS |= {
     ("flatness_radius", "unit_scaling"): _MANY,
     ("flatness_radius", "batchnorm_scaling"): _MANY,
     ("flatness_radius", "output_scaling"): _MANY,
+    ("flatness_radius", "attention_scaling"): _MANY,
+    ("flatness_radius", "norm_scaling"): _MANY,
 }
 
 

@@ -29,6 +29,8 @@ STRONG_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("expected_flatness", "unit_scaling"): _WIDE,
     ("expected_flatness", "batchnorm_scaling"): _WIDE,
     ("expected_flatness", "permutation"): _WIDE,
+    ("expected_flatness", "attention_scaling"): _WIDE,
+    ("expected_flatness", "norm_scaling"): _WIDE,
     ("expected_flatness", "output_scaling"): {"draws": 4000},
 }
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import checks
 import pytest
-from networks import BUILDERS, Tiny, batchnorm_conv, lenet_like, mlp, residual, smooth
+from networks import BUILDERS, Tiny, attending, batchnorm_conv, lenet_like, mlp, residual, smooth
 from references import dense
 
 from flatscope.registry import SYMMETRIES, Declaration, declarations
@@ -19,9 +19,10 @@ on_every_network = pytest.mark.parametrize(
     [pytest.param(build, marks=() if build is mlp else pytest.mark.slow) for build in BUILDERS],
     ids=lambda build: build.__name__,
 )
-MLP, BATCHNORM, SMOOTH = mlp(), batchnorm_conv(), smooth()
+MLP, BATCHNORM, SMOOTH, ATTENDING = mlp(), batchnorm_conv(), smooth(), attending()
 on_three_networks = pytest.mark.parametrize("tiny", [MLP, BATCHNORM, SMOOTH], ids=lambda tiny: tiny.name)
 BY_SYMMETRY = {"batchnorm_scaling": [BATCHNORM], "output_scaling": [MLP]}
+BY_SYMMETRY |= {"attention_scaling": [ATTENDING], "norm_scaling": [ATTENDING]}
 RESCALED = [MLP, lenet_like(), residual()]
 
 

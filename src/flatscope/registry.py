@@ -33,6 +33,9 @@ SYMMETRIES = {  # in a word, and in some
     "norm_scaling": ("norm", "scale and shift of a LayerNorm, RMSNorm or GroupNorm times c, the next layer divided by c"),
     "output_scaling": ("output", "all outputs times c, margins scaling along"),
 }
+FUNCTION_SYMMETRIES = frozenset(SYMMETRIES) - {"output_scaling"}  # what leaves the outputs as they are
+# Of coordinates and sums of paths, which end at attention and at normalisations.
+PATH_SYMMETRIES = FUNCTION_SYMMETRIES - {"attention_scaling", "norm_scaling"}
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
 NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")

@@ -14,7 +14,6 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
-from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import Params, count
 from flatscope.perturbation import (
     Ascent,
@@ -25,7 +24,7 @@ from flatscope.perturbation import (
     shrinking,
     unit_directions,
 )
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 Mode = Literal["worst", "average"]

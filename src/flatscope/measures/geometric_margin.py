@@ -19,10 +19,9 @@ from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
-from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.network.program import Operation, replay
 from flatscope.progress import progress
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import output_tensor
 from flatscope.stopping import out_of_time
 

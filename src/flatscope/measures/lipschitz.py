@@ -15,14 +15,14 @@ from torch.nn import functional
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
-from flatscope.measures.margins import FUNCTION_SYMMETRIES, from_log, positive_margin
+from flatscope.measures.margins import from_log, positive_margin
 from flatscope.measures.path_norms import log_gradient_bounds
 from flatscope.network.layers import Layer
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
 from flatscope.network.stretch_rules import Stretches, matrix_norm, operator_norm
-from flatscope.registry import Value, measure
+from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import output_tensor, parts_of
 
 
@@ -54,7 +54,7 @@ def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     paper="neyshabur2017",
     equation="Section 2.3",
     direction="lower",
-    invariant_under=FUNCTION_SYMMETRIES,
+    invariant_under=PATH_SYMMETRIES,
     passes={},
     on_folded=True,
     conventions="the ℓ1 path norm without biases, largest over outputs; never more than `l1_inf_norm`",

@@ -14,9 +14,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import Layer
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 
-FUNCTION_SYMMETRIES = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 
 
 @measure(

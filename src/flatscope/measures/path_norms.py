@@ -16,12 +16,12 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.margins import FUNCTION_SYMMETRIES, Capacity, declare_with_margin, from_log
+from flatscope.measures.margins import Capacity, declare_with_margin, from_log
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.path_rules import Paths
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
 from flatscope.params import copied
-from flatscope.registry import Value, measure
+from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import each_part, output_tensor
 
 Over = Literal["sum", "max"]
@@ -30,7 +30,7 @@ _norm_of_paths = partial(
     paper="neyshabur2017",
     equation="Section 2.2",
     direction="lower",
-    invariant_under=FUNCTION_SYMMETRIES,
+    invariant_under=PATH_SYMMETRIES,
     passes={},
     on_folded=True,
     conventions="biases are edges from a unit that is always on; max-pooling as `max`; over all outputs; in float64",
@@ -132,7 +132,7 @@ declare_with_margin(
     lambda ctx, **options: log_path_norm(ctx, p=1.0, **options),
     norm=r"\phi_1(w)",
     capacity=Capacity(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True),
-    invariant_under=FUNCTION_SYMMETRIES,
+    invariant_under=PATH_SYMMETRIES,
 )
 declare_with_margin(
     l2_path_norm,
@@ -141,7 +141,7 @@ declare_with_margin(
     capacity=Capacity(
         r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2", with_4d=True, width_power=lambda options: 1.0
     ),
-    invariant_under=FUNCTION_SYMMETRIES,
+    invariant_under=PATH_SYMMETRIES,
     headline="path norm over margin, squared",
 )
 declare_with_margin(
@@ -154,7 +154,7 @@ declare_with_margin(
         # From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
         width_power=lambda options: 2 - 2 / float(options["p"]),
     ),
-    invariant_under=FUNCTION_SYMMETRIES,
+    invariant_under=PATH_SYMMETRIES,
 )
 
 

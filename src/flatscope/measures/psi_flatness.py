@@ -32,12 +32,11 @@ from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, within_ball
-from flatscope.registry import Value, measure
+from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
-SCALINGS = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 LAWS = ("ball", "sphere", "gaussian")
 COLUMNS, FEW_UNITS, FEW_DRAWS = 4, 64, 16
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
@@ -48,7 +47,7 @@ POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight bec
     paper="yi2019",
     equation="Definition 4.1",
     direction="lower",
-    invariant_under=SCALINGS,
+    invariant_under=PATH_SYMMETRIES,
     cost="sweep",
     typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 12},
     on_folded=True,
@@ -142,7 +141,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     paper="yi2019",
     equation="Definition 4.1, eq (7)",
     direction="lower",
-    invariant_under=SCALINGS,
+    invariant_under=PATH_SYMMETRIES,
     cost="long",
     typical={"forward": 200, "backward": 200},
     exact=False,
@@ -203,7 +202,7 @@ def psi_epsilon(
     paper="yi2019",
     equation="Definition 4.1",
     direction="lower",
-    invariant_under=SCALINGS,
+    invariant_under=PATH_SYMMETRIES,
     cost="long",
     typical={"forward": 160},
     exact=False,
@@ -259,7 +258,7 @@ def psi_expected(
     paper="yi2019",
     equation="Theorem 5.1",
     direction="lower",
-    invariant_under={*SCALINGS, "output_scaling"},
+    invariant_under={*PATH_SYMMETRIES, "output_scaling"},
     passes={},
     on_folded=True,
     conventions="all basis-path values, biases included; infinite if one of them is zero",
@@ -282,7 +281,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     paper="yi2019",
     equation="(26)-(32), replaced",
     direction="higher",
-    invariant_under=SCALINGS,
+    invariant_under=PATH_SYMMETRIES,
     cost="sweep",
     typical={"forward": 25},
     on_folded=True,

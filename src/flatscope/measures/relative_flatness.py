@@ -6,7 +6,7 @@ Column j of a weight holds the outgoing weights of input feature j; κ uses whol
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,9 @@ from flatscope.measures.layer_values import (
     shared_reason,
 )
 from flatscope.measures.weight_flatness import layer_eigenvalues
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 
 LAYERWISE = {"layer_scaling", "permutation"}
-UNITWISE = {"layer_scaling", "unit_scaling", "permutation", "batchnorm_scaling"}
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 
@@ -40,7 +39,7 @@ def _declare(
     name: str,
     summary: str,
     symbol: str,
-    invariant_under: set[str],
+    invariant_under: Set[str],
     per: str = "network",
     headline: str = "",
 ) -> None:
@@ -190,7 +189,7 @@ _declare_over_layers(
     equation="Table 1",
     per="unit",
     direction="lower",
-    invariant_under=UNITWISE,
+    invariant_under=FUNCTION_SYMMETRIES,
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,
@@ -246,7 +245,7 @@ for _name, _summary, _symbol, _per, _combine in (
         name=_name,
         summary=_summary,
         symbol=_symbol,
-        invariant_under=UNITWISE,
+        invariant_under=FUNCTION_SYMMETRIES,
         per=_per,
         headline="all inputs of layers, relative to weights" if _name == "rho_sum" else "",
     )
@@ -258,7 +257,7 @@ for _name, _summary, _symbol, _per, _combine in (
     equation="Petzka et al. 2021 (Relative Flatness and Generalization), relative flatness κ_Tr of a layer",
     per="layer",
     direction="lower",
-    invariant_under=LAYERWISE,
+    invariant_under={*LAYERWISE, "attention_scaling"},  # outputs of a layer may be rescaled, one by one
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,

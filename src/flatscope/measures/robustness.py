@@ -14,11 +14,10 @@ from torch import Tensor
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
-from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs
 from flatscope.stopping import FIRST_LOOK, out_of_time
 
