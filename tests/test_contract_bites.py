@@ -11,7 +11,7 @@ import checks
 import pytest
 import references
 import torch
-from networks import batchnorm_conv, mlp, smooth
+from networks import attending, batchnorm_conv, mlp, smooth
 from references import Dense, dense
 
 from flatscope import guards, problem, registry
@@ -198,6 +198,8 @@ def test_declarations_that_say_too_little() -> None:
         ("hessian_trace", "layer_scaling", mlp),
         ("hessian_trace", "unit_scaling", mlp),
         ("gradient_norm", "batchnorm_scaling", batchnorm_conv),
+        ("hessian_max_eigenvalue", "attention_scaling", attending),
+        ("gradient_norm", "norm_scaling", attending),
         ("margin", "output_scaling", mlp),
     ],
 )

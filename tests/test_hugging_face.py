@@ -11,6 +11,9 @@ from torch.utils.data import DataLoader
 
 import flatscope as fs
 from flatscope.loss import next_tokens
+from flatscope.network.program import relative_difference
+from flatscope.network.tracing import trace
+from flatscope.symmetries.folding import fold_batchnorm
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -38,6 +41,29 @@ def vit() -> nn.Module:
     torch.manual_seed(0)
     config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
     return transformers.ViTForImageClassification(config).double().eval()
+
+
+@pytest.mark.parametrize("by", ["attention", "norm"])
+@pytest.mark.parametrize(
+    ("build", "example", "free"),
+    [
+        (bert, {"input_ids": IDS, "attention_mask": MASK}, {"attention": 2, "norm": 1}),  # post-norm: the last is free
+        (gpt, {"input_ids": IDS}, {"attention": 2, "norm": 4}),  # the last one is read by the tied embedding
+        (vit, torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)), {"attention": 2, "norm": 5}),
+    ],
+)
+def test_queries_and_norms_can_be_rescaled(build: Any, example: Any, free: dict[str, int], by: str) -> None:
+    model = build()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.normal_(std=0.5)
+    twin = fs.rescale(model, example, by=by, low=0.04, high=25.0)
+    assert relative_difference(model, twin, example) < 1e-10
+    graph = trace(fold_batchnorm(model, example), example, inner=True)
+    numbers = {int(n) for layer in graph for n in layer.outputs}
+    attended = {n for n in numbers if n > 0 and -n in numbers}
+    normed = {int(n) for layer in graph for n in layer.outputs if layer.kind == "norm" and n}
+    assert {"attention": len(attended) / 12, "norm": len(normed) / 12} == free
 
 
 def numbers(model: nn.Module, train: Any, **more: Any) -> list[float]:

@@ -25,6 +25,8 @@ SYMMETRY_WORDS = {
     "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
     "permutation": ("order", "units in another order"),
     "batchnorm_scaling": ("BatchNorm", "weights before a BatchNorm times c"),
+    "attention_scaling": ("attention", "queries times c, keys divided by c"),
+    "norm_scaling": ("norm", "scale and shift of a LayerNorm times c, the layers behind it divided by c"),
     "output_scaling": ("output", "all outputs times c, the margin with them"),
 }
 FAMILY_WORDS = {

@@ -30,7 +30,10 @@ SYMMETRIES = {  # in a word, and in some
     "permutation": ("permutation", "units of a layer in another order"),
     "batchnorm_scaling": ("BatchNorm", "scale and shift of a BatchNorm times c, the next layer divided by c"),
     "attention_scaling": ("attention", "queries times c, keys divided by c, for each dimension of a head"),
-    "norm_scaling": ("norm", "scale and shift of a LayerNorm, RMSNorm or GroupNorm times c, the next layer divided by c"),
+    "norm_scaling": (
+        "norm",
+        "scale and shift of a LayerNorm, RMSNorm or GroupNorm times c, the next layer divided by c",
+    ),
     "output_scaling": ("output", "all outputs times c, margins scaling along"),
 }
 FUNCTION_SYMMETRIES = frozenset(SYMMETRIES) - {"output_scaling"}  # what leaves the outputs as they are

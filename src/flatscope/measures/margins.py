@@ -17,7 +17,6 @@ from flatscope.network.layers import Layer
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 
 
-
 @measure(
     symbol=r"\gamma(x_i) = f(x_i)_{y_i} - \max_{j \ne y_i} f(x_i)_j",
     paper="zhang2017",

@@ -18,6 +18,11 @@ CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "group
 TRANSPOSED_ORDER = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 LOOKUP_ORDER = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 NORM_ORDER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+# Normalisations with a scale of their own, and their arguments in order.
+AFFINE_NORMS = {
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+}
 # The calls of a layer: its kind, and its arguments in order.
 LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "linear": ("dense", DENSE_ORDER),

@@ -244,7 +244,7 @@ def matrix_product(step: Step) -> Tensor | None:
 
 
 def _take_up(step: Step, queries: Tensor, keys: Tensor) -> None:
-    """Products of every query (..., n, d) with every key (..., m, d): the d scales of one side are inverse to the other's."""
+    """Every query (..., n, d) meets every key (..., m, d): the d scales of one are inverse to those of the other."""
     step.book.multiplied.append(step.op.place)
     queries, keys = (step.book.tie_over(labels, (labels.ndim - 2,), step.op.place) for labels in (queries, keys))
     step.book.oppose(queries, keys, step.op.place)

@@ -17,7 +17,7 @@ ZERO, CONSTANT = 0, 1
 class Ties:
     """Sets of labels that must move together (union-find); a set may be fixed, with the reason why.
 
-    In a set every label has the scale of the one that stands for it, or the inverse of that scale: its power is 1 or -1.
+    Every label of a set has the scale of the one that stands for it, or (power -1) the inverse of that scale.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Labels:
 
     def oppose(self, left: Tensor, right: Tensor, why: str) -> None:
         """Two factors whose product may not change: the scale of one is the inverse of the other's, entry by entry."""
-        left, right = torch.broadcast_tensors(left, right)
+        left, right = left + torch.zeros_like(right), right + torch.zeros_like(left)  # broadcast
         for one, other in _pairs(left, right, (left != ZERO) & (right != ZERO)):
             self.scale.join(one, other, why, power=-1)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatscope.guards import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.scales import Step, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
@@ -198,29 +198,27 @@ class _Tracer:
 
     def _norm(self, step: Step) -> Tensor | None:
         """The scale of a normalisation, in torch's words or as a product: what enters is fixed, channels begin anew."""
-        name: str | None = None
-        if step.op.name in ("layer_norm", "rms_norm"):
-            given = step.op.named("input", "normalized_shape", "weight", "bias", "eps")
-            name, bias = self._names.get(id(given.get("weight"))), self._names.get(id(given.get("bias")))
-            if name is None or (bias is None) != (given.get("bias") is None):
+        if step.op.name in AFFINE_NORMS:
+            given = step.op.named(*AFFINE_NORMS[step.op.name])
+            scale, shift = (self._names.get(id(given.get(name))) for name in ("weight", "bias"))
+            if scale is None or (shift is None) != (given.get("bias") is None):
                 return None
-            self.book.wall(self._labels_of(given["input"]), step.op.place)
+            labels = self._labels_of(given["input"])
             place = torch.arange(given["weight"].numel()).reshape(given["weight"].shape).expand(step.result.shape)
         elif step.op.name == "mul" and (found := self._by_unit(step)) is not None:
-            name, place, labels = found
-            bias = None
+            (scale, place, labels), shift = found, None
             if self.book.scale.is_free(labels).any():
                 return None
-            self.book.wall(labels, step.op.place)
-        if name is None:
+        else:
             return None
-        record = self.layers.get(name)
+        self.book.wall(labels, step.op.place)
+        record = self.layers.get(scale)
         if record is None:
-            n = self._weights.named[name].numel()
+            n = self._weights.named[scale].numel()
             fixed = torch.full((n,), float(CONSTANT), dtype=torch.float64)
-            record = LayerRecord(layer_name(name, self._modules), name, "norm", n, fixed, self.book.fresh(n))
-            self.layers[name] = record
-        record.use(self.book, record.inputs, (), bias, record.groups, "norm")
+            record = LayerRecord(layer_name(scale, self._modules), scale, "norm", n, fixed, self.book.fresh(n))
+            self.layers[scale] = record
+        record.use(self.book, record.inputs, (), shift, record.groups, "norm")
         return record.outputs[place].clone() if record.kind == "norm" else _fixed(step.result)
 
     def _lookup(self, step: Step, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
