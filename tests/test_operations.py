@@ -257,6 +257,7 @@ class Forgetful(Labels):
 
     def __init__(self, book: Labels, *kinds: str) -> None:
         self.scale, self.unit, self.kinds, self.missing = book.scale, book.unit, kinds, set[str]()
+        self.inner = book.inner
 
     def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True, unit: bool = True) -> Tensor:
         """Forgotten, it gives the labels of the result all the same."""
