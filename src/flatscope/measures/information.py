@@ -23,9 +23,8 @@ from flatscope.curvature.spectrum import KRYLOV_BYTES
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
-from flatscope.measures.margins import FUNCTION_SYMMETRIES
 from flatscope.params import count, flatten, norm
-from flatscope.registry import Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import Draws, draw_until_precise
 
 WRITTEN_OUT = 1024  # parameters
