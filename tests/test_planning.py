@@ -87,7 +87,7 @@ def test_every_measure_and_bound_has_an_estimate() -> None:
     for kind in ("measure", "bound"):
         for entry in declarations(kind).values():
             assert units(entry, 9) >= 0
-            assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column"}
+            assert set(entry.typical or {}) <= {*planning.WEIGHTS, *planning.SHARED, "column", "sample"}
     by_cost = {entry.name: units(entry, 9) for entry in declarations().values()}
     assert by_cost["parameter_count"] == 0
     assert by_cost["expected_flatness"] > by_cost["functional_margin"]

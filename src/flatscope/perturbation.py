@@ -182,7 +182,7 @@ def minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator
 
 def numbered_minibatches(ctx: Context, size: int, generator: torch.Generator) -> Iterator[tuple[Batch, Tensor | None]]:
     """The same, each with the numbers of its samples; None where they come as their source gives them."""
-    kept = _kept(ctx)
+    kept = kept_samples(ctx)
     while True:
         if kept is None:
             yield from ((batch, None) for batch in ctx.batches(size=size))
@@ -259,11 +259,11 @@ def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> 
     return result
 
 
-def _kept(ctx: Context) -> Batch | None:
-    """All training samples as one batch, or None where they are too many or do not stack."""
+def kept_samples(ctx: Context, part: str = "train") -> Batch | None:
+    """All samples as one batch, or None where they are too many or do not stack."""
     parts: list[Batch] = []
     kept = 0
-    for inputs, targets in ctx.batches(size=ctx.problem.n_train):  # tensors come back as they are: no copy
+    for inputs, targets in ctx.batches(part, ctx.problem.part(part).n):  # tensors come back as they are: no copy
         kept += sum(part.numel() * part.element_size() for part in parts_of(inputs))
         if kept > KEPT_BYTES:
             return None

@@ -23,17 +23,18 @@ LONG_SHOWN = 4
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
-def units(entry: Declaration, columns: int, paid: set[str] | None = None) -> float:
+def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int = 1) -> float:
     """Estimated cost of a measure or bound, in forward passes over the training data.
 
     Args:
         entry: the declaration.
         columns: of the sweep: outputs of the network, less one under softmax.
         paid: shared work that is done already.
+        n: number of training samples.
     """
     declared = entry.typical or entry.passes
     expected = BY_COST[entry.cost] if declared is None else declared
-    weights = WEIGHTS | {"sweep": 1 + COLUMN * columns, "column": COLUMN * columns, "gradient": 2.0}
+    weights = WEIGHTS | {"sweep": 1 + COLUMN * columns, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
     return sum(weights[kind] * number for kind, number in expected.items() if kind not in (paid or ()))
 
 
@@ -93,12 +94,12 @@ def make_schedule(
         timed: whether to time a pass, without a budget as well.
     """
     budget = ctx.effort.deadline is not None
-    columns = max(1, ctx.problem.n_outputs - 1)
+    columns, n = max(1, ctx.problem.n_outputs - 1), ctx.problem.n_train
     paid: set[str] = set()
-    ordered = sorted(chosen, key=lambda entry: units(entry, columns)) if budget else list(chosen)
+    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else list(chosen)
     steps = []
     for entry in ordered:
-        steps.append(PlannedMeasure(entry, units(entry, columns, paid)))
+        steps.append(PlannedMeasure(entry, units(entry, columns, paid, n)))
         paid |= shared_work(entry)
     seconds = ctx.sweep(seconds_of_a_pass) if budget or timed else None
     return Schedule(tuple(steps), seconds, tuple(left_out))

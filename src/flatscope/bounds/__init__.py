@@ -9,11 +9,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from flatscope.bounds import classical, norm_based, pac_bayes, psi
+from flatscope.bounds import classical, norm_based, optimised_posterior, pac_bayes, psi
 from flatscope.measuring import bounds as evaluate
 from flatscope.table import Table
 
-__all__ = ["classical", "norm_based", "pac_bayes", "psi"]
+__all__ = ["classical", "norm_based", "optimised_posterior", "pac_bayes", "psi"]
 __doc__ = evaluate.__doc__ or ""
 
 
