@@ -185,10 +185,8 @@ def _descend(
         training: steps, batch and rate.
         share: of the time that is left, where there is a deadline.
     """
-    optimizer, generator = (
-        torch.optim.Adam(moved, lr=training.lr, fused=True),
-        ctx.generator(f"pac_bayes_optimised, {what}"),
-    )
+    optimizer = torch.optim.Adam(moved, lr=training.lr, fused=True)
+    generator = ctx.generator(f"pac_bayes_optimised, {what}")
     spent, part = _clock(ctx, share), max(1, training.steps // PARTS)
     found: list[float] = []
     with progress(what, total=training.steps, lines=True) as advance:
@@ -227,11 +225,8 @@ def _clock(ctx: Context, share: float) -> Callable[[], float]:
 
 def random_batch(samples: Batch, size: int, generator: torch.Generator) -> Batch:
     """Samples drawn with replacement; all of them, once, where no more are asked for."""
-    inputs, targets = samples
-    if size >= len(targets):
-        return samples
-    rows = torch.randint(len(targets), (size,), generator=generator)
-    return rows_of_inputs(inputs, rows), targets[rows.to(targets.device)]
+    n = len(samples[1])
+    return samples if size >= n else _rows(samples, torch.randint(n, (size,), generator=generator))
 
 
 def sampled_errors(
@@ -270,7 +265,7 @@ def sampled_errors(
     ),
     needs={"classes"},
     cost="long",
-    typical={"sample": 1.0},
+    typical={"sample": 8e6},
     exact=False,
     on_folded=True,
 )
@@ -288,7 +283,7 @@ def pac_bayes_optimised(
 ) -> Value:
     """Expected error of the network with weights drawn from a Gaussian that was trained to make this bound small.
 
-    The mean starts at the weights of the network. The value holds all that is paid for: the training samples, the
+    Its mean starts between the prior's and the weights of the network, where that is best. The value holds all that is paid for: the training samples, the
     prior's grid and the draws of the weights.
 
     Args:
@@ -303,8 +298,8 @@ def pac_bayes_optimised(
         sampling: share of delta that is spent on these draws.
         prior_variance: c of the grid of variances c exp(-j/100), j = 1, 2, …
     """
-    for value, where in ((steps, "steps"), (batch, "batch"), (draws, "draws")):
-        refuse_unless_whole(value, where, least=2 if where == "draws" else 1)
+    for number, where, least in ((steps, "steps", 1), (batch, "batch", 1), (draws, "draws", 2)):
+        refuse_unless_whole(number, where, least)
     if not (0 < sampling < 1 and prior_variance > 0 and lr > 0):
         got = f"{sampling}, {prior_variance}, {lr}"
         raise InputError("0 < sampling < 1, prior_variance > 0, lr > 0", got, where="pac_bayes_optimised")
@@ -318,6 +313,8 @@ def pac_bayes_optimised(
     n, (own, by_draws) = len(samples[1]), (delta * (1 - sampling), delta * sampling)
     posterior = trained_posterior(ctx, samples, ctx.trainable, centre, prior_variance, own, training)
     kl, index = best_prior(posterior, centre, prior_variance)
+    if not math.isfinite(kl):
+        raise NotApplicable("the noise diverged in training; the option lr takes a smaller rate")
     tested = []
     if ctx.problem.test is not None:
         few = max(2, draws // TEST_SHARE)
@@ -363,7 +360,11 @@ def _centre(ctx: Context, prior: str) -> Params:
 
 def _halves(ctx: Context, samples: Batch) -> tuple[Batch, Batch]:
     """Two halves drawn at random, whatever is in them."""
-    inputs, targets = samples
-    order = torch.randperm(len(targets), generator=ctx.generator("pac_bayes_optimised, halves"))
+    order = torch.randperm(len(samples[1]), generator=ctx.generator("pac_bayes_optimised, halves"))
     first, second = order.tensor_split(2)
-    return tuple((rows_of_inputs(inputs, rows), targets[rows.to(targets.device)]) for rows in (first, second))
+    return _rows(samples, first), _rows(samples, second)
+
+
+def _rows(samples: Batch, rows: Tensor) -> Batch:
+    inputs, targets = samples
+    return rows_of_inputs(inputs, rows), targets[rows.to(targets.device)]

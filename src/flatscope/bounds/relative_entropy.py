@@ -16,12 +16,8 @@ STEPS_PER_E = 100  # b
 
 def relative_entropy(q: float, p: float) -> float:
     """kl(q‖p) = q ln(q/p) + (1-q) ln((1-q)/(1-p)) of two chances, 0 < p < 1, to rounding also where they are close."""
-    return sum(a * _log_ratio(a, b) for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
-
-
-def _log_ratio(a: float, b: float) -> float:
-    """ln(a/b), without losing digits where they are close."""
-    return -math.log1p((b - a) / a) if abs(b - a) < a / 2 else math.log(a / b)
+    pairs = ((q, p, p - q), (1 - q, 1 - p, q - p))  # with the difference: else digits are lost where they are close
+    return -sum(a * (math.log1p(by / a) if abs(by) < a / 2 else math.log(b / a)) for a, b, by in pairs if a > 0)
 
 
 def largest_mean(q: float, entropy: float) -> float:
