@@ -461,7 +461,8 @@ def test_domains_are_refused_and_never_give_nan(wrong) -> None:  # type: ignore[
 
 @pytest.mark.parametrize("build", [mlp, binary, lenet_like, batchnorm_conv, regression])
 def test_every_bound_has_a_value_or_a_reason(build) -> None:  # type: ignore[no-untyped-def]
-    frame = fs.bounds(build().problem(), "all").to_frame()
+    quick = {"pac_bayes_optimised": {"steps": 20, "draws": 20}}
+    frame = fs.bounds(build().problem(), "all", options=quick).to_frame()
     assert (frame["value"].notna() | (frame["reason"] != "")).all()
     assert not frame["reason"].str.startswith("failed").any()
     assert (frame["assumptions"] != "").all()

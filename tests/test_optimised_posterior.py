@@ -203,7 +203,6 @@ def violations(monkeypatch: pytest.MonkeyPatch, flips: float, n: int, d: int, de
     return above / repeats
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("flips", "n", "d"), [(0.1, 40, 3), (0.5, 100, 150)])
 def test_the_bound_holds_for_all_but_a_delta_share_of_training_sets(
     flips: float, n: int, d: int, monkeypatch: pytest.MonkeyPatch

@@ -283,8 +283,8 @@ def pac_bayes_optimised(
 ) -> Value:
     """Expected error of the network with weights drawn from a Gaussian that was trained to make this bound small.
 
-    Its mean starts between the prior's and the weights of the network, where that is best. The value holds all that is paid for: the training samples, the
-    prior's grid and the draws of the weights.
+    Its mean starts between the prior's and the weights of the network, where that is best. The value holds all that is
+    paid for: the training samples, the prior's grid and the draws of the weights.
 
     Args:
         delta: the bound holds with probability at least 1 - delta.
