@@ -45,7 +45,10 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert ">>> " in (inspect.getdoc(getattr(flatscope, name)) or "")
 
 
-SMALLER = {"flatness_radius.py": ["--size", "60", "--directions", "20", "--lr", "0.2", "--loss", "0.01"]}
+SMALLER = {
+    "flatness_radius.py": ["--size", "60", "--directions", "20", "--lr", "0.2", "--loss", "0.01"],
+    "non_vacuous_bound.py": ["--hidden", "50", "--steps", "50", "--draws", "100"],
+}
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path != LABELS], ids=lambda path: path.name)
