@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import flatscope as fs
+from flatscope.errors import InputError
 from flatscope.loss import as_loss
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
@@ -316,3 +317,23 @@ def test_another_module_of_the_same_function_shares_the_data() -> None:
     assert torch.allclose(other.forward(X), problem.forward(X), atol=1e-6)
     assert not torch.equal(other.params["0.weight"], problem.params["0.weight"])
     assert (other.initial, problem.initial is None) == (None, False)
+
+
+def test_gradients_of_tables_are_those_of_the_loss_whatever_the_batches() -> None:
+    tokens, y = torch.tensor([[0, 1], [0, 0], [2, 0]]), torch.tensor([0, 1, 0])
+    values = []
+    for frequent, size in ((False, 3), (True, 3), (True, 1)):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(3, 2, scale_grad_by_freq=frequent)
+        model = torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        values.append(
+            fs.measure(fs.Problem(model, train=(tokens, y), batch_size=size), "gradient_norm")["gradient_norm"]
+        )
+        assert table.scale_grad_by_freq == frequent
+    assert values[1:] == pytest.approx(2 * values[:1])
+
+
+def test_a_table_that_the_forward_pass_writes_to_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 2, max_norm=0.5), torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    with pytest.raises(InputError, match="max_norm"):
+        fs.Problem(model, train=(torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1])))

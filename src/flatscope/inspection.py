@@ -31,10 +31,14 @@ def replica(model: nn.Module) -> nn.Module:
         for module in reversed(list(model.modules())):  # inner ones first
             if (inner := _inside(module)) is not None:
                 twins[id(module)] = copied(inner, twins)
-        return copied(model, twins)
+        twin = copied(model, twins)
     except Exception as problem:
         fix = "Remove old-style weight_norm or cached tensors first"
         raise InputError("a model that can be copied (copy.deepcopy)", first_line(problem), "model", fix) from problem
+    for module in twin.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.scale_grad_by_freq = False  # gradients of the loss, not those that an optimizer is given
+    return twin
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
@@ -145,9 +149,12 @@ def refuse_missing_values(model: nn.Module) -> None:
 
 
 def refuse_active_layers(model: nn.Module) -> None:
-    """Dropout and batch statistics left on would make every number depend on chance or on the batch."""
+    """Dropout, batch statistics and tables that a forward pass writes to: numbers would depend on chance or order."""
     for name, module in model.named_modules():
         kind = type(module).__name__
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            fix = "Scale its rows once (torch.embedding_renorm_) and set its max_norm to None"
+            raise InputError("weights that the forward pass leaves alone", f"{kind} with max_norm", name, fix)
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise InputError("dropout switched off", f"{kind} in training mode", where=name, fix="Call model.eval()")
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
