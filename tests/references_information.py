@@ -8,11 +8,17 @@ from typing import Any
 import torch
 from references import Dense, twin
 from references_radius import gradients_one_by_one
-from references_sharpness import _folded, _gradient, _normals
+from references_sharpness import STRONG_OPTIONS, _folded, _gradient, _normals
 from torch import Tensor
 from torch.func import hessian, jacrev
 
 GROW_WITH_SAMPLES = ("local_learning_coefficient", "wbic")  # their posterior narrows with n, and n L̂ is a sum
+# Chains that are held tightly forget their start in a few steps, and see the curvature of attention without noise.
+STRONG_OPTIONS |= {
+    (name, symmetry): {"gamma": 1000.0, "chains": 32, "steps": 200}
+    for name in GROW_WITH_SAMPLES
+    for symmetry in ("attention_scaling", "norm_scaling")
+}
 
 
 @twin

@@ -28,6 +28,8 @@ RESCALED = [MLP, lenet_like(), residual()]
 
 # One exact problem for each sample and class: five samples are as good as eleven.
 COSTLY_TWINS = ("geometric_margin",)
+# What a rescaling does to them shows at a minimum only, which these networks are not in: test_learning_coefficient.py.
+MOVE_AT_MINIMA = ("local_learning_coefficient", "wbic")
 
 
 def few(tiny: Tiny) -> Tiny:
@@ -85,6 +87,7 @@ def test_leaves_everything_untouched(entry: Declaration) -> None:
 @by_measure
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_keeps_its_symmetries(entry: Declaration, symmetry: str) -> None:
+    elsewhere = entry.name in MOVE_AT_MINIMA and symmetry not in entry.invariant_under
     for tiny in BY_SYMMETRY.get(symmetry, RESCALED):
-        if applies(entry, tiny):
+        if applies(entry, tiny) and not elsewhere:
             checks.keeps_its_symmetries(entry, tiny, symmetry)

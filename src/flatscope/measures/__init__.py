@@ -24,6 +24,7 @@ FAMILIES = (
     "interactions",
     "gradient_noise",
     "information",
+    "learning_coefficient",
 )
 for _family in FAMILIES:
     importlib.import_module(f"{__name__}.{_family}")

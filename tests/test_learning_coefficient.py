@@ -1,0 +1,142 @@
+"""WBIC and the local learning coefficient: closed forms of quadratic losses, honest errors, remarks, symmetries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import checks
+import pytest
+import torch
+from networks import Tiny, attending, batchnorm_conv, lenet_like, mlp, regression
+from test_pac_bayes import least_squares
+from torch import nn
+
+import flatscope as fs
+from flatscope.errors import InputError
+from flatscope.measures import learning_coefficient
+from flatscope.measures.learning_coefficient import PosteriorChains
+from flatscope.registry import declarations
+
+NAMES = ["local_learning_coefficient", "wbic"]
+
+
+def rows(problem: fs.Problem, seed: int = 0, **options: Any) -> Any:
+    return fs.measure(problem, NAMES, seed, dict.fromkeys(NAMES, options)).to_frame().set_index("measure")
+
+
+def at_minimum(n: int = 40, d: int = 5) -> tuple[fs.Problem, torch.Tensor]:
+    """Least squares at its minimum, and the eigenvalues of its Hessian."""
+    problem, _ = least_squares(n, d)
+    [(x, y)] = list(problem.train.batches())
+    model = nn.Linear(d, 1, bias=False).double()
+    model.weight.data = torch.linalg.lstsq(x, y).solution.T.contiguous()
+    return fs.Problem(model, (x, y), loss="mse"), torch.linalg.eigvalsh(2 * x.T @ x / n)
+
+
+def in_closed_form(n: int, eigenvalues: torch.Tensor, gamma: float) -> float:
+    stiffness = n / math.log(n) * eigenvalues
+    return float((stiffness / (stiffness + gamma)).sum()) / 2
+
+
+@pytest.mark.parametrize(("gamma", "length"), [(0.0, 0.5), (10.0, 0.5), (100.0, 1.5)])
+def test_a_quadratic_loss_has_the_closed_form(gamma: float, length: float) -> None:
+    """Half the number of parameters without localisation, whatever the length of the steps."""
+    problem, eigenvalues = at_minimum()
+    exact = in_closed_form(40, eigenvalues, gamma)
+    found = rows(problem, gamma=gamma, length=length, chains=32)
+    value, stderr = found.loc[NAMES[0], ["value", "stderr"]]
+    assert abs(value - exact) < 3.5 * stderr
+    assert stderr < 0.04 * exact
+    loss = fs.Context(problem).scores().loss
+    assert found.loc["wbic", "value"] == pytest.approx(40 * loss + math.log(40) * value, rel=1e-9)
+    assert found.loc["wbic", "stderr"] == pytest.approx(math.log(40) * stderr, rel=1e-9)
+    if gamma == 0:
+        assert exact == pytest.approx(2.5)
+        for wrong in (2.25, 2.75):  # one half of a parameter would be noticed
+            assert abs(value - wrong) > 3.5 * stderr
+
+
+def test_the_standard_error_of_the_chains_covers_the_truth() -> None:
+    problem, eigenvalues = at_minimum()
+    exact, zs = in_closed_form(40, eigenvalues, 10.0), []
+    for seed in range(16):
+        value, stderr = rows(problem, seed, gamma=10.0, steps=200).loc[NAMES[0], ["value", "stderr"]]
+        zs.append((value - exact) / stderr)
+    assert sum(abs(z) <= 2.4 for z in zs) >= 13  # seven degrees of freedom
+    assert 0.4 < float(torch.tensor(zs).std()) < 1.8
+
+
+def test_batches_agree_with_all_samples_within_their_errors() -> None:
+    problem, eigenvalues = at_minimum(n=200)
+    exact = in_closed_form(200, eigenvalues, 10.0)
+    value, stderr = rows(problem, gamma=10.0, batch=100, length=0.1, steps=800).loc[NAMES[0], ["value", "stderr"]]
+    assert abs(value - exact) < 4 * stderr + 0.05 * exact  # the noise of batches heats a little
+    assert stderr < 0.1 * exact
+
+
+def test_flat_directions_count_nothing() -> None:
+    """Three inputs that are always zero add three parameters and nothing else."""
+    problem, eigenvalues = at_minimum()
+    [(x, y)] = list(problem.train.batches())
+    wide = nn.Linear(8, 1, bias=False).double()
+    wide.weight.data = torch.cat([problem.params["weight"], torch.zeros(1, 3).double()], 1)
+    padded = fs.Problem(wide, (torch.cat([x, torch.zeros(40, 3).double()], 1), y), loss="mse")
+    value, stderr = rows(padded, gamma=1.0, chains=32).loc[NAMES[0], ["value", "stderr"]]
+    assert abs(value - in_closed_form(40, eigenvalues, 1.0)) < 3.5 * stderr
+    assert abs(value - 4.0) > 5 * stderr
+
+
+def fitted(tiny: Tiny, n: int = 30) -> Tiny:
+    """The network at a minimum: of the squared error on outputs of its own."""
+    x = torch.randn(n, *tiny.x.shape[1:], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return replace(tiny, x=x, y=tiny.model(x).detach(), xt=None, yt=None, loss="mse", initial={})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("symmetry", "build"),
+    [
+        ("layer_scaling", lenet_like),
+        ("unit_scaling", lenet_like),
+        ("batchnorm_scaling", batchnorm_conv),
+        ("attention_scaling", attending),
+        ("norm_scaling", attending),
+        ("output_scaling", mlp),
+        ("permutation", mlp),
+    ],
+)
+def test_rescaling_moves_them_at_a_minimum(name: str, symmetry: str, build: Any) -> None:
+    checks.keeps_its_symmetries(declarations()[name], fitted(build()), symmetry)
+
+
+def test_the_row_says_when_the_chains_are_not_to_be_trusted() -> None:
+    assert "no minimum" in rows(regression().problem(), steps=80).loc["wbic", "reason"]
+    assert "no minimum" not in rows(at_minimum()[0], steps=80).loc["wbic", "reason"]
+    noise = 0.01 * torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert PosteriorChains(1 + noise, 1.0, 8).remark() == "8 chains of 8 steps"
+    assert "still drift" in PosteriorChains(1 + noise + torch.tensor([0.0, 0.1]), 1.0, 8).remark()
+    assert "disagree" in PosteriorChains(1 + noise + torch.arange(8.0)[:, None], 1.0, 8).remark()
+
+
+def test_the_remarks_are_rare_where_all_is_well() -> None:
+    generator = torch.Generator().manual_seed(1)
+    many = [
+        PosteriorChains(1 + 0.1 * torch.randn(8, 2, generator=generator, dtype=torch.float64), 1.0, 8)
+        for _ in range(2000)
+    ]
+    said = [chains.remark() != "8 chains of 8 steps" for chains in many]
+    assert sum(said) <= 12  # two tests at 1 in 1,000 each
+
+
+def test_wrong_options_and_too_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"gamma": -1.0}, {"chains": 1}, {"steps": 4}, {"length": 2.0}, {"batch": 0}):
+        with pytest.raises(InputError):
+            rows(mlp().problem(), **options)
+    tiny = mlp()
+    two = fs.measure(tiny.problem(train=(tiny.x[:2], tiny.y[:2])), "wbic").to_frame()
+    assert "at least 3 samples" in two["reason"].iloc[0]
+    monkeypatch.setattr(learning_coefficient, "out_of_time", lambda ctx: True)
+    assert "time was up" in rows(mlp().problem()).loc["wbic", "reason"]
