@@ -163,3 +163,14 @@ def test_wrong_options_and_losses() -> None:
         regression().problem(), "fisher_rao_norm", options={"fisher_rao_norm": {"labels": "model"}}
     ).to_frame()
     assert "cross-entropy" in frame["reason"].iloc[0]
+
+
+def test_fisher_norm_of_a_network_with_one_number_for_each_sample() -> None:
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(3, 1), torch.randn(6, 3), torch.arange(6) % 2
+    flat = torch.nn.Sequential(model, torch.nn.Flatten(0))
+    found = [
+        fs.measure(fs.Problem(net, train=(x, y), loss="bce"), "fisher_rao_norm")["fisher_rao_norm"]
+        for net in (model, flat)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -186,7 +186,7 @@ def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
         leaf = outputs.requires_grad_()
         with torch.enable_grad():
             slope = torch.autograd.grad(ctx.problem.loss(leaf, targets).sum(), leaf)[0]
-        total += float((slope.double() * along).flatten(1).sum(1).square().sum())
+        total += float((slope.double() * along).reshape(len(targets), -1).sum(1).square().sum())
     return math.sqrt(total / ctx.problem.n_train)
 
 
