@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -88,3 +89,25 @@ def gradient_noise(dense: Dense) -> float:
     rows = gradients_one_by_one(dense)
     mean = sum(rows) / len(rows)
     return sum(float(((row - mean) ** 2).sum()) for row in rows) / len(rows)
+
+
+@twin
+def gradient_noise_scale(dense: Dense) -> float:
+    rows = gradients_one_by_one(dense)
+    mean = sum(rows) / len(rows)
+    return gradient_noise(dense) / float((mean**2).sum())
+
+
+@twin
+def batch_sharpness(dense: Dense, batch: int = 1, weight_decay: float = 0.0) -> float:
+    """Every set of so many samples, each with its whole Hessian."""
+    tiny, ratios = dense.tiny, []
+    for chosen in itertools.combinations(range(len(tiny.x)), batch):
+        some = Dense(type(tiny)(**{**vars(tiny), "x": tiny.x[list(chosen)], "y": tiny.y[list(chosen)]}))
+        names = list(some.params)
+        w = some.vector(names)
+        g = torch.autograd.functional.jacobian(lambda v, some=some, names=names: some.loss_of(v, names), w)
+        g = g + weight_decay * w
+        H = some.hessian + weight_decay * torch.eye(len(w), dtype=w.dtype)
+        ratios.append(float(g @ H @ g / (g @ g)))
+    return sum(ratios) / len(ratios)

@@ -40,6 +40,7 @@ LEVELS = (
     {"bounds"},
     {"auditing", "landscapes", "interpolation", "spectra"},
     {"training", "comparing", "live"},
+    {"stability"},
     {"sweeps"},
     {"reports"},
     {"cli"},

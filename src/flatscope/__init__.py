@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from flatscope.spectra.finding import gauss_newton as gauss_newton
     from flatscope.spectra.finding import hessian as hessian
     from flatscope.spectra.finding import spectral_density as spectral_density
+    from flatscope.stability.recording import StabilityRecorder as StabilityRecorder
+    from flatscope.stability.sharpness_record import Stability as Stability
     from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
     from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
     from flatscope.symmetries.scaling import rescale as rescale
@@ -57,6 +59,8 @@ _HOMES = {
     "Problem": "problem",
     "Simplex": "interpolation",
     "SpectralDensity": "spectra.density",
+    "Stability": "stability.sharpness_record",
+    "StabilityRecorder": "stability.recording",
     "Surface": "landscapes.surface",
     "Table": "table",
     "audit": "auditing",

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from flatscope.errors import FlatscopeError, InputError, NumericalWarning, refuse_unless_whole
 from flatscope.guards import own_settings
@@ -88,7 +88,7 @@ class Recorder:
         """Whether this epoch is one of those to record."""
         return epoch % self.every == 0
 
-    def record(self, model: nn.Module, epoch: int, step: int | None = None) -> Table | None:
+    def record(self, model: nn.Module, epoch: int, step: int | None = None, *, optimizer: Any = None) -> Table | None:
         """Measure the model as it is now; None on ranks other than the first.
 
         The first record raises what is wrong with data or names. Later a model that cannot be measured (weights that
@@ -98,6 +98,7 @@ class Recorder:
             model: the network in training, in any mode.
             epoch: number of epochs done.
             step: number of steps done, for `send`; the epoch by default.
+            optimizer: its learning rate and other settings are kept with the table.
         """
         if _rank() != 0:
             return None
@@ -110,6 +111,8 @@ class Recorder:
             return None
         self.steps[epoch] = epoch if step is None else step
         table.meta |= {"epoch": epoch, "step": self.steps[epoch]}
+        if optimizer is not None:
+            table.meta["optimizer"] = optimizer_settings(optimizer)
         self.tables[epoch] = table
         if self.send is not None:
             self.send(table, self.steps[epoch])
@@ -126,8 +129,26 @@ class Recorder:
 
     def _measured(self, model: nn.Module) -> Table:
         with own_settings():  # hooks may be called where gradients are off or numbers are short
-            problem = Problem(replica(model).eval(), self.data, self.test, self.loss, shard=False)
-            return measure(problem, self.names, self.seed, self.options)
+            return self._table(Problem(replica(model).eval(), self.data, self.test, self.loss, shard=False))
+
+    def _table(self, problem: Problem) -> Table:
+        return measure(problem, self.names, self.seed, self.options)
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Name and settings of a torch optimizer as plain values; of those that differ between its groups a list."""
+    while hasattr(optimizer, "optimizer"):  # wrapped, as Accelerate does
+        optimizer = optimizer.optimizer
+    found: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key in optimizer.param_groups[0]:
+        values = [_plain(group.get(key)) for group in optimizer.param_groups if key != "params"]
+        if values and isinstance(values[0], int | float | bool | tuple | str):
+            found[key] = values[0] if all(value == values[0] for value in values) else values
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _rank() -> int:
@@ -215,17 +236,21 @@ class _Hooks:
 
     def __init__(self, *args: Any, network: Take | None = None, **kwargs: Any) -> None:
         super().__init__()
-        self.recorder, self.network = Recorder(*args, **kwargs), network
+        given = args[0] if args and isinstance(args[0], Recorder) else None
+        if given is not None and (len(args) > 1 or kwargs):
+            raise InputError("a recorder, or the arguments of one", "both", where="callback")
+        self.recorder, self.network = given or Recorder(*args, **kwargs), network
 
-    def _record(self, model: nn.Module, epoch: int, step: int) -> Table | None:
-        return self.recorder.record(model if self.network is None else self.network(model), epoch, step)
+    def _record(self, model: nn.Module, epoch: int, step: int, optimizer: Any) -> Table | None:
+        measured = model if self.network is None else self.network(model)
+        return self.recorder.record(measured, epoch, step, optimizer=optimizer)
 
 
 class LightningHooks(_Hooks):
     """Records every few epochs of a Lightning training, and before its first step.
 
     Args:
-        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
+        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs; or a recorder.
         log: also send the values to the trainer's loggers, as `flatscope/<measure>`.
         **kwargs: those of `Recorder`; `network` takes the network to measure out of the LightningModule.
 
@@ -248,7 +273,10 @@ class LightningHooks(_Hooks):
             self._send(trainer, pl_module, trainer.current_epoch + 1)
 
     def _send(self, trainer: Any, pl_module: nn.Module, epoch: int) -> None:
-        table = self._record(pl_module, epoch, trainer.global_step) if trainer.is_global_zero else None
+        table = None
+        if trainer.is_global_zero:
+            optimizers = trainer.optimizers
+            table = self._record(pl_module, epoch, trainer.global_step, optimizers[0] if len(optimizers) == 1 else None)
         if table is not None and self.log:
             for logger in trainer.loggers:
                 logger.log_metrics(scalars(table, prefix="flatscope"), step=trainer.global_step)
@@ -258,7 +286,7 @@ class TrainerHooks(_Hooks):
     """Records every few epochs of a Hugging Face `Trainer`, and before its first step.
 
     Args:
-        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs.
+        *args: those of `Recorder`: the samples to measure on, names of measures, every how many epochs; or a recorder.
         **kwargs: those of `Recorder`; `network` takes the network to measure out of the trained model.
 
     Attributes:
@@ -268,12 +296,12 @@ class TrainerHooks(_Hooks):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The network before its first step; a training that is taken up again goes on recording instead."""
         if state.global_step == 0 and state.is_world_process_zero:
-            self._record(kwargs["model"], 0, 0)
+            self._record(kwargs["model"], 0, 0, kwargs.get("optimizer"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the last step of an epoch."""
         if self.recorder.due(round(state.epoch)) and state.is_world_process_zero:
-            self._record(kwargs["model"], round(state.epoch), state.global_step)
+            self._record(kwargs["model"], round(state.epoch), state.global_step, kwargs.get("optimizer"))
 
 
 @functools.cache

@@ -230,7 +230,7 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
     begun = time.perf_counter()
     with ctx.charged() as spent:
         try:
-            point = _point(ctx, entry)
+            point = point_of(ctx, entry)
             point.effort = ctx.effort  # a way of writing the network that was made earlier had another deadline
             _refuse_missing(point, entry)
             result: Result = entry.function(point, **common, **given)
@@ -285,7 +285,7 @@ def _laid_out(
             yield fixed | row | {"layer": layer, "options": options_text({**shown, **value.options})}
 
 
-def _point(ctx: Context, entry: Declaration) -> Context:
+def point_of(ctx: Context, entry: Declaration) -> Context:
     """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
     of_layers = entry.on_folded or entry.needs & {"layers", "every_layer", "chain"}
     # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.

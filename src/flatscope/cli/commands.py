@@ -21,6 +21,7 @@ from flatscope.cli.options import (
     MeasureCommand,
     ReportCommand,
     SpectrumCommand,
+    StabilityCommand,
     StoreRoot,
     TrainCommand,
     spread,
@@ -31,7 +32,7 @@ from flatscope.factories import from_papers
 Run = Callable[..., None]
 COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {}
 # Several processes of these would write the same files at once, and each would do all of the work.
-ALONE = ("demo", "landscape", "train", "sweep", "study")
+ALONE = ("demo", "landscape", "stability", "train", "sweep", "study")
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
@@ -99,6 +100,14 @@ def spectrum(given: SpectrumCommand) -> None:
     from flatscope.cli.run_network import run_spectrum
 
     run_spectrum(given)
+
+
+@command
+def stability(given: StabilityCommand) -> None:
+    """See whether a training stood at the edge of stability: the sharpness of its checkpoints against its step size."""
+    from flatscope.cli.run_stability import run_stability
+
+    run_stability(given)
 
 
 @command

@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 INITIAL_FILE = "initial.safetensors"  # what `flatscope train` writes beside the trained weights
+KEPT_FOLDER = "kept"  # where it keeps weights along the way
 
 DataName = Annotated[
     str,
@@ -243,6 +244,33 @@ class SpectrumCommand(NetworkOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StabilityCommand(ModelOptions, ProblemOptions, DataOptions, OutputOptions):
+    """Options of `flatscope stability`."""
+
+    model: ModelName
+    weights: Annotated[
+        list[Path],
+        typer.Option(
+            help="Checkpoints of one training, in its order; or the one --out of flatscope train --keep-every, whose "
+            "settings are then read."
+        ),
+    ]
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the training; of a run, its own.")] = None
+    momentum: Annotated[float | None, typer.Option(help="Momentum of SGD; of a run, its own.")] = None
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of SGD; of a run, its own.")] = None
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a mini-batch, for the batch sharpness; of a run, its own.")
+    ] = None
+    step: Annotated[
+        list[int] | None,
+        typer.Option(help="Step of each checkpoint; else the last number in its name, else its place. Repeatable."),
+    ] = None
+    noise_every: Annotated[int, typer.Option(help="Checkpoints between two gradient-noise scales; 0 for none.")] = 1
+    density_every: Annotated[int, typer.Option(help="Checkpoints between two spectral densities; 0 for none.")] = 0
+    tolerance: Annotated[float, typer.Option(help="Relative accuracy of the largest eigenvalue.")] = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainCommand(ModelOptions, DataOptions):
     """Options of `flatscope train`; neither model nor data are needed where a file describes many networks."""
 
@@ -267,6 +295,9 @@ class TrainCommand(ModelOptions, DataOptions):
     stop_gradient_norm: Annotated[float | None, typer.Option(help="Stop below this gradient norm.")] = None
     augmentation: Annotated[str, typer.Option(help="none or crop-flip.")] = "none"
     precision: Annotated[str, typer.Option(help="Of training steps: float32, tf32 or bf16.")] = "float32"
+    keep_every: Annotated[
+        int, typer.Option(help="Epochs between weights that are kept beside the last ones, in OUT/kept; 0 for none.")
+    ] = 0
     init: Annotated[str | None, typer.Option(help="Initialisation; the model's own by default.")] = None
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu"
 

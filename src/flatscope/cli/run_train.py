@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from torch import nn
 
-from flatscope.cli.options import INITIAL_FILE
+from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER
 from flatscope.cli.output import check_folder, show_grid, show_note
 from flatscope.cli.sources import load_data, load_model, parse_model_options
-from flatscope.errors import InputError, UnknownNameError, refuse_unknown
+from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
 from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
@@ -64,7 +64,13 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
     checkpoint = given.out / "checkpoint"
     if not (checkpoint / WEIGHTS_FILE).exists():  # a run that is taken up, or refused, keeps the weights it began with
         save_weights(network, given.out / INITIAL_FILE)
-    result = train_model(network.to(place), loaded, config, checkpoint=checkpoint)
+    refuse_unless_whole(given.keep_every, "--keep-every", least=0)
+
+    def keep(epoch: int, model: nn.Module) -> None:
+        if given.keep_every and epoch % given.keep_every == 0:
+            save_weights(model, given.out / KEPT_FOLDER / f"epoch-{epoch:06d}.safetensors")
+
+    result = train_model(network.to(place), loaded, config, checkpoint=checkpoint, after_epoch=keep)
     if result.resumed_from:
         show_note(f"resumed after epoch {result.resumed_from}")
     save_weights(result.model, given.out / "weights.safetensors")

@@ -138,7 +138,7 @@ class Search:
         if wanted.top < 0 or wanted.bottom < 0 or not 1 <= wanted.number <= size:
             got = f"{wanted.top} and {wanted.bottom}"
             raise InputError(f"between 1 and {size} eigenvalues", got, where="eigenvalues")
-        self._wanted, self.products = wanted, 0
+        self._wanted, self.products, self._least = wanted, 0, 0
         self._looks: list[RitzValues] = []
         self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at
         self._space: Krylov | None = None
@@ -150,6 +150,23 @@ class Search:
         room = KRYLOV_BYTES // (max(size, together) * start.element_size())
         self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
         self.newest = self._space.newest
+
+    def begin_with(self, vector: Tensor, least: int) -> None:
+        """Start from a vector near the wanted one, beside the random one; of a small matrix it is not needed.
+
+        The residual of such a vector is small from the start, and says nothing of a larger eigenvalue elsewhere: the
+        random half of the start shows that one, and needs products for it.
+
+        Args:
+            vector: (p,), of any length: the eigenvector of a matrix that hardly differs.
+            least: no answer is taken before so many products.
+        """
+        if self.products:
+            raise InputError("a search that has not begun", f"{self.products} products", where="begin_with")
+        self._least = least
+        if self._space is not None:
+            start = self._space.newest + vector.to(self._space.newest) / vector.norm()
+            self.newest = self._space.newest = start / start.norm()
 
     def take(self, product: Tensor) -> None:
         """Go on: the product with `newest`, a vector, or of a small matrix all unit vectors."""
@@ -177,7 +194,9 @@ class Search:
         """Whether all that is wanted is found."""
         at, found = self._answers.get(wanted, (0, False))
         while not found and at < len(self._looks):
-            found = bool(self._looks[at].reached(wanted, self._looks[:at]).all())
+            look = self._looks[at]
+            enough = look.closed or look.products >= self._least
+            found = enough and bool(look.reached(wanted, self._looks[:at]).all())
             at += not found
         self._answers[wanted] = at, found
         return found

@@ -25,6 +25,7 @@ FAMILIES = (
     "gradient_noise",
     "information",
     "learning_coefficient",
+    "batch_sharpness",
 )
 for _family in FAMILIES:
     importlib.import_module(f"{__name__}.{_family}")

@@ -11,7 +11,7 @@ from torch.func import grad
 
 from flatscope.context import Context
 from flatscope.errors import InputError
-from flatscope.params import Params, count, flatten, on_stacked
+from flatscope.params import Params, count, flatten, norm, on_stacked
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, cut, each_part
 
@@ -43,6 +43,38 @@ def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) ->
     squares = ctx.sweep(noise_squares)
     spread = factor * float(squares.std()) / math.sqrt(n) if n > 1 else math.nan
     return Value(factor * float(squares.mean()), data_stderr=spread)
+
+
+@measure(
+    symbol=r"\frac{\operatorname{tr} S}{\|\bar g\|^2}",
+    paper="flatscope",
+    equation="McCandlish et al. 2018, Section 2.2, simple noise scale",
+    direction="none",
+    invariant_under={"permutation"},
+    cost="sweep",
+    typical={"forward": 6, "gradient": 1},
+    passes={"forward": 2, "backward": 2},
+    conventions="all trainable parameters; S and the mean gradient are those of the training samples, from which SGD "
+    "draws; with `unbiased` those of the distribution that they are a draw from",
+)
+def gradient_noise_scale(ctx: Context, *, unbiased: bool = False) -> Value:
+    r"""Gradient noise of single samples over the squared mean gradient: the batch size at which both are equal.
+
+    .. math:: \operatorname{tr} S / \|\bar g\|^2, \quad S = \tfrac1n \sum_i (g_i - \bar g)(g_i - \bar g)^\top
+
+    Args:
+        unbiased: of a larger set from which the samples are a draw: S divided by n − 1, and the share of the samples'
+            own noise, tr S / n, taken off the squared gradient. Where nothing is left of it there is no value.
+    """
+    n, noise = ctx.problem.n_train, float(ctx.sweep(noise_squares).mean())
+    square = norm(ctx.gradient()) ** 2
+    if unbiased:
+        noise = noise * n / (n - 1) if n > 1 else math.nan
+        square -= noise / n
+    if not square > 0:
+        why = "more than these samples can tell from their noise" if unbiased else "the mean gradient is zero"
+        return Value(math.nan, exact=False, reason=f"no finite value: {why}")
+    return Value(noise / square)
 
 
 def batch_factor(n: int, batch: int, replacement: bool) -> float:

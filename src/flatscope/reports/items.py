@@ -37,9 +37,11 @@ from flatscope.reports.sections import (
     spectrum_plots,
     studies_part,
 )
+from flatscope.reports.stability_page import stability_part, stability_plots
 from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
+from flatscope.stability.sharpness_record import Stability
 from flatscope.table import BOUND_COLUMNS, Table
 
 T = TypeVar("T")
@@ -131,6 +133,13 @@ KINDS: dict[str, Kind] = {
         surfaces_part,
         surface_words,
         surface_plots,
+    ),
+    "stability": Kind(
+        "a Stability of a training",
+        lambda item: isinstance(item, Stability),
+        lambda item: "training",
+        stability_part,
+        plots=stability_plots,
     ),
     "measures": Kind(
         "a Table of measures",
@@ -234,17 +243,18 @@ RESULTS: tuple[type[Result], ...] = (
     Simplex,
     SpectralDensity,
     Eigenpairs,
+    Stability,
     PopulationFrame,
     Table,
 )
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables and audits (.parquet, .json), comparisons (.json), surfaces, interpolations and "
-    "spectra (.npz, .parquet, .json), populations and training histories (.parquet, .csv), and folders of a training "
-    "run with history.csv or of a study with verdicts.json"
+    "Accepted are tables, audits and recorded stability (.parquet, .json), comparisons (.json), surfaces, "
+    "interpolations and spectra (.npz, .parquet, .json), populations and training histories (.parquet, .csv), and "
+    "folders of a training run with history.csv or of a study with verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
-ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|spectrum|weights|psi|history)$")
+ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|spectrum|stability|weights|psi|history)$")
 
 
 def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> list[tuple[str, Any]]:

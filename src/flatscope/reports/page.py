@@ -30,7 +30,8 @@ from flatscope.version import __version__
 SCRIPTS = ("page.js", "tables.js", "surface.js")
 STYLES = ("page.css",)
 # Which pictures stand at the top, where there are several.
-PICTURES_FROM = ("populations", "surfaces", "comparisons", "spectra", "simplexes", "histories", "measures")
+PICTURES_FROM = ("populations", "surfaces", "comparisons", "stability", "spectra", "simplexes", "histories", "measures")
+COLOURED = ("measures", "bounds", "histories", "stability")
 DETAILS = ("spectra", "simplexes")  # said at the top only where nothing was measured
 META_WORDS = {
     "version": "flatscope",
@@ -145,7 +146,7 @@ def page_text(
 
 def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """A colour for every network that something on the page is about."""
-    networks = dict.fromkeys(name for kind in ("measures", "bounds", "histories") for name in kinds[kind])
+    networks = dict.fromkeys(name for kind in COLOURED for name in kinds[kind])
     return {name: n % len(COLOURS) for n, name in enumerate(networks)}
 
 
@@ -153,6 +154,8 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
     """The title where none is given: what a reader of this page wants to know."""
     if kinds == {"studies"}:
         return "Do the claims hold?"
+    if kinds == {"stability"}:
+        return "Is this training at the edge of stability?"
     if kinds == {"audits"}:
         return "Which measures depend on how the weights are written?"
     if "populations" in kinds and not n_networks:

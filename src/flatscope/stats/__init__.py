@@ -10,6 +10,7 @@ Example:
 from flatscope.noise import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
 from flatscope.stats.estimate import Estimate, Ranking, holm, rank_with_uncertainty
+from flatscope.stats.series import mean_of_series
 from flatscope.stats.sign_agreement import (
     Granulated,
     SignError,
@@ -28,6 +29,7 @@ __all__ = [
     "correlation_table",
     "granulated_kendall",
     "holm",
+    "mean_of_series",
     "partial_correlation",
     "rank_with_uncertainty",
     "sign_error",

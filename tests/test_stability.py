@@ -1,0 +1,356 @@
+"""The edge of stability: its measures, thresholds, warm starts and verdicts, and a training that gets there."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import mlp, smooth
+from references import dense
+from references_radius import batch_sharpness as batch_twin
+from references_radius import gradients_one_by_one
+from test_live import lightning, lightning_training, network, plain_loop, same_bits  # noqa: F401
+from torch import Tensor, nn
+
+import flatscope as fs
+from flatscope import live, stats
+from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
+from flatscope.live import Recorder, optimizer_settings
+from flatscope.reports.page import page_text
+from flatscope.stability.recording import FRESH_EVERY
+from flatscope.stability.sharpness_record import edge_standing
+from flatscope.stability.update_rule import UpdateRule
+from flatscope.training.data import load
+from flatscope.training.models import build
+
+# Measures
+
+
+@pytest.mark.parametrize(("batch", "weight_decay"), [(2, 0.0), (3, 0.3), (11, 0.1)])
+def test_batch_sharpness_over_all_batches_is_that_of_dense_hessians(batch: int, weight_decay: float) -> None:
+    written_out = dense("smooth", smooth)
+    options = {"batch": batch, "weight_decay": weight_decay, "draws": 200}
+    row = fs.measure(smooth().problem(), "batch_sharpness", options={"batch_sharpness": options}).to_frame().iloc[0]
+    assert row["exact"]
+    assert row["value"] == pytest.approx(batch_twin(written_out, batch, weight_decay), rel=1e-9)
+
+
+def test_batch_sharpness_of_drawn_batches_is_right_within_its_error() -> None:
+    expected = batch_twin(dense("mlp", mlp), 2)
+    options = {"batch_sharpness": {"batch": 2, "draws": 50}}  # of 55 sets
+    row = fs.measure(mlp().problem(), "batch_sharpness", 1, options, precision=0).to_frame().iloc[0]
+    assert not row["exact"]
+    assert 0 < row["stderr"] < 0.2 * expected
+    assert abs(row["value"] - expected) < 4 * row["stderr"]
+    assert row["reason"] == "50 mini-batches"
+    whole = mlp().problem()
+    value = fs.measure(whole, "batch_sharpness", options={"batch_sharpness": {"batch": 11}})["batch_sharpness"]
+    assert value <= fs.measure(whole, "hessian_max_eigenvalue")["hessian_max_eigenvalue"]
+
+
+def test_the_unbiased_noise_scale_is_that_of_pairs_of_samples() -> None:
+    """The mean of products of different samples' gradients is the squared gradient without their own noise."""
+    rows = gradients_one_by_one(dense("mlp", mlp))
+    pairs = [float(a @ b) for a, b in itertools.permutations(rows, 2)]
+    square = sum(pairs) / len(pairs)
+    noise = float(rows.var(0).sum())
+    found = fs.measure(mlp().problem(), "gradient_noise_scale", options={"gradient_noise_scale": {"unbiased": True}})
+    if square > 0:
+        assert found["gradient_noise_scale"] == pytest.approx(noise / square, rel=1e-9)
+    else:
+        assert "noise" in found.to_frame()["reason"].iloc[0]
+
+
+def test_a_vanishing_gradient_has_neither_direction_nor_noise_scale() -> None:
+    model = nn.Linear(2, 1, bias=False).double()
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    y = model(x).detach()
+    table = fs.measure(fs.Problem(model, train=(x, y), loss="mse"), ["batch_sharpness", "gradient_noise_scale"])
+    frame = table.to_frame().set_index("measure")
+    assert frame["value"].isna().all()
+    assert "is zero" in frame.loc["batch_sharpness", "reason"]
+    assert "is zero" in frame.loc["gradient_noise_scale", "reason"]
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 12}, {"draws": 1}, {"weight_decay": -1.0}])
+def test_batch_sharpness_refuses_what_is_no_batch(options: dict[str, Any]) -> None:
+    with pytest.raises(fs.InputError, match=next(iter(options))):
+        fs.measure(mlp().problem(), "batch_sharpness", options={"batch_sharpness": options})
+
+
+# Thresholds
+
+
+RULES = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.5, "dampening": 0.3},
+    {"momentum": 0.9, "nesterov": True},
+    {"weight_decay": 2.0},
+]
+
+
+@pytest.mark.parametrize("settings", RULES, ids=str)
+def test_a_quadratic_diverges_above_the_threshold_and_not_below(settings: dict[str, Any]) -> None:
+    rule = UpdateRule.of({"name": "SGD", "lr": 0.1} | settings)
+    for factor, grows in ((0.98, False), (1.02, True)):
+        w = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1, **settings)
+        curvature = factor * rule.threshold - rule.weight_decay
+        for _ in range(2000):
+            optimizer.zero_grad()
+            (curvature * w.square().sum() / 2).backward()
+            optimizer.step()
+            if not 1e-30 < abs(float(w.detach())) < 1e30:
+                break
+        assert (abs(float(w.detach())) > 1) == grows
+
+
+def test_optimizers_without_a_known_threshold_say_so() -> None:
+    model = nn.Linear(2, 2)
+    adam = UpdateRule.of(optimizer_settings(torch.optim.AdamW(model.parameters(), lr=0.1)))
+    assert math.isnan(adam.threshold)
+    assert "AdamW" in adam.unknown
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}]
+    assert "groups" in UpdateRule.of(optimizer_settings(torch.optim.SGD(groups, lr=0.1))).unknown
+    rule = UpdateRule.of(optimizer_settings(torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5), momentum=0.5)))
+    assert (rule.lr, rule.threshold) == (0.5, 6.0)
+    for wrong in ({"lr": 0.0}, {"lr": -1.0}, {"lr": 0.1, "momentum": 1.0}, {"lr": 0.1, "weight_decay": math.inf}):
+        with pytest.raises(fs.InputError, match=list(wrong)[-1]):
+            UpdateRule.of({"name": "SGD"} | wrong)
+
+
+# Warm starts
+
+
+class Diagonal:
+    """A symmetric matrix of known eigenvalues, whose products are counted."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.shape, self.products = values, (len(values), len(values)), 0
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        self.products += 1
+        return self.values.to(vectors) * vectors
+
+
+def test_a_search_that_begins_with_a_vector_leaves_it_where_another_is_sharper() -> None:
+    bulk = torch.linspace(-1, 3, 4000, dtype=torch.float64)
+    before, after = bulk.clone(), bulk.clone()
+    before[7] = 10.0
+    after[7], after[1234] = 10.0, 10.4  # the old direction is as exact an eigenvector as before
+    wanted, top = Wanted(1, 0, 1e-3), torch.zeros(4000, dtype=torch.float64)
+    top[7] = 1.0
+
+    def found(values: Tensor, warm: bool, seed: int) -> Any:
+        search = Search(4000, torch.Generator().manual_seed(seed), wanted)
+        if warm:
+            search.begin_with(top, 8)
+        return extreme_eigenpairs(Diagonal(values), search, wanted)[0]
+
+    for seed in range(5):
+        pair = found(after, True, seed)
+        assert pair.converged
+        assert pair.value == pytest.approx(10.4, abs=1e-3)
+        assert found(before, True, seed).value == pytest.approx(10.0, abs=1e-6)
+        assert found(before, True, seed).products <= found(before, False, seed).products
+    search = Search(4000, torch.Generator(), wanted)
+    extreme_eigenpairs(Diagonal(before), search, wanted)
+    with pytest.raises(fs.InputError, match="not begun"):
+        search.begin_with(top, 8)
+
+
+def digits_training(lr: float, steps: int, every: int, **settings: Any) -> tuple[fs.StabilityRecorder, nn.Module]:
+    """Full-batch gradient descent on 300 digits."""
+    x, y = load("digits", train_size=300, flatten=True).train
+    model = build("mlp", seed=0, widths=(64, 32, 32, 10), activation="tanh")
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    recorder = fs.StabilityRecorder((x, y), every, loss="mse", noise_every=0, **settings)
+    for step in range(steps + 1):
+        if recorder.due(step):
+            recorder.record(model, step, optimizer=optimizer)
+        optimizer.zero_grad()
+        (model(x) - nn.functional.one_hot(y, 10)).square().sum(1).mean().backward()
+        optimizer.step()
+    return recorder, model
+
+
+def test_gradient_descent_settles_at_the_edge_and_with_a_smaller_rate_below_it() -> None:
+    at_edge = digits_training(0.09, 320, 5)[0].stability
+    found = at_edge.sharpness
+    assert found.where == "edge"
+    assert 1.8 < found.mean.value < 2.3
+    assert at_edge.summary()[0].startswith(f"From step {found.start} on η·λ_max stays at {found.mean.value:.2f}")
+    control = digits_training(0.02, 100, 10)[0].stability
+    assert control.sharpness.where == "below"
+    assert control.rows["normalized_sharpness"].max() < 1.5
+    assert "below the edge" in control.summary()[0]
+
+
+def test_every_record_has_the_eigenvalue_that_a_search_from_scratch_has() -> None:
+    recorder, model = digits_training(0.09, 0, 1)
+    x, y = recorder.data
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.15)  # far above the edge: the top direction changes quickly
+    for step in range(1, FRESH_EVERY + 3):
+        (model(x) - nn.functional.one_hot(y, 10)).square().sum(1).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.record(model, step, optimizer=optimizer)
+        scratch = fs.measure(fs.Problem(copy.deepcopy(model).eval(), (x, y), loss="mse"), "hessian_max_eigenvalue")
+        assert recorder.tables[step]["hessian_max_eigenvalue"] == pytest.approx(
+            scratch["hessian_max_eigenvalue"], rel=2e-3
+        )
+    rows = recorder.stability.rows
+    assert rows["residual"].notna().all()
+    assert (rows["residual"] <= 1e-3 * rows["lambda_max"].abs()).all()
+
+
+# Nothing of the training changes
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(48, 6, generator=generator)
+    return x, (x[:, 0] + x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
+
+
+def test_a_recorded_training_ends_at_the_same_bits(data: tuple[Tensor, Tensor]) -> None:
+    recorder = fs.StabilityRecorder(data, batch=16, density_every=2)
+    untouched = plain_loop(data, lambda model, epoch: None)
+    recorded = plain_loop(data, lambda model, epoch: recorder.record(model, epoch, lr=0.1, momentum=0.9))
+    assert same_bits(untouched, recorded)
+    found = recorder.stability
+    assert list(found.densities) == [1, 3]
+    assert found.rows["step"].tolist() == [1, 2, 3, 4]
+    assert found.rows["threshold"].tolist() == pytest.approx([38.0] * 4)
+    assert found.rows["normalized_batch"].isna().all()
+    assert "no threshold" in found.rows["remark"].iloc[0]
+
+
+def test_lightning_gives_the_recorder_its_optimizer(
+    lightning: Any,  # noqa: F811
+    data: tuple[Tensor, Tensor],
+    tmp_path: Path,
+) -> None:
+    untouched = lightning_training(lightning, data, tmp_path, [])
+    callback = live.FlatscopeCallback(fs.StabilityRecorder(data, 2), network=lambda module: module.inner)
+    assert same_bits(untouched, lightning_training(lightning, data, tmp_path, [callback]))
+    found = callback.recorder.stability
+    assert found.rows["step"].tolist() == [0, 6, 12]
+    assert found.rule == UpdateRule("SGD", 0.1, 0.9)
+    with pytest.raises(fs.InputError, match="both"):
+        live.FlatscopeCallback(fs.StabilityRecorder(data), every=2)
+
+
+def test_a_plain_recorder_keeps_the_settings_of_the_optimizer(data: tuple[Tensor, Tensor]) -> None:
+    model = network()
+    table = Recorder(data, "margin").record(model, 1, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert table is not None
+    assert (table.meta["optimizer"]["name"], table.meta["optimizer"]["lr"]) == ("SGD", 0.1)
+
+
+def test_wrong_settings_are_refused(data: tuple[Tensor, Tensor]) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(fs.InputError, match="neither"):
+        fs.StabilityRecorder(data).record(model, 0)
+    with pytest.raises(fs.InputError, match="both"):
+        fs.StabilityRecorder(data).record(model, 0, optimizer=optimizer, lr=0.1)
+    with pytest.raises(fs.InputError, match="batch"):
+        fs.StabilityRecorder(data, batch=100).record(model, 0, lr=0.1)
+    for wrong in ({"batch": 0}, {"noise_every": -1}, {"density_every": 1.5}, {"tolerance": 2.0}, {"every": 0}):
+        with pytest.raises(fs.InputError):
+            fs.StabilityRecorder(data, **wrong)
+
+
+# Verdicts
+
+
+def test_a_series_stands_where_the_rule_says() -> None:
+    rising = [0.5 + 0.05 * k for k in range(30)]
+    swinging = [2 + 0.1 * (-1) ** k for k in range(20)]
+    steps = list(range(0, 1000, 10))
+
+    def where(values: list[float]) -> str:
+        return edge_standing(steps[: len(values)], values).where
+
+    at_edge = edge_standing(steps[:50], rising + swinging)
+    assert (at_edge.where, at_edge.start) == ("edge", 300)
+    assert at_edge.mean.low < 2 < at_edge.mean.high
+    assert where([3.0, 2.5, *rising, *swinging]) == "edge"  # it began above
+    assert where(rising) == "moving"
+    assert where([0.4] * 12) == "below"
+    assert where([2.5] * 12) == "above"
+    assert where(rising + swinging[:9]) == "moving"  # too few records to call it settled
+    assert where(rising + swinging + [1.0] * 20) == "below"  # left again
+    assert where([2.0, 1.9]) == "moving"
+    assert where([math.nan, math.nan]) == where([]) == "unknown"
+    assert edge_standing(steps[:50], [math.nan, *rising[1:], *swinging]).mean.n == 20
+
+
+def test_the_interval_of_a_correlated_series_covers_its_mean() -> None:
+    rng, covered = np.random.default_rng(0), []
+    for _ in range(200):
+        values = np.zeros(160)
+        for k in range(1, 160):
+            values[k] = 0.7 * values[k - 1] + rng.normal()
+        found = stats.mean_of_series(values[60:])
+        covered.append(found.low <= 0 <= found.high)
+        naive = 1.96 * values[60:].std() / 10
+        assert found.high - found.low > 2 * naive
+    assert 0.88 < np.mean(covered) <= 1.0
+    assert math.isnan(stats.mean_of_series([1.0, 2.0]).low)
+    assert math.isnan(stats.mean_of_series(np.arange(30.0)).low)  # a trend is not settled
+    assert math.isnan(stats.mean_of_series([math.nan]).value)
+    assert stats.mean_of_series([2.0] * 9).low == 2.0
+
+
+# As a result
+
+
+@pytest.fixture(scope="module")
+def recorded(data: tuple[Tensor, Tensor]) -> fs.Stability:
+    recorder = fs.StabilityRecorder(data, batch=8, density_every=3)
+    plain_loop(data, lambda model, epoch: recorder.record(model, epoch, lr=0.1, weight_decay=0.01))
+    return recorder.stability
+
+
+@pytest.mark.parametrize("ending", [".json", ".parquet"])
+def test_files_give_it_back(recorded: fs.Stability, ending: str, tmp_path: Path) -> None:
+    recorded.save(tmp_path / f"run{ending}")
+    again = fs.Stability.load(tmp_path / f"run{ending}")
+    assert again == recorded
+    assert again.rule == recorded.rule
+    assert again.densities[1] == recorded.densities[1]
+    assert again.summary() == recorded.summary()
+
+
+def test_the_page_answers_first_and_draws_all(recorded: fs.Stability, tmp_path: Path) -> None:
+    page = page_text({"run": recorded})
+    assert "Is this training at the edge of stability?" in page
+    assert recorded.summary()[0] in page
+    assert "the spectrum as it moves" in page
+    assert "batch sharpness against the edge" in page
+    recorded.save(tmp_path / "run.json")
+    assert "against the edge" in page_text([("a", recorded), ("b", fs.Stability.load(tmp_path / "run.json"))])
+
+
+def test_without_a_threshold_there_is_no_verdict(data: tuple[Tensor, Tensor]) -> None:
+    model = network()
+    recorder = fs.StabilityRecorder(data, batch=8)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        recorder.record(model, step, optimizer=optimizer)
+    found = recorder.stability
+    assert "no threshold is known here for Adam" in found.summary()[0]
+    assert found.sharpness.where == "unknown"
+    assert found.rows["lambda_max"].notna().all()
+    page = page_text(found)
+    assert "Sharpness λ_max" in page
