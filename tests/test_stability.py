@@ -284,7 +284,8 @@ def test_a_series_stands_where_the_rule_says() -> None:
     at_edge = edge_standing(steps[:50], rising + swinging)
     assert (at_edge.where, at_edge.start) == ("edge", 300)
     assert at_edge.mean.low < 2 < at_edge.mean.high
-    assert where([3.0, 2.5, *rising, *swinging]) == "edge"  # it began above
+    for begun in ([3.9, 1.6, 1.7], [2.1, 1.5, 1.6]):  # the first weights may be above, or there by chance
+        assert edge_standing(steps[:63], begun + rising[20:] + swinging * 2 + swinging[:10]).start == 130
     assert where(rising) == "moving"
     assert where([0.4] * 12) == "below"
     assert where([2.5] * 12) == "above"

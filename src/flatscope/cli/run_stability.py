@@ -67,8 +67,9 @@ def run_stability(given: StabilityCommand) -> None:
     with progress("Measuring", total=len(run.checkpoints)) as advance:
         for checkpoint in run.checkpoints:
             network = load_model(given.model, checkpoint.path, loaded, given.seed, options).to(device)
-            rule = {"lr": checkpoint.lr, "momentum": run.momentum, "weight_decay": run.weight_decay}
-            recorder.record(network, checkpoint.step, **rule)
+            recorder.record(
+                network, checkpoint.step, lr=checkpoint.lr, momentum=run.momentum, weight_decay=run.weight_decay
+            )
             advance(1, note=checkpoint.path.name)
     remarks += [OTHER_FUNCTION] if has_batchnorm(network) else []
     found = recorder.stability
@@ -77,9 +78,9 @@ def run_stability(given: StabilityCommand) -> None:
         found.meta["remarks"] = [*found.meta.get("remarks", ()), *remarks]
 
     def show() -> None:
-        show_grid(*found.cells())
         for sentence in found.summary():
             print(sentence)
+        show_grid(*found.cells())
 
     deliver(found, given, show)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from flatscope.formatting import written
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Markup, Part, Section, element, table, told
+from flatscope.reports.markup import Colours, Part, Section, element, table, told
 from flatscope.reports.measured import MANY
 from flatscope.reports.plots import Plot, cards, hero, legend_above, on_axes, scale_axis, shortened, wants_log
 from flatscope.stability.sharpness_record import BAND, EDGE, Stability
@@ -40,7 +41,9 @@ def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
     body = cards(plots)
     for name, run in runs.items():
         header, rows = run.cells()
-        body += element("h3", f"Records of {name}") + table(f"Records of {name}", header, rows, tall=len(rows) > MANY)
+        body += element("p", f"Records of {name}:", class_="quiet note") + table(
+            f"Records of {name}", header, rows, tall=len(rows) > MANY
+        )
         remarks = [remark for remark in run.rows["remark"].drop_duplicates() if remark]
         body += Markup("").join(element("p", remark, class_="quiet") for remark in remarks)
     sections = [Section("stability", "Edge of stability", body, "sharpness against the step size")]
@@ -161,7 +164,7 @@ def _densities(name: str, run: Stability) -> Plot:
             ax.set_yticks([])
             ax.minorticks_off()
             ax.spines["left"].set_visible(False)
-            ax.annotate(f"step {step}", (0.99, 0.92), xycoords="axes fraction", ha="right", va="top", fontsize=9)
+            ax.annotate(f"step {step}", (0.0, 0.95), xycoords="axes fraction", ha="left", va="top", fontsize=9)
         rows[-1].set_xlim(float(grid[0]), float(grid[-1]))
         scale_axis(rows[-1].xaxis, [])
         rows[-1].set_xlabel("eigenvalue of the Hessian")

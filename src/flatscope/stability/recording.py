@@ -26,6 +26,7 @@ from flatscope.table import Table
 LAMBDA, BATCH, NOISE = "hessian_max_eigenvalue", "batch_sharpness", "gradient_noise_scale"
 LEAST_PRODUCTS = 8
 FRESH_EVERY = 20  # records between two searches that begin without the last eigenvector
+DRAWS, STEPS = 2, 24  # of a spectral density along the way
 KEPT = ("version", "torch", "device", "dtype", "loss", "seed", "n_train", "remarks")  # of the tables' provenance
 
 
@@ -57,8 +58,6 @@ class StabilityRecorder(Recorder):
         [20.0, 20.0, 20.0]
     """
 
-    DENSITY = {"draws": 2, "steps": 24}  # noqa: RUF012
-
     def __init__(
         self,
         data: Any,
@@ -85,7 +84,7 @@ class StabilityRecorder(Recorder):
         self._vector: Tensor | None = None
         Wanted(tolerance=tolerance)  # refuses what is none
 
-    def record(  # type: ignore[override]
+    def record(
         self,
         model: nn.Module,
         epoch: int,
@@ -139,7 +138,7 @@ class StabilityRecorder(Recorder):
             self._vector = found.vector
             self._fresh_products = found.products if fresh else self._fresh_products
         if self.density_every and count % self.density_every == 0:
-            self._density = spectral_density(problem, **self.DENSITY, seed=self.seed)
+            self._density = spectral_density(problem, DRAWS, steps=STEPS, seed=self.seed)
         return table
 
     @property
@@ -155,22 +154,22 @@ class StabilityRecorder(Recorder):
 
 def _row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
     """One record; what is not known is NaN, with the reason."""
-    frame = table.to_frame().set_index("measure")
-    found, remarks = frame.loc[LAMBDA], [rule.unknown]
-    residual = (found["high"] - found["low"]) / 2
+    found = {str(row["measure"]): row for row in table.to_frame().to_dict("records")}
+    top, remarks = found[LAMBDA], [rule.unknown]
+    residual = (float(top["high"]) - float(top["low"])) / 2
     if math.isnan(residual):  # not found to the accuracy asked for, or not at all
-        remarks.append(f"λ_max: {found['reason']}")
+        remarks.append(f"λ_max: {top['reason']}")
     row = {"step": step, "lr": rule.lr, "threshold": rule.threshold, "loss": table.meta["train_loss"]}
-    row |= {"lambda_max": found["value"], "residual": residual, "products": table.meta["products"]}
-    known = math.nan if math.isnan(residual) else found["value"]
+    row |= {"lambda_max": top["value"], "residual": residual, "products": table.meta["products"]}
+    known = math.nan if math.isnan(residual) else float(top["value"])
     row["normalized_sharpness"] = EDGE * (known + rule.weight_decay) / rule.threshold
-    if BATCH in frame.index:
-        batch = frame.loc[BATCH]
+    if BATCH in found:
+        batch = found[BATCH]
         row |= {"batch_sharpness": batch["value"], "batch_stderr": batch["stderr"]}
         if not rule.unknown and not rule.momentum:
-            row["normalized_batch"] = rule.lr * batch["value"]
+            row["normalized_batch"] = rule.lr * float(batch["value"])
         remarks.append("no threshold of the batch sharpness is known with momentum" if rule.momentum else "")
-        remarks.append(f"batch sharpness: {batch['reason']}" if math.isnan(batch["value"]) else "")
-    if NOISE in frame.index:
-        row["noise_scale"] = frame.loc[NOISE]["value"]
+        remarks.append(f"batch sharpness: {batch['reason']}" if math.isnan(float(batch["value"])) else "")
+    if NOISE in found:
+        row["noise_scale"] = found[NOISE]["value"]
     return row | {"remark": "; ".join(remark for remark in remarks if remark)}

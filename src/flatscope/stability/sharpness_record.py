@@ -22,8 +22,8 @@ from flatscope.stability.update_rule import UpdateRule
 from flatscope.stats.estimate import Estimate
 from flatscope.stats.series import mean_of_series
 
-# The rule of the verdict. At the edge: from a record on that is at 2 or above, nine in ten lie within 15 % of 2, and
-# there are ten at least. Else below or above, where the last quarter of the records is on that side of the band.
+# The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 % of
+# 2, of the next ten as of all. Else below or above, where the last quarter of the records is on that side of the band.
 EDGE, BAND, INSIDE, LEAST_RECORDS, LAST = 2.0, 0.15, 0.9, 10, 0.25
 WORDS = {
     "normalized_sharpness": "η·λ_max, 2 at the edge",
@@ -57,7 +57,8 @@ class EdgeStanding:
         mean, edge = f"{self.mean.value:.2f}", f"the edge of stability, which is {EDGE:g}"
         if not math.isnan(self.mean.low):
             mean += f" ± {(self.mean.high - self.mean.low) / 2:.2g}"
-        records = f"{self.mean.n} records, spread {self.spread:.2g}"
+        few = "" if "±" in mean else ", too few or too alike for an interval"
+        records = f"{self.mean.n} records, spread {self.spread:.2g}{few}"
         if self.where == "edge":
             return f"From step {self.start} on {symbol} stays at {mean} ({records}): {edge}."
         if self.where == "moving":
@@ -89,15 +90,16 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
         return EdgeStanding(where, int(at[first]), mean_of_series(part), float(part.std()), float(series[-1]))
 
     inside = np.abs(series - EDGE) <= BAND * EDGE
-    for first in np.flatnonzero(series >= EDGE):
-        if len(series) - first >= LEAST_RECORDS and inside[first:].mean() >= INSIDE:
-            return told("edge", int(first))
-    first = len(series) - max(3, math.ceil(LAST * len(series)))
-    if first < 0:
+    for first in np.flatnonzero(inside & (series >= EDGE)).tolist():
+        begun = inside[first : first + LEAST_RECORDS]
+        if len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE:
+            return told("edge", first)
+    last = len(series) - max(3, math.ceil(LAST * len(series)))
+    if last < 0:
         return told("moving", 0)
-    if (series[first:] < (1 - BAND) * EDGE).all():
-        return told("below", first)
-    return told("above" if (series[first:] > (1 + BAND) * EDGE).all() else "moving", first)
+    if (series[last:] < (1 - BAND) * EDGE).all():
+        return told("below", last)
+    return told("above" if (series[last:] > (1 + BAND) * EDGE).all() else "moving", last)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
