@@ -4,7 +4,7 @@ Full-batch gradient descent with a learning rate η stays where η·λ_max is 2 
 rate the same network never comes near. With --batch it is SGD, whose batch sharpness settles at 2/η. Seconds on the
 embedded digits; the check on 5,000 images of CIFAR-10 is the same file with other numbers:
 
-    python examples/edge_of_stability.py --data cifar10 --train-size 5000 --widths 32 32 --lr 0.0125 --steps 700 --every 10
+    python examples/edge_of_stability.py --data cifar10 --train-size 5000 --widths 32 32 --lr 0.0125 0.011 --steps 1400
 """
 
 import argparse

@@ -22,8 +22,8 @@ from flatscope.stability.update_rule import UpdateRule
 from flatscope.stats.estimate import Estimate
 from flatscope.stats.series import mean_of_series
 
-# The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 % of
-# 2, of the next ten as of all. Else below or above, where the last quarter of the records is on that side of the band.
+# The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 %
+# of 2, of the next ten as of all. Else below or above: the last quarter of the records is on that side of the band.
 EDGE, BAND, INSIDE, LEAST_RECORDS, LAST = 2.0, 0.15, 0.9, 10, 0.25
 WORDS = {
     "normalized_sharpness": "η·λ_max, 2 at the edge",
