@@ -125,6 +125,14 @@ class Table(Result):
         """Why a measure has no value, or a remark on it; empty when there is nothing to say."""
         return str(self._rows(name)["reason"].iloc[0])
 
+    def one_each(self) -> dict[str, float]:
+        """One number per measure: that of the network, else the mean over its layers, units or samples."""
+        found = {}
+        for name, rows in self._frame.groupby("measure", sort=False):
+            whole = rows[rows["layer"].eq("") & rows["unit"].isna() & rows["sample"].isna()]
+            found[str(name)] = float((whole if len(whole) else rows)["value"].mean())
+        return found
+
     def to_frame(self) -> pd.DataFrame:
         """A copy as a pandas frame, one row per number."""
         return self._frame.copy()

@@ -202,7 +202,7 @@ def stored_problem(store: Store, network: Mapping[str, Any], *, device: str | No
         network: the configuration it was trained under.
         device: where to put it; the CPU by default.
     """
-    data = _loaded(json.dumps(dict(network["data"]), sort_keys=True))
+    data = samples_of(network)
     build = builder_of(network["model"]["name"])
     (trial,) = read_trials([trial_of(network, "0")], build)
     x, y = training_pair(data, network.get("labels"))
@@ -216,6 +216,11 @@ def stored_problem(store: Store, network: Mapping[str, Any], *, device: str | No
     place = usable_device(device or "cpu")
     loss = trial.config.loss
     return Problem(model.eval(), train=part.pair(), test=data.test, loss=loss, initial=starting, device=place)
+
+
+def samples_of(config: Config) -> Data:
+    """The data of a configuration, kept in memory for the next with the same."""
+    return _loaded(json.dumps(dict(config["data"]), sort_keys=True))
 
 
 @functools.lru_cache(maxsize=2)

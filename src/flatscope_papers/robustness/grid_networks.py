@@ -6,13 +6,12 @@ Long measures have a stage of their own, with smaller searches than they make by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import torch
 
-from flatscope import Problem, Table, measure, rescale
+from flatscope import Problem, measure, rescale
 from flatscope.registry import declarations
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import stored_problem
@@ -108,15 +107,8 @@ def measure_twice(config: Config, store: Store) -> Measured:
         rescaled = Problem(twin, train=(x, y), initial=stored.initial, dtype=torch.float64)
         for when, one in (("before", problem), ("after", rescaled)):
             table = measure(one, config.get("measures"), options=config["measure_options"])
-            metrics |= {f"{when}.{name}": value for name, value in one_each(table)}
+            metrics |= {f"{when}.{name}": value for name, value in table.one_each().items()}
     return Measured(metrics)
-
-
-def one_each(table: Table) -> Iterator[tuple[str, float]]:
-    """One number per measure: that of the network, else the mean over its layers, units or samples."""
-    for name, part in table.to_frame().groupby("measure", sort=False):
-        whole = part[part["layer"].eq("") & part["unit"].isna() & part["sample"].isna()]
-        yield str(name), float((whole if len(whole) else part)["value"].mean())
 
 
 def population(runs: Runs) -> pd.DataFrame:
