@@ -42,6 +42,7 @@ LEVELS = (
     {"training", "comparing", "live"},
     {"stability"},
     {"sweeps"},
+    {"benchmarking"},
     {"reports"},
     {"cli"},
     {"__init__", "__main__"},

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from flatscope import stats as stats
     from flatscope.auditing import Audit as Audit
     from flatscope.auditing import audit as audit
+    from flatscope.benchmarking.leaderboard import Leaderboard as Leaderboard
+    from flatscope.benchmarking.leaderboard import benchmark as benchmark
     from flatscope.comparing.comparison import Comparison as Comparison
     from flatscope.comparing.running import compare as compare
     from flatscope.context import Context as Context
@@ -53,6 +55,7 @@ _HOMES = {
     "Eigenpairs": "spectra.density",
     "FlatscopeError": "errors",
     "InputError": "errors",
+    "Leaderboard": "benchmarking.leaderboard",
     "NumericalWarning": "errors",
     "Population": "training.population",
     "PopulationFrame": "reports.population_frame",
@@ -64,6 +67,7 @@ _HOMES = {
     "Surface": "landscapes.surface",
     "Table": "table",
     "audit": "auditing",
+    "benchmark": "benchmarking.leaderboard",
     "compare": "comparing.running",
     "eigenpairs": "spectra.finding",
     "fold_batchnorm": "symmetries.folding",

@@ -40,7 +40,10 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
     "width": (16, 32),
     "depth": (1, 2),
     "batch_size": (20, 60),
-    "lr": (0.06, 0.15),  # of plain descent; with momentum m the rate is (1 - m) times this, for steps of the same length
+    "lr": (
+        0.06,
+        0.15,
+    ),  # of plain descent; with momentum m the rate is (1 - m) times this, for steps of the same length
     "weight_decay": (0.0, 1e-3),
     "init_scale": (1.0, 2.0),  # factor on torch's starting weights
     "label_noise": (0.0, 0.2),  # share of the training labels that are replaced by another class
@@ -52,16 +55,19 @@ TRAIN_SIZE, MOST_EPOCHS = 400, 150
 ORDER = ("label_noise", "width", "lr", "batch_size", "kind", "init_scale", "optimizer", "depth", "weight_decay")
 SUBSET = 128  # networks that are rescaled, and of which measures of cost "long" are taken
 TOGETHER = 16  # networks of a unit of measuring
+RESCALED = "rescaled."  # before the name of a measure: its value on the twin
 RESCALINGS = (0.2, 5.0)  # a factor for each hidden unit, log-uniform
 # One number per measure: of those that give several, one value of the option. Of the long ones, smaller searches.
 OPTIONS: dict[str, dict[str, Any]] = {
     "pac_bayes_kl": {"alpha": [0.01]},
     "perturbation_robustness": {"gammas": [0.5]},
     "expected_sharpness": {"alpha": [0.03], "draws": 100},
-    "feature_robustness": {"restarts": 1, "steps": 10},
+    "feature_robustness": {"restarts": 1, "steps": 5},
     "flatness_radius": {"directions": 20, "tolerance": 1e-3},
     "geometric_margin": {"samples": 50, "restarts": 2},
-    "sharpness": {"steps": 50},
+    "sharpness": {"steps": 30},
+    **{name: {"restarts": 1, "steps": 10} for name in ("adaptive_sharpness", "epsilon_flatness", "psi_epsilon")},
+    **{name: {"draws": 50} for name in ("expected_flatness", "psi_expected")},
 }
 TRAIN_WORK, LOOK_WORK = f"{__name__}:train_networks", f"{__name__}:measure_networks"
 
@@ -174,36 +180,74 @@ def measure_networks(configs: list[Config], store: Store, report: Report) -> Non
         metrics: dict[str, Any] = {}
         if store.read(config["network"]).metrics["reached"]:
             problem = stored_problem(store, config["network"])
-            names, seed = config["measures"], config["network"]["model"]["seed"]
-            if config["rescaled"]:
-                twin = rescale(problem.model, problem.example(), "unit", *RESCALINGS, seed)
-                pair = next(iter(problem.batches(size=problem.n_train)))
-                problem = Problem(twin, train=pair, initial=problem.initial)
-            options = {name: given for name, given in OPTIONS.items() if name in names}
-            metrics = {"measured": measure(problem, names, options=options).one_each()}
+            problem = rescaled_twin(problem, config["network"]["model"]["seed"]) if config["rescaled"] else problem
+            metrics = {"measured": measure(problem, config["measures"], options=config["options"]).one_each()}
         store.write(config, metrics | {"core_seconds": time.process_time() - begun})
         report((number + 1) / len(configs), "measuring")
 
 
+def rescaled_twin(problem: Problem, seed: int) -> Problem:
+    """The same function with other weights: every hidden unit has a factor of its own."""
+    twin = rescale(problem.model, problem.example(), "unit", *RESCALINGS, seed)
+    pair = next(iter(problem.batches(size=problem.n_train)))
+    return Problem(twin, train=pair, initial=problem.initial)
+
+
 def looks(rows: pd.DataFrame) -> list[list[Config]]:
-    """What is measured of these networks: units of `measure_networks`, the quick ones of all networks first."""
-    quick, long = ([entry.name for entry in declarations().values() if (entry.cost == "long") == is_long] for is_long in (False, True))
-    few = rows[rows["seed"].isin(networks(SUBSET)["seed"])]
-    parts = [(rows, STOPS, quick, False), (few, STOPS, long, False), (few, STOPS[-1:], quick, True), (few, STOPS[-1:], long, True)]
+    """What is measured of these networks: units of `measure_networks`, the quick measures of all networks first."""
+    quick, long = (
+        [entry.name for entry in declarations().values() if (entry.cost == "long") is wanted]
+        for wanted in (False, True)
+    )
+    few, last = rows[rows["seed"].isin(networks(SUBSET)["seed"])], STOPS[-1:]
+    parts = [(rows, STOPS, quick, False), (few, last, quick, True), (few, STOPS, long, False), (few, last, long, True)]
     units = []
     for chosen, stops, names, rescaled in parts:
+        options = {name: given for name, given in OPTIONS.items() if name in names}
         configs = [
-            {"network": configuration(row, stop), "measures": names, "rescaled": rescaled}
-            for row in chosen.to_dict("records") for stop in stops
+            {"network": configuration(row, stop), "measures": names, "options": options, "rescaled": rescaled}
+            for row in chosen.to_dict("records")
+            for stop in stops
         ]
         units += [configs[start : start + TOGETHER] for start in range(0, len(configs), TOGETHER)]
     return units
 
 
-def train(rows: pd.DataFrame, store: Store, *, workers: int | None = 0) -> None:
+def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
     """Train what the store lacks of these networks; those of one shape and batch size as one stack."""
     units: dict[tuple[Any, ...], list[Config]] = {}
     for row in rows.to_dict("records"):
         shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size"))
         units.setdefault(shape, []).extend(configuration(row, stop) for stop in STOPS)
     run(list(units.values()), TRAIN_WORK, store, workers=workers)
+
+
+def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Train and measure the whole population, as far as the store does not have it; the table and what it cost."""
+    rows = networks()
+    train(rows, store, workers=workers)
+    run(looks(rows), LOOK_WORK, store, workers=workers)
+    return collected(rows, store)
+
+
+def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """What the store has of these networks: a row per network and stop, and the seconds of one core that it took."""
+    spent = {"training": 0.0, "measuring": 0.0}
+    found: dict[tuple[int, float], dict[str, Any]] = {}
+    for row in rows.to_dict("records"):
+        for stop in STOPS:
+            metrics = store.read(configuration(row, stop)).metrics
+            spent["training"] += metrics.pop("core_seconds")
+            gap = metrics.get("test_error", math.nan) - metrics.get("train_error", math.nan)
+            found[row["seed"], stop] = {**row, "stop": stop, **metrics, "gap": gap}
+    for config in itertools.chain(*looks(rows)):
+        if config not in store:
+            continue
+        metrics, train = store.read(config).metrics, config["network"]["train"]
+        spent["measuring"] += metrics["core_seconds"]
+        prefix = RESCALED if config["rescaled"] else ""
+        values = {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
+        found[train["seed"], train["stop_loss"]] |= values
+    frame = pd.DataFrame(list(found.values()))
+    numbers = frame.select_dtypes("float").columns.difference(["stop", *SETTINGS])
+    return frame.astype(dict.fromkeys(numbers, "float32")), {f"seconds {what}": round(s) for what, s in spent.items()}

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from flatscope.cli.options import (
     AuditCommand,
+    BenchmarkCommand,
     CompareCommand,
     EngineOptions,
     LandscapeCommand,
@@ -32,7 +33,7 @@ from flatscope.factories import from_papers
 Run = Callable[..., None]
 COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {}
 # Several processes of these would write the same files at once, and each would do all of the work.
-ALONE = ("demo", "landscape", "stability", "train", "sweep", "study")
+ALONE = ("demo", "landscape", "stability", "train", "benchmark", "sweep", "study")
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
@@ -155,6 +156,14 @@ def measures(
     from flatscope.cli.run_measure import list_measures
 
     list_measures(names, everything)
+
+
+@command
+def benchmark(given: BenchmarkCommand) -> None:
+    """Score measures, also your own, on the released population: do they rank networks as generalization does?"""
+    from flatscope.cli.run_benchmark import run_benchmark
+
+    run_benchmark(given)
 
 
 sweep = group("sweep", "Many trials, each trained and measured once; kills lose nothing.")

@@ -325,6 +325,28 @@ class ReportCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchmarkCommand(OutputOptions):
+    """Options of `flatscope benchmark`."""
+
+    measures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names or globs of measures; file.py:function for your own. All of the library by default."
+        ),
+    ] = None
+    networks: Annotated[
+        str, typer.Option(help="For your own: how many are trained and measured, a power of 2 from 8 up, or all.")
+    ] = "64"
+    store: Annotated[
+        str | None, typer.Option(help="Folder of the trained networks; else one in the user's cache folder.")
+    ] = None
+    workers: Annotated[int | None, typer.Option(help="Processes that train; 0 for none but this one.")] = None
+    rebuild: Annotated[
+        Path | None, typer.Option(help="Train and measure the whole population; write its table into this folder.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Where the trials of a sweep run."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import pandas as pd
 
 from flatscope.auditing import Audit
+from flatscope.benchmarking.leaderboard import Leaderboard
 from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
 from flatscope.factories import from_papers
@@ -19,6 +20,7 @@ from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
+from flatscope.reports.leaderboard_page import leaderboard_plots, leaderboards_part
 from flatscope.reports.markup import Colours, Part
 from flatscope.reports.plots import Plot
 from flatscope.reports.population_frame import PopulationFrame, is_population, target_column
@@ -113,6 +115,13 @@ def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot
 
 # In the order of the page. A new kind of thing is one entry here, beside the function that renders it.
 KINDS: dict[str, Kind] = {
+    "leaderboards": Kind(
+        "a Leaderboard of measures",
+        lambda item: isinstance(item, Leaderboard),
+        lambda item: "leaderboard",
+        leaderboards_part,
+        plots=leaderboard_plots,
+    ),
     "comparisons": Kind(
         "a Comparison of networks",
         lambda item: isinstance(item, Comparison),
@@ -238,6 +247,7 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
 
 RESULTS: tuple[type[Result], ...] = (
     Audit,
+    Leaderboard,
     Comparison,
     Surface,
     Simplex,
@@ -249,7 +259,7 @@ RESULTS: tuple[type[Result], ...] = (
 )
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables, audits and recorded stability (.parquet, .json), comparisons (.json), surfaces, "
+    "Accepted are tables, audits, leaderboards and recorded stability (.parquet, .json), comparisons (.json), surfaces, "
     "interpolations and spectra (.npz, .parquet, .json), populations and training histories (.parquet, .csv), and "
     "folders of a training run with history.csv or of a study with verdicts.json"
 )

@@ -30,7 +30,17 @@ from flatscope.version import __version__
 SCRIPTS = ("page.js", "tables.js", "surface.js")
 STYLES = ("page.css",)
 # Which pictures stand at the top, where there are several.
-PICTURES_FROM = ("populations", "surfaces", "comparisons", "stability", "spectra", "simplexes", "histories", "measures")
+PICTURES_FROM = (
+    "leaderboards",
+    "populations",
+    "surfaces",
+    "comparisons",
+    "stability",
+    "spectra",
+    "simplexes",
+    "histories",
+    "measures",
+)
 COLOURED = ("measures", "bounds", "histories", "stability")
 DETAILS = ("spectra", "simplexes")  # said at the top only where nothing was measured
 META_WORDS = {
@@ -158,6 +168,8 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
         return "Is this training at the edge of stability?"
     if kinds == {"audits"}:
         return "Which measures depend on how the weights are written?"
+    if kinds == {"leaderboards"}:
+        return "Which measures go along with generalization?"
     if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"

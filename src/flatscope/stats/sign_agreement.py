@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
+from scipy.special import xlogy
 
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.noise import checked_confidence, wilson
@@ -37,7 +38,8 @@ class SignError:
 
     Attributes:
         mean: over all pairs, with a Wilson interval that treats pairs as independent.
-        worst: the environment with the largest error: the robust sign-error.
+        worst: the environment with the largest error: the robust sign-error. Its interval allows for the choice among
+            all of them.
         worst_environment: its name.
         by_environment: (hyper-parameter, one value, other value) -> error.
     """
@@ -155,7 +157,11 @@ def sign_error(
     by_environment = {key: _error(wrong, level, dropped) for key, wrong in pooled.items()}
     key = max(by_environment, key=lambda k: by_environment[k].value)
     mean = _error(np.concatenate(list(pooled.values())), level, dropped)
-    return SignError(mean, by_environment[key], f"{key[0]} {key[1]} to {key[2]}", by_environment)
+    # Whichever is worst here was picked for it: its lower end must hold for all of them at once.
+    together = [_error(wrong, 1 - (1 - level) / len(pooled), dropped).low for wrong in pooled.values()]
+    highest = max(error.high for error in by_environment.values())
+    worst = replace(by_environment[key], low=max(together), high=highest, method=f"worst of {len(pooled)}, Wilson")
+    return SignError(mean, worst, f"{key[0]} {key[1]} to {key[2]}", by_environment)
 
 
 def _error(wrong: Floats, level: float, dropped: int) -> Estimate:
@@ -208,7 +214,13 @@ def _fisher_ends(value: float, error: float, groups: int, networks: int, level: 
 
 
 def conditional_mutual_information(
-    frame: pd.DataFrame, measure: str, target: str, parameters: Sequence[str], *, most: int = 2
+    frame: pd.DataFrame,
+    measure: str,
+    target: str,
+    parameters: Sequence[str],
+    *,
+    most: int = 2,
+    confidence: float = 0.95,
 ) -> Estimate:
     """Least normalised conditional mutual information between the signs of change of measure and target.
 
@@ -219,63 +231,74 @@ def conditional_mutual_information(
     measure is a third symbol. Sets S that settle V_g by themselves (H = 0) have no score and are passed over.
     The competition printed 100 times this, for |S| = 2 alone and with every value of U_S weighted alike.
 
+    The interval is that of the jackknife over networks, the minimum taken anew without each of them; scores near 0 are
+    too high by about 1/networks, and so is their interval.
+
     Args:
         frame: one row per network.
         measure: column of the measure.
         target: column of the generalization gap.
         parameters: columns of the hyper-parameters.
         most: largest number of hyper-parameters to condition on.
+        confidence: level of the interval.
     """
     refuse_unless_whole(most, "most", least=0)
+    level = checked_confidence(confidence)
     x, y, settings, dropped = columns(frame, measure, target, parameters)
     n, codes = len(x), coded(settings)
-    first, second = (side.reshape(-1) for side in np.indices((n, n)))
-    kept = y[first] != y[second]  # leaves out every network with itself as well
-    first, second = first[kept], second[kept]
-    method = f"least normalised conditional mutual information, up to {most} given"
+    first, second = np.nonzero(y[:, None] != y[None, :])  # leaves out every network with itself as well
+    method = f"least normalised conditional mutual information, up to {most} given, jackknife"
+    blank = Estimate(math.nan, n=n, method=method, dropped=dropped, confidence=level)
     if len(first) == 0:
-        note = "no two networks differ in the target"
-        return Estimate(math.nan, n=n, method=method, dropped=dropped, note=note)
+        return replace(blank, note="no two networks differ in the target")
     signs = np.sign(x[first] - x[second]).astype(np.int64) + 1
-    goals = (y[first] > y[second]).astype(np.int64)
-    best, given = math.inf, ""
+    outcomes = 2 * signs + (y[first] > y[second])
+    least, given = np.full(n + 1, math.inf), ""
     for size in range(min(most, len(parameters)) + 1):
         for chosen in itertools.combinations(range(len(parameters)), size):
-            cells = _numbered(codes[:, chosen], first, second)
-            score = _normalised(signs, goals, cells)
-            if score < best:
-                best, given = score, ", ".join(parameters[place] for place in chosen) or "nothing"
-    if math.isinf(best):
-        note = "hyper-parameters settle every comparison"
-        return Estimate(math.nan, n=n, method=method, dropped=dropped, note=note)
-    return Estimate(best, n=n, method=method, dropped=dropped, note=f"least given {given}")
+            shares = _information_shares(group_numbers(codes[:, chosen]), first, second, outcomes)
+            if shares[0] < least[0]:
+                given = ", ".join(parameters[place] for place in chosen) or "nothing"
+            least = np.minimum(least, shares)
+    if math.isinf(least[0]):
+        return replace(blank, note="hyper-parameters settle every comparison")
+    value, note = float(least[0]), f"least given {given}"
+    error = math.sqrt((n - 1) / n * float(((least[1:] - least[1:].mean()) ** 2).sum()))
+    if not 0 < error < math.inf:
+        return replace(blank, value=value, note=f"{note}; no spread over networks: no interval")
+    reach = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * error
+    return replace(blank, value=value, low=max(0.0, value - reach), high=min(1.0, value + reach), note=note)
 
 
-def _numbered(codes: Codes, first: Codes, second: Codes) -> Codes:
-    """One number per pair of networks: which values the chosen hyper-parameters have in both."""
-    number = np.zeros(len(first), dtype=np.int64)
-    for column in codes.T:
-        base = int(column.max()) + 1
-        number = np.unique(number * base**2 + column[first] * base + column[second], return_inverse=True)[1]
-    return number
+def _information_shares(groups: Codes, first: Codes, second: Codes, outcomes: Codes) -> Floats:
+    """I(signs; goals | both groups) / H(goals | both groups): over all pairs, then without each network in turn.
+
+    Both are sums over cells (group of one network, group of the other), and a cell and its mirror image add the same.
+    So without a network only the cells change in which it is the first, twice over where there is a mirror image.
+    """
+    n, k = len(groups), int(groups.max()) + 1
+    numbers = (first * k + groups[second]) * 6 + outcomes
+    own = np.bincount(numbers, minlength=n * k * 6).reshape(n, k, 3, 2).astype(np.float64)  # pairs that begin with it
+    whole = np.zeros((k, k, 3, 2))
+    np.add.at(whole, groups, own)
+    with_it, at_home = whole[groups], (np.arange(n), groups)
+    without = with_it - own
+    without[at_home] -= own[at_home][:, ::-1, ::-1]  # of its own group it is the second as well
+    times = np.full((n, k), 2.0)
+    times[at_home] = 1.0
+    sums = _information(whole).sum((1, 2))
+    changes = ((_information(without) - _information(with_it)) * times).sum(2)
+    information, entropy = np.concatenate([sums[:, None], sums[:, None] + changes], axis=1)
+    known = entropy > 1e-12 * len(first)
+    return np.where(known, np.clip(information / np.where(known, entropy, 1.0), 0.0, 1.0), math.inf)
 
 
-def _normalised(signs: Codes, goals: Codes, cells: Codes) -> float:
-    """I(signs; goals | cells) / H(goals | cells); infinite where the entropy is 0."""
-    table = np.zeros((int(cells.max()) + 1, 3, 2))
-    np.add.at(table, (cells, signs, goals), 1.0)
-    table /= table.sum()
-    cell = table.sum((1, 2), keepdims=True)
-    by_goal, by_sign = table.sum(1, keepdims=True), table.sum(2, keepdims=True)
-    entropy = -_weighted_log(by_goal, by_goal, cell)
-    if entropy <= 1e-12:
-        return math.inf
-    information = _weighted_log(table, table * cell, by_goal * by_sign)
-    return min(max(information / entropy, 0.0), 1.0)
+def _information(counts: Floats) -> Floats:
+    """Information and entropy of each cell times its number of pairs: (2, ...) from counts (..., signs, goals)."""
 
+    def weighted(values: Floats, *axes: int) -> Floats:
+        found: Floats = xlogy(values, values).sum(axes)
+        return found
 
-def _weighted_log(weight: Floats, over: Floats, under: Floats) -> float:
-    """Σ weight · log(over / under), nothing where the weight is 0."""
-    weight, over, under = np.broadcast_arrays(weight, over, under)
-    there = weight > 0
-    return float((weight[there] * np.log(over[there] / under[there])).sum())
+    goals, cell = weighted(counts.sum(-2), -1), weighted(counts.sum((-2, -1)))
+    return np.stack([weighted(counts, -2, -1) + cell - goals - weighted(counts.sum(-1), -1), cell - goals])

@@ -1,0 +1,266 @@
+"""The leaderboard: every measure with its scores, from the released table, and how a user's own measure joins it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+
+from flatscope.benchmarking.recipe import RESCALED, STOPS, build, configuration, rescaled_twin, train
+from flatscope.benchmarking.recipe import networks as design
+from flatscope.benchmarking.scores import CHANCE, COLUMNS, ORACLE, score_all, with_controls
+from flatscope.context import Context
+from flatscope.errors import InputError
+from flatscope.factories import find_factory
+from flatscope.files import from_parquet_bytes, parquet_bytes
+from flatscope.guards import own_settings, write_whole
+from flatscope.measuring import measure
+from flatscope.problem import Problem
+from flatscope.progress import progress
+from flatscope.registry import declarations, select
+from flatscope.results import Result, checked_columns
+from flatscope.sweeps.store import Store
+from flatscope.sweeps.work import stored_problem
+from flatscope.training.public_sets import data_root
+from flatscope.version import __version__
+
+Function = Callable[[Context], Any]
+POPULATION_FILE, LEADERBOARD_FILE, POPULATION_KEY = "population.parquet", "leaderboard.parquet", b"flatscope_benchmark"
+OWN_NETWORKS = 64
+SHOWN = ("psi", "tau", "information", "worst_error", "survival")
+
+
+class Leaderboard(Result):
+    """Measures with their scores, one row per measure, data set, stop and score.
+
+    Args:
+        frame: columns measure, data, stop, score, value, low, high, networks, note.
+        meta: how many networks, how many did not reach a stop, what it cost.
+
+    Example:
+        >>> import flatscope as fs
+        >>> board = fs.benchmark(["path_norm", "l2_norm"])
+        >>> board.names[0], board.names[-1]
+        ('oracle', 'chance')
+    """
+
+    WORD = "leaderboard"
+    COLUMNS = COLUMNS
+
+    def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
+        self._frame = checked_columns(frame, COLUMNS, "leaderboard")
+        self.meta: dict[str, Any] = dict(meta or {})
+
+    def to_frame(self) -> pd.DataFrame:
+        """A copy of all scores."""
+        return self._frame.copy()
+
+    @property
+    def names(self) -> list[str]:
+        """The measures, the best by Ψ averaged over data sets and stops first; those without one at the end."""
+        psi = self._frame[self._frame["score"] == "psi"]
+        return (
+            psi.groupby("measure", sort=False)["value"]
+            .mean()
+            .sort_values(ascending=False, kind="stable")
+            .index.tolist()
+        )
+
+    @property
+    def populations(self) -> list[tuple[str, float]]:
+        """Data sets and stops, in the order of the table."""
+        return list(self._frame[["data", "stop"]].drop_duplicates().itertuples(index=False, name=None))
+
+    def row(self, name: str, data: str, stop: float, score: str) -> pd.Series[Any] | None:
+        """One score of one measure with its interval; None where it was not taken."""
+        f = self._frame
+        found = f[(f["measure"] == name) & (f["data"] == data) & (f["stop"] == stop) & (f["score"] == score)]
+        return found.iloc[0] if len(found) else None
+
+    def mean(self, name: str, score: str) -> float:
+        """A score averaged over data sets and stops; NaN where there is none."""
+        values = self._frame[(self._frame["measure"] == name) & (self._frame["score"] == score)]["value"].dropna()
+        return float(values.mean()) if len(values) else math.nan
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The scores averaged over data sets and stops; Ψ of each with its interval."""
+        header = ["", "measure", *SHOWN[:1], *(f"{data} {stop:g}" for data, stop in self.populations), *SHOWN[1:]]
+        rows = []
+        for place, name in enumerate(self.names, start=1):
+            psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
+            means = [_words(self.mean(name, score)) for score in SHOWN]
+            rows.append([str(place), name, means[0], *psi, *means[1:]])
+        return header, rows
+
+    def only(self, names: Iterable[str]) -> Leaderboard:
+        """The same for some of the measures."""
+        return Leaderboard(self._frame[self._frame["measure"].isin(set(names))], self.meta)
+
+    @classmethod
+    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
+        return cls(frame, head)
+
+
+def score_words(row: pd.Series[Any] | None) -> str:
+    """`0.62 [0.31, 0.81]`."""
+    if row is None or math.isnan(row["value"]):
+        return "n/a"
+    ends = "" if math.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
+    return f"{row['value']:.2f}{ends}".replace("-", "−")
+
+
+def _words(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
+
+
+def benchmark(
+    measures: str | Function | Iterable[str | Function] | None = None,
+    *,
+    networks: int | str = OWN_NETWORKS,
+    store: str | None = None,
+    workers: int | None = None,
+) -> Leaderboard:
+    """Score measures on the released population: do they rank networks as the generalization gap does?
+
+    Measures of the library come from the released table, in a second. A function of your own is run on networks that
+    are trained here by the same recipe (and kept, so that the next function finds them), and is scored beside all others
+    on these very networks.
+
+    Args:
+        measures: names or globs of measures; "file.py:function", or a function of a `Context` that gives a number,
+            declared with `@measure` or not (then low is taken to be good); None for all of the library.
+        networks: for functions of your own: how many, a power of 2 from 8 to 1,024, or "all".
+        store: folder for the trained networks; else one in the user's cache folder.
+        workers: processes that train; None for one per core, 0 for this one.
+
+    Example:
+        >>> import flatscope as fs
+        >>> fs.benchmark("path_norm").names
+        ['oracle', 'path_norm', 'chance']
+    """
+    asked = [measures] if isinstance(measures, str) or callable(measures) else list(measures or ())
+    own = {}
+    for given in asked:
+        if callable(given) or ":" in given:
+            function = find_factory(given) if isinstance(given, str) else given
+            own[_own_name(function)] = function
+    named = [given for given in asked if isinstance(given, str) and ":" not in given]
+    released = released_leaderboard()
+    known = released.names
+    chosen = [entry.name for entry in select(named or "all")]
+    missing = [name for name in chosen if name not in known and name not in own] if named else []
+    own |= {name: declarations()[name].function for name in missing}  # declared after the release, or by the user
+    if not own:
+        return released.only([*chosen, ORACLE, CHANCE]) if named else released
+    shown = [name for name in chosen if name in known and name not in own] if named else known
+    return _joined(own, [name for name in shown if name not in (ORACLE, CHANCE)], networks, store, workers)
+
+
+def _own_name(function: Function) -> str:
+    name = getattr(function, "__name__", "function")
+    known = declarations().get(name)
+    if name in (ORACLE, CHANCE) or (known is not None and known.function is not function):
+        raise InputError("a name that is not taken", name, where="benchmark", fix="Rename the function")
+    return name
+
+
+def _joined(
+    own: Mapping[str, Function], beside: list[str], count: int | str, store: str | None, workers: int | None
+) -> Leaderboard:
+    """Measure functions of the user's on the networks of the recipe, and score them with the others on the same."""
+    if isinstance(count, str) and count != "all":
+        raise InputError('a number of networks, or "all"', repr(count), where="benchmark, networks")
+    rows = design(None if count == "all" else int(count))
+    kept = Store(store or data_root() / "benchmark-networks")
+    train(rows, kept, workers=workers)
+    table, meta = released_population()
+    population = with_controls(table[table["seed"].isin(rows["seed"])].reset_index(drop=True))
+    values = _values(own, population, kept)
+    population = population.assign(**{name: column for name, column in values.items()})
+    directions = {name: declarations()[name].direction for name in own if name in declarations()}
+    whole = len(rows) == len(design())
+    scored = [score_all(population, own, directions)]
+    if whole:
+        scored.append(released_leaderboard().only([*beside, ORACLE, CHANCE]).to_frame())
+    else:
+        scored.append(score_all(population, [*beside, ORACLE, CHANCE]))
+    return Leaderboard(
+        pd.concat(scored, ignore_index=True), summary(population) | {"own": sorted(own), "version": __version__}
+    )
+
+
+def _values(own: Mapping[str, Function], population: pd.DataFrame, store: Store) -> dict[str, list[float]]:
+    """Columns of the user's functions: on every network, and on its rescaled twin at the last stop."""
+    found: dict[str, list[float]] = {f"{prefix}{name}": [] for name in own for prefix in ("", RESCALED)}
+    with progress("measuring", total=len(population)) as advance:
+        for row in population.to_dict("records"):
+            config = configuration(row, row["stop"])
+            there = store.read(config).metrics["reached"]
+            problem = stored_problem(store, config) if there else None
+            twin = rescaled_twin(problem, int(row["seed"])) if problem and row["stop"] == STOPS[-1] else None
+            for name, function in own.items():
+                for prefix, one in (("", problem), (RESCALED, twin)):
+                    found[f"{prefix}{name}"].append(value_of(name, function, one) if one else math.nan)
+            advance(1)
+    return found
+
+
+def value_of(name: str, function: Function, problem: Problem) -> float:
+    """A user's function on one network: declared ones as `measure` runs them, others as they are."""
+    entry = declarations().get(name)
+    if entry is not None and entry.function is function:
+        return measure(problem, name).one_each()[name]
+    with own_settings(problem.generators):
+        value = function(Context(problem))
+    try:
+        return float(getattr(value, "value", value))
+    except (TypeError, ValueError):
+        got, fix = type(value).__name__, "Return a float, or declare the function with @measure"
+        raise InputError("a number", got, where=f"benchmark, {name}", fix=fix) from None
+
+
+def summary(population: pd.DataFrame) -> dict[str, Any]:
+    """How many networks there are, and how many did not reach each stop."""
+    missed = population[~population["reached"]].groupby("stop").size()
+    return {
+        "networks": int(population["seed"].nunique()),
+        "not reached": {f"{stop:g}": int(missed.get(stop, 0)) for stop in STOPS},
+    }
+
+
+def released_population() -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table of the release: a row per network and stop; and where it comes from."""
+    return from_parquet_bytes((files(__package__) / POPULATION_FILE).read_bytes(), POPULATION_KEY)
+
+
+def released_leaderboard() -> Leaderboard:
+    """The scores of all measures on the released table."""
+    return Leaderboard.from_parquet((files(__package__) / LEADERBOARD_FILE).read_bytes())
+
+
+def rebuild(folder: Path, store: str, *, workers: int | None = None) -> Leaderboard:
+    """Train and measure the whole population anew, and write the two files of a release into a folder.
+
+    Args:
+        folder: for the table and the leaderboard.
+        store: for the networks; a run that was broken off goes on from it.
+        workers: processes; None for one per core, 0 for this one.
+    """
+    population, spent = build(Store(store), workers=workers)
+    return write_release(population, spent, folder)
+
+
+def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Path) -> Leaderboard:
+    """Score every measure of a table; write the table and the leaderboard."""
+    whole = with_controls(population)
+    names = [name for name in declarations() if name in whole and whole[name].notna().any()]
+    meta = summary(population) | dict(spent) | {"version": __version__, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    board = Leaderboard(score_all(whole, [*names, ORACLE, CHANCE]), meta)
+    write_whole(folder / POPULATION_FILE, parquet_bytes(population, POPULATION_KEY, meta))
+    board.save(folder / LEADERBOARD_FILE)
+    return board
