@@ -13,6 +13,7 @@ from typing import Any
 import benchmark_page
 import command_page
 import example_pages
+import leaderboard_page
 import measure_pages
 import networks_table
 import notebook_pages
@@ -31,6 +32,7 @@ AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # Pages that are made of a file: documents link to the file, which is there wherever they are read.
 MADE_OF = AT_ROOT | {
     "benchmarks/RESULTS.md": "benchmarks.md",
+    "src/flatscope/benchmarking/leaderboard.parquet": "leaderboard.md",
     "docs/networks.json": "networks.md",
     "src/flatscope/cli/commands.py": "commands.md",
 }
@@ -59,10 +61,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["commands.md"] = command_page.page()
     pages |= dict(example_pages.pages())
     pages["benchmarks.md"] = benchmark_page.page()
+    pages["leaderboard.md"] = leaderboard_page.page()
     pages |= {target: (ROOT / source).read_text(encoding="utf-8") for source, target in AT_ROOT.items()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    for path, picture in {**benchmark_page.pictures(), **notebook_pages.pictures()}.items():
+    for path, picture in {**benchmark_page.pictures(), **notebook_pages.pictures(), **leaderboard_page.pages()}.items():
         files.append(File.generated(config, path, content=picture))
     for path, text in notebook_pages.pages():
         files.append(File.generated(config, path, content=text))

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.benchmarking.recipe import RESCALED, STOPS, build, configuration, rescaled_twin, train
+from flatscope.benchmarking.recipe import RESCALED, STOPS, build, configuration, records, rescaled_twin, train
 from flatscope.benchmarking.recipe import networks as design
 from flatscope.benchmarking.scores import CHANCE, COLUMNS, ORACLE, score_all, with_controls
 from flatscope.context import Context
@@ -22,7 +22,7 @@ from flatscope.guards import own_settings, write_whole
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.progress import progress
-from flatscope.registry import declarations, select
+from flatscope.registry import Value, declarations, select
 from flatscope.results import Result, checked_columns
 from flatscope.sweeps.store import Store
 from flatscope.sweeps.work import stored_problem
@@ -128,8 +128,8 @@ def benchmark(
     """Score measures on the released population: do they rank networks as the generalization gap does?
 
     Measures of the library come from the released table, in a second. A function of your own is run on networks that
-    are trained here by the same recipe (and kept, so that the next function finds them), and is scored beside all others
-    on these very networks.
+    are trained here by the same recipe (and kept, so that the next function finds them), and is scored beside all
+    others on these very networks.
 
     Args:
         measures: names or globs of measures; "file.py:function", or a function of a `Context` that gives a number,
@@ -178,10 +178,10 @@ def _joined(
     rows = design(None if count == "all" else int(count))
     kept = Store(store or data_root() / "benchmark-networks")
     train(rows, kept, workers=workers)
-    table, meta = released_population()
+    table, _ = released_population()
     population = with_controls(table[table["seed"].isin(rows["seed"])].reset_index(drop=True))
     values = _values(own, population, kept)
-    population = population.assign(**{name: column for name, column in values.items()})
+    population = population.assign(**values)
     directions = {name: declarations()[name].direction for name in own if name in declarations()}
     whole = len(rows) == len(design())
     scored = [score_all(population, own, directions)]
@@ -198,7 +198,7 @@ def _values(own: Mapping[str, Function], population: pd.DataFrame, store: Store)
     """Columns of the user's functions: on every network, and on its rescaled twin at the last stop."""
     found: dict[str, list[float]] = {f"{prefix}{name}": [] for name in own for prefix in ("", RESCALED)}
     with progress("measuring", total=len(population)) as advance:
-        for row in population.to_dict("records"):
+        for row in records(population):
             config = configuration(row, row["stop"])
             there = store.read(config).metrics["reached"]
             problem = stored_problem(store, config) if there else None
@@ -216,9 +216,9 @@ def value_of(name: str, function: Function, problem: Problem) -> float:
     if entry is not None and entry.function is function:
         return measure(problem, name).one_each()[name]
     with own_settings(problem.generators):
-        value = function(Context(problem))
+        value: Any = function(Context(problem))
     try:
-        return float(getattr(value, "value", value))
+        return float(value.value if isinstance(value, Value) else value)
     except (TypeError, ValueError):
         got, fix = type(value).__name__, "Return a float, or declare the function with @measure"
         raise InputError("a number", got, where=f"benchmark, {name}", fix=fix) from None

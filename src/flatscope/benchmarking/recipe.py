@@ -1,10 +1,11 @@
 """The released population: which networks, how far they are trained, what is measured of each; fixed before any ran.
 
-Every combination of two values of nine settings on two data sets: 1,024 networks, each with a seed of its own for starting
-weights, sample order and wrong labels. Networks of one data set share the 400 training images. Each network is taken
-twice: after the first epoch whose training loss (all samples, wrong labels included) is below 0.1, and, further along the
-same training, below 0.01. One that does not get there within 150 epochs stays in the table without values. The gap is
-the error on all 10,000 test images, whose labels are right, less the training error, whose labels may be wrong.
+Every combination of two values of nine settings on two data sets: 1,024 networks, each with a seed of its own for its
+starting weights, sample order and wrong labels. Networks of one data set share the 400 training images. Each network is
+taken twice: after the first epoch whose training loss (over all samples, wrong labels included) is below 0.1, and,
+further along the same training, below 0.01. One that does not get there within 150 epochs stays in the table without
+values. The gap is the error on all 10,000 test images, whose labels are right, less the training error, whose labels
+may be wrong. Environments, in which a measure may fail, are the nine settings: one of them changes, all others stay.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ TRAIN_SIZE, MOST_EPOCHS = 400, 150
 # Smaller designs vary the first of these and hold the others at their first value.
 ORDER = ("label_noise", "width", "lr", "batch_size", "kind", "init_scale", "optimizer", "depth", "weight_decay")
 SUBSET = 128  # networks that are rescaled, and of which measures of cost "long" are taken
+OUTCOMES = ("epochs", "train_loss", "train_error", "test_loss", "test_error")
 TOGETHER = 16  # networks of a unit of measuring
 RESCALED = "rescaled."  # before the name of a measure: its value on the twin
 RESCALINGS = (0.2, 5.0)  # a factor for each hidden unit, log-uniform
@@ -104,8 +106,8 @@ def networks(most: int | None = None) -> pd.DataFrame:
         most: only so many, as a smaller design of the same kind: every combination of the first settings of `ORDER`,
             the others at their first value.
     """
-    cells = itertools.product(DATA_SETS, *SETTINGS.values())
-    frame = pd.DataFrame(list(cells), columns=["data", *SETTINGS]).assign(seed=range(2 ** (len(SETTINGS) + 1)))
+    cells = list(itertools.product(DATA_SETS, *SETTINGS.values()))
+    frame = pd.DataFrame(cells, columns=["data", *SETTINGS]).assign(seed=range(len(cells)))
     if most is None:
         return frame
     varied = round(math.log2(max(most, 1) / len(DATA_SETS)))
@@ -114,6 +116,11 @@ def networks(most: int | None = None) -> pd.DataFrame:
         raise InputError(expected, repr(most), where="benchmark, networks")
     held = {name: SETTINGS[name][0] for name in ORDER[varied:]}
     return frame[np.all([frame[name] == value for name, value in held.items()], axis=0)] if held else frame
+
+
+def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows one by one, values by column."""
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
 
 
 def configuration(row: Mapping[str, Any], stop: float) -> Config:
@@ -147,6 +154,8 @@ def train_networks(configs: list[Config], store: Store, report: Report) -> None:
     for config in configs:
         alike.setdefault(config["model"]["seed"], []).append(config)
     wanted, data = list(alike.values()), samples_of(configs[0])
+    assert data.test is not None
+    test = data.test
     furthest = [min(group, key=lambda config: float(config["train"]["stop_loss"])) for group in wanted]
     kept: dict[tuple[int, float], tuple[dict[str, Any], dict[str, Tensor]]] = {}
 
@@ -156,7 +165,7 @@ def train_networks(configs: list[Config], store: Store, report: Report) -> None:
             for config in wanted[place]:
                 stop = config["train"]["stop_loss"]
                 if (place, stop) not in kept and row.get("train_loss", math.inf) < stop:
-                    loss, error = evaluate(view.model(place), *data.test)
+                    loss, error = evaluate(view.model(place), *test)
                     found = {"train_loss": row["train_loss"], "train_error": row["train_error"]}
                     found |= {"test_loss": loss, "test_error": error, "epochs": epoch}
                     kept[place, stop] = found, view.state(place)
@@ -206,7 +215,7 @@ def looks(rows: pd.DataFrame) -> list[list[Config]]:
         options = {name: given for name, given in OPTIONS.items() if name in names}
         configs = [
             {"network": configuration(row, stop), "measures": names, "options": options, "rescaled": rescaled}
-            for row in chosen.to_dict("records")
+            for row in records(chosen)
             for stop in stops
         ]
         units += [configs[start : start + TOGETHER] for start in range(0, len(configs), TOGETHER)]
@@ -216,7 +225,7 @@ def looks(rows: pd.DataFrame) -> list[list[Config]]:
 def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
     """Train what the store lacks of these networks; those of one shape and batch size as one stack."""
     units: dict[tuple[Any, ...], list[Config]] = {}
-    for row in rows.to_dict("records"):
+    for row in records(rows):
         shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size"))
         units.setdefault(shape, []).extend(configuration(row, stop) for stop in STOPS)
     run(list(units.values()), TRAIN_WORK, store, workers=workers)
@@ -234,12 +243,13 @@ def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str,
     """What the store has of these networks: a row per network and stop, and the seconds of one core that it took."""
     spent = {"training": 0.0, "measuring": 0.0}
     found: dict[tuple[int, float], dict[str, Any]] = {}
-    for row in rows.to_dict("records"):
+    for row in records(rows):
         for stop in STOPS:
             metrics = store.read(configuration(row, stop)).metrics
-            spent["training"] += metrics.pop("core_seconds")
-            gap = metrics.get("test_error", math.nan) - metrics.get("train_error", math.nan)
-            found[row["seed"], stop] = {**row, "stop": stop, **metrics, "gap": gap}
+            spent["training"] += metrics["core_seconds"]
+            values = {name: metrics.get(name, math.nan) for name in OUTCOMES}
+            values["gap"] = values["test_error"] - values["train_error"]
+            found[row["seed"], stop] = {**row, "stop": stop, "reached": metrics["reached"], **values}
     for config in itertools.chain(*looks(rows)):
         if config not in store:
             continue

@@ -1,14 +1,15 @@
 """How well a measure does on a population: six scores, each for one data set and one stop, each with an interval.
 
 Networks are what is independent: each has a seed of its own. Intervals of tau resample them (BCa bootstrap), those of Ψ
-and of the information add up or leave out whole networks, and those of the worst environment rest on pairs that share no
-network, since a setting has two values and every combination of settings was trained once.
+and of the information add up or leave out whole networks, and those of the worst environment rest on pairs that share
+no network, since a setting has two values and every combination of settings was trained once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,10 @@ def with_controls(population: pd.DataFrame) -> pd.DataFrame:
     draws = np.random.RandomState(0).standard_normal((2, len(population)))
     there = population["reached"].to_numpy(bool)
     twins = there & (population["stop"] == STOPS[-1]).to_numpy()
-    made = {ORACLE: population["test_error"], f"{RESCALED}{ORACLE}": population["test_error"].where(twins)}
+    made: dict[str, Any] = {
+        ORACLE: population["test_error"],
+        f"{RESCALED}{ORACLE}": population["test_error"].where(twins),
+    }
     made |= {CHANCE: np.where(there, draws[0], math.nan), f"{RESCALED}{CHANCE}": np.where(twins, draws[1], math.nan)}
     return population.assign(**made)
 

@@ -75,7 +75,7 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     wrong = [name for name in ranked if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
         sentences.append(
-            f"Against what their sources expect, beyond chance, on every data set and at every stop: {some_of(wrong, 8)}."
+            f"Against what their sources expect, beyond chance, on every data set at every stop: {some_of(wrong, 8)}."
         )
     return sentences
 

@@ -136,7 +136,7 @@ def sign_error(
     codes = coded(settings)
     errors: dict[tuple[str, str, str], list[Floats]] = {}
     for place, name in enumerate(names):
-        labels = {code: str(settings[name].iloc[row]) for row, code in enumerate(codes[:, place])}
+        labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
         for rows in _others_fixed(codes, place):
             first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
             a, b = (
