@@ -93,7 +93,7 @@ class Leaderboard(Result):
         rows = []
         for place, name in enumerate(self.names, start=1):
             psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
-            means = [_words(self.mean(name, score)) for score in SHOWN]
+            means = [score_number(self.mean(name, score)) for score in SHOWN]
             rows.append([str(place), name, means[0], *psi, *means[1:]])
         return header, rows
 
@@ -110,12 +110,13 @@ def score_words(row: pd.Series[Any] | None) -> str:
     """`0.62 [0.31, 0.81]`."""
     if row is None or math.isnan(row["value"]):
         return "n/a"
-    ends = "" if math.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
-    return f"{row['value']:.2f}{ends}".replace("-", "−")
+    ends = "" if math.isnan(row["low"]) else f" [{score_number(row['low'])}, {score_number(row['high'])}]"
+    return f"{score_number(row['value'])}{ends}"
 
 
-def _words(value: float) -> str:
-    return "n/a" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
+def score_number(value: float) -> str:
+    """Two decimals; no minus before a zero."""
+    return "n/a" if math.isnan(value) else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def benchmark(

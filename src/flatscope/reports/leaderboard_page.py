@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from flatscope.benchmarking.leaderboard import Leaderboard, score_words
+from flatscope.benchmarking.leaderboard import Leaderboard, score_number, score_words
 from flatscope.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
 from flatscope.benchmarking.scores import CHANCE, ORACLE, SCORES
 from flatscope.formatting import numbered, some_of
 from flatscope.registry import declarations
 from flatscope.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table, told
 from flatscope.reports.measured import STANDING_WORDS, standing
-from flatscope.reports.plots import COLOURS, Plot, cards, hero, legend_above, on_axes, scale_axis, shortened
+from flatscope.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Pa
         answers += [element("h3", name)] if len(boards) > 1 else []
         answers.append(told(leaderboard_sentences(board)))
         more = f"-{n}" if n else ""
-        body = _ranking(board, more) + cards(plots) + _reading(board)
+        body = _ranking(board, more) + _reading(board)
         gist = numbered(len(board.names), "measure")
         sections.append(Section(f"leaderboard{more}", "Leaderboard", body, gist, open=True))
         for place, (data, stop) in enumerate(board.populations):
@@ -62,15 +62,17 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     if not ranked:
         return ["No measure has a score on these networks."]
     firm = [name for name in ranked if board.mean(name, "survival") > 0.99]
-    best = f"{ranked[0]} ranks networks most as the gap does: Ψ = {_number(board.mean(ranked[0], 'psi'))} on average"
+    best = (
+        f"{ranked[0]} ranks networks most as the gap does: Ψ = {score_number(board.mean(ranked[0], 'psi'))} on average"
+    )
     if firm and firm[0] != ranked[0]:
-        best += f"; of those that no rescaling moves {firm[0]}: {_number(board.mean(firm[0], 'psi'))}"
+        best += f"; of those that no rescaling moves {firm[0]}: {score_number(board.mean(firm[0], 'psi'))}"
     networks, missed = board.meta.get("networks", "?"), board.meta.get("not reached", {})
     told_missed = ", ".join(f"{count} did not reach {stop}" for stop, count in missed.items() if count)
     sentences = [f"{best}.", f"{networks} networks" + (f", of which {told_missed}." if told_missed else ".")]
     for own in board.meta.get("own", []):
         place = ranked.index(own) + 1 if own in ranked else None
-        said = f"place {place} of {len(ranked)}, Ψ = {_number(board.mean(own, 'psi'))}" if place else "no score"
+        said = f"place {place} of {len(ranked)}, Ψ = {score_number(board.mean(own, 'psi'))}" if place else "no score"
         sentences.insert(0, f"{own}: {said}.")
     wrong = [name for name in ranked if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
@@ -86,19 +88,17 @@ def _sure(board: Leaderboard, name: str, data: str, stop: float) -> float:
     return 0.0 if row is None or not row["low"] * row["high"] > 0 else float(np.sign(row["value"]))
 
 
-def _number(value: float) -> str:
-    return "n/a" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
-
-
-def _name(name: str) -> Cell:
-    note = [element("small", CONTROLS[name])] if name in CONTROLS else []
-    return Cell(Markup("").join([element("span", breakable(name), class_="name"), *note]), name)
+def _name(name: str, place: int | None = None) -> Cell:
+    parts = [element("span", f"{place}. ", class_="quiet")] if place else []
+    parts.append(element("span", breakable(name), class_="name"))
+    parts += [element("small", CONTROLS[name])] if name in CONTROLS else []
+    return Cell(Markup("").join(parts), name)
 
 
 def _mean(board: Leaderboard, name: str, score: str) -> Cell:
     value = board.mean(name, score)
     return Cell(
-        element("span", _number(value), class_="value"), "" if math.isnan(value) else f"{value:.6f}", "correlate"
+        element("span", score_number(value), class_="value"), "" if math.isnan(value) else f"{value:.6f}", "correlate"
     )
 
 
@@ -120,16 +120,15 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
         standings.append(stands)
         rows.append(
             [
-                Cell(str(place), str(place)),
-                _name(name),
+                _name(name, place),
                 _mean(board, name, "psi"),
                 *(_score(board.row(name, data, stop, "psi")) for data, stop in board.populations),
                 *(_mean(board, name, score) for score in others),
                 Cell("" if name in CONTROLS else badge(word, kind), str(list(STANDING_WORDS).index(stands))),
             ]
         )
-    header = ["", "Measure", "Ψ", *heads, *(TITLES[score] for score in others), "Rescaling"]
-    sorts = ["number", "text", *["number"] * (len(header) - 2)]
+    header = ["Measure", "Ψ", *heads, *(TITLES[score] for score in others), "Rescaling"]
+    sorts = ["text", *["number"] * (len(header) - 1)]
     label = "Measures by Ψ, averaged over data sets and stops. Column headers sort."
     return table(
         label,
