@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -202,24 +202,27 @@ def rescaled_twin(problem: Problem, seed: int) -> Problem:
     return Problem(twin, train=pair, initial=problem.initial)
 
 
-def looks(rows: pd.DataFrame) -> list[list[Config]]:
+def looks(rows: pd.DataFrame, measures: Collection[str]) -> list[list[Config]]:
     """What is measured of these networks: units of `measure_networks`, the quick measures of all networks first."""
-    quick, long = (
-        [entry.name for entry in declarations().values() if (entry.cost == "long") is wanted]
-        for wanted in (False, True)
-    )
+    chosen = [entry for entry in declarations().values() if entry.name in measures]
+    quick, long = ([entry.name for entry in chosen if (entry.cost == "long") is wanted] for wanted in (False, True))
     few, last = rows[rows["seed"].isin(networks(SUBSET)["seed"])], STOPS[-1:]
     parts = [(rows, STOPS, quick, False), (few, last, quick, True), (few, STOPS, long, False), (few, last, long, True)]
     units = []
-    for chosen, stops, names, rescaled in parts:
-        options = {name: given for name, given in OPTIONS.items() if name in names}
+    for some, stops, names, rescaled in parts:
         configs = [
-            {"network": configuration(row, stop), "measures": names, "options": options, "rescaled": rescaled}
-            for row in records(chosen)
+            {"network": configuration(row, stop), "measures": names, "options": options_of(names), "rescaled": rescaled}
+            for row in records(some)
             for stop in stops
+            if names
         ]
         units += [configs[start : start + TOGETHER] for start in range(0, len(configs), TOGETHER)]
     return units
+
+
+def options_of(names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Those of `OPTIONS` that these measures have."""
+    return {name: given for name, given in OPTIONS.items() if name in names}
 
 
 def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
@@ -232,10 +235,16 @@ def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> No
 
 
 def build(store: Store, *, workers: int | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Train and measure the whole population, as far as the store does not have it; the table and what it cost."""
+    """Train and measure the whole population, as far as the store does not have it; the table and what it cost.
+
+    Where the store has some of the measures, those that were declared since are taken of the same networks.
+    """
     rows = networks()
     train(rows, store, workers=workers)
-    run(looks(rows), LOOK_WORK, store, workers=workers)
+    began = sorted({tuple(config["measures"]) for config, _ in measured(store)})
+    fresh = declarations().keys() - set(itertools.chain(*began))
+    for names in (*began, fresh):
+        run(looks(rows, names), LOOK_WORK, store, workers=workers)
     return collected(rows, store)
 
 
@@ -250,14 +259,18 @@ def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str,
             values = {name: metrics.get(name, math.nan) for name in OUTCOMES}
             values["gap"] = values["test_error"] - values["train_error"]
             found[row["seed"], stop] = {**row, "stop": stop, "reached": metrics["reached"], **values}
-    for config in itertools.chain(*looks(rows)):
-        if config not in store:
-            continue
-        metrics, train = store.read(config).metrics, config["network"]["train"]
+    for config, metrics in measured(store):
+        seed, stop = config["network"]["train"]["seed"], config["network"]["train"]["stop_loss"]
         spent["measuring"] += metrics["core_seconds"]
         prefix = RESCALED if config["rescaled"] else ""
-        values = {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
-        found[train["seed"], train["stop_loss"]] |= values
+        found[seed, stop] |= {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
     frame = pd.DataFrame(list(found.values()))
     numbers = frame.select_dtypes("float").columns.difference(["stop", *SETTINGS])
     return frame.astype(dict.fromkeys(numbers, "float32")), {f"seconds {what}": round(s) for what, s in spent.items()}
+
+
+def measured(store: Store) -> Iterator[tuple[Config, dict[str, Any]]]:
+    """What the store has of `measure_networks`, with the options of today."""
+    for trial in store.stored():
+        if "network" in trial.config and trial.config["options"] == options_of(trial.config["measures"]):
+            yield trial.config, trial.metrics
