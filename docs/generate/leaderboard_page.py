@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from flatscope.benchmarking.leaderboard import released_leaderboard
+from flatscope.benchmarking.leaderboard import Leaderboard, released_leaderboard
 from flatscope.benchmarking.scores import SCORES
 from flatscope.reports.leaderboard_page import TITLES, leaderboard_sentences
 from flatscope.reports.page import page_text
 
 WHOLE = "leaderboard-page.html"
+FEW = "A few networks, also the measures that take long"
 
 
 def page() -> str:
     """What it shows in words, then every measure with its scores."""
-    board = released_leaderboard()
+    board, few = released_leaderboard(), released_leaderboard(few=True)
+    spent = {key: value for key, value in board.meta.items() if key.startswith("seconds")}
+    cost = ", ".join(f"{value:,} {key}" for key, value in spent.items())
+    first, *others = leaderboard_sentences(board)
+    parts = [
+        f"# Leaderboard\n\n**{first}** {' '.join(others)}",
+        f"The [whole page]({WHOLE}) sorts, and has every score with its interval. What the networks are, and how a "
+        "measure of yours joins with one command: [Score a measure](how-to/score-a-measure.md).",
+        "\n".join(f"- **{TITLES[score]}**: {said}; best {best:g}." for score, (said, best) in SCORES.items()),
+        "Ψ has 95 % intervals on each data set at each training loss; the other scores are averages of the four. "
+        f"{cost}, on one core; flatscope {board.meta.get('version', '')}, {board.meta.get('date', '')}.",
+        f"## All {board.meta['networks']:,} networks",
+        _table(board),
+        f"## {few.meta['networks']} networks, also the measures that take long",
+        "Fewer settings vary here: compare within this table, not with the one above.",
+        _table(few),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(board: Leaderboard) -> str:
     header, rows = board.cells()
     linked = [[row[0], f"`{row[1]}`", *row[2:]] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *linked]]
-    spent = {key: value for key, value in board.meta.items() if key.startswith("seconds")}
-    cost = ", ".join(f"{value:,} {key} on one core" for key, value in spent.items())
-    first, *others = leaderboard_sentences(board)
-    return "\n".join(
-        [
-            "# Leaderboard",
-            "",
-            f"**{first}** {' '.join(others)}",
-            "",
-            f"The [whole page]({WHOLE}) sorts, and has every score with its interval. What the networks are, and how a "
-            "measure of yours joins with one command: [Score a measure](how-to/score-a-measure.md).",
-            "",
-            *(f"- **{TITLES[score]}**: {said}; best {best:g}." for score, (said, best) in SCORES.items()),
-            "",
-            f"Ψ with 95 % intervals on each data set at each training loss; other scores averaged. {cost}, "
-            f"flatscope {board.meta.get('version', '')}, {board.meta.get('date', '')}.",
-            "",
-            *lines,
-            "",
-        ]
-    )
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *linked])
 
 
 def pages() -> dict[str, bytes]:
     """The self-contained page."""
-    return {WHOLE: page_text(released_leaderboard(), command="flatscope benchmark --report leaderboard.html").encode()}
+    boards = {"All networks": released_leaderboard(), FEW: released_leaderboard(few=True)}
+    return {WHOLE: page_text(boards, command="flatscope benchmark --report leaderboard.html").encode()}

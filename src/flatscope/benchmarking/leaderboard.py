@@ -11,7 +11,17 @@ from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.benchmarking.recipe import RESCALED, STOPS, build, configuration, records, rescaled_twin, train
+from flatscope.benchmarking.recipe import (
+    RESCALED,
+    STOPS,
+    SUBSET,
+    build,
+    configuration,
+    options_of,
+    records,
+    rescaled_twin,
+    train,
+)
 from flatscope.benchmarking.recipe import networks as design
 from flatscope.benchmarking.scores import CHANCE, COLUMNS, ORACLE, score_all, with_controls
 from flatscope.context import Context
@@ -30,7 +40,8 @@ from flatscope.training.public_sets import data_root
 from flatscope.version import __version__
 
 Function = Callable[[Context], Any]
-POPULATION_FILE, LEADERBOARD_FILE, POPULATION_KEY = "population.parquet", "leaderboard.parquet", b"flatscope_benchmark"
+POPULATION_FILE, POPULATION_KEY = "population.parquet", b"flatscope_benchmark"
+LEADERBOARD_FILE, LEADERBOARD_OF_FEW = "leaderboard.parquet", "leaderboard-of-few.parquet"
 OWN_NETWORKS = 64
 SHOWN = ("psi", "tau", "information", "worst_error", "survival")
 
@@ -55,6 +66,8 @@ class Leaderboard(Result):
     def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
         self._frame = checked_columns(frame, COLUMNS, "leaderboard")
         self.meta: dict[str, Any] = dict(meta or {})
+        keys = self._frame[["measure", "data", "stop", "score"]].itertuples(index=False, name=None)
+        self._places = {key: place for place, key in enumerate(keys)}
 
     def to_frame(self) -> pd.DataFrame:
         """A copy of all scores."""
@@ -78,9 +91,8 @@ class Leaderboard(Result):
 
     def row(self, name: str, data: str, stop: float, score: str) -> pd.Series[Any] | None:
         """One score of one measure with its interval; None where it was not taken."""
-        f = self._frame
-        found = f[(f["measure"] == name) & (f["data"] == data) & (f["stop"] == stop) & (f["score"] == score)]
-        return found.iloc[0] if len(found) else None
+        place = self._places.get((name, data, stop, score))
+        return None if place is None else self._frame.iloc[place]
 
     def mean(self, name: str, score: str) -> float:
         """A score averaged over data sets and stops; NaN where there is none."""
@@ -89,7 +101,8 @@ class Leaderboard(Result):
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The scores averaged over data sets and stops; Ψ of each with its interval."""
-        header = ["", "measure", *SHOWN[:1], *(f"{data} {stop:g}" for data, stop in self.populations), *SHOWN[1:]]
+        populations = [f"{data} {stop:g}" for data, stop in self.populations]
+        header = ["", "measure", "psi", *populations, "tau", "info", "worst", "survival"]
         rows = []
         for place, name in enumerate(self.names, start=1):
             psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
@@ -122,7 +135,7 @@ def score_number(value: float) -> str:
 def benchmark(
     measures: str | Function | Iterable[str | Function] | None = None,
     *,
-    networks: int | str = OWN_NETWORKS,
+    networks: int | str | None = None,
     store: str | None = None,
     workers: int | None = None,
 ) -> Leaderboard:
@@ -135,7 +148,8 @@ def benchmark(
     Args:
         measures: names or globs of measures; "file.py:function", or a function of a `Context` that gives a number,
             declared with `@measure` or not (then low is taken to be good); None for all of the library.
-        networks: for functions of your own: how many, a power of 2 from 8 to 1,024, or "all".
+        networks: how many of the population, a power of 2 from 8 to 1,024, or "all". By default all; 64 for functions
+            of your own; 128 where measures of cost "long" are named, which were taken of these only.
         store: folder for the trained networks; else one in the user's cache folder.
         workers: processes that train; None for one per core, 0 for this one.
 
@@ -145,21 +159,55 @@ def benchmark(
         ['oracle', 'path_norm', 'chance']
     """
     asked = [measures] if isinstance(measures, str) or callable(measures) else list(measures or ())
-    own = {}
-    for given in asked:
-        if callable(given) or ":" in given:
-            function = find_factory(given) if isinstance(given, str) else given
-            own[_own_name(function)] = function
-    named = [given for given in asked if isinstance(given, str) and ":" not in given]
-    released = released_leaderboard()
-    known = released.names
-    chosen = [entry.name for entry in select(named or "all")]
-    missing = [name for name in chosen if name not in known and name not in own] if named else []
-    own |= {name: declarations()[name].function for name in missing}  # declared after the release, or by the user
+    functions = [find_factory(given) if isinstance(given, str) else given for given in asked if _is_own(given)]
+    own = {_own_name(function): function for function in functions}
+    named = [str(given) for given in asked if not _is_own(given)]
+    table, _ = released_population()
+    chosen = [entry.name for entry in select(named)] if named else [name for name in declarations() if name in table]
+    own |= {name: declarations()[name].function for name in chosen if name not in table}  # declared after the release
+    everywhere = valued(table)
+    few = named and not own and any(name not in everywhere for name in chosen)
+    rows = design(_count(networks, OWN_NETWORKS if own else SUBSET if few else "all"))
+    population = table[table["seed"].isin(rows["seed"])].reset_index(drop=True)
+    there = valued(population)
+    if named and (missing := [name for name in chosen if name in table and name not in there]):
+        fix = f"Take networks={SUBSET} or fewer: of these every measure was taken"
+        raise InputError("measures that were taken of all these networks", ", ".join(missing), "benchmark", fix)
+    beside = [*(name for name in chosen if name in there and name not in own), ORACLE, CHANCE]
     if not own:
-        return released.only([*chosen, ORACLE, CHANCE]) if named else released
-    shown = [name for name in chosen if name in known and name not in own] if named else known
-    return _joined(own, [name for name in shown if name not in (ORACLE, CHANCE)], networks, store, workers)
+        return _scored(population, beside)
+    kept = Store(store or data_root() / "benchmark-networks")
+    train(rows, kept, workers=workers)
+    joined = population.assign(**_values(own, population, kept))
+    frames = [score_all(joined, own), _scored(population, beside).to_frame()]
+    meta = summary(population) | {"own": sorted(own), "version": __version__}
+    return Leaderboard(pd.concat(frames, ignore_index=True), meta)
+
+
+def _is_own(given: str | Function) -> bool:
+    return not isinstance(given, str) or ":" in given
+
+
+def _count(given: int | str | None, otherwise: int | str) -> int | None:
+    """How many networks; None for all."""
+    count = otherwise if given is None else given
+    if isinstance(count, str) and count != "all":
+        raise InputError('a number of networks, or "all"', repr(count), where="benchmark, networks")
+    return None if isinstance(count, str) else count
+
+
+def valued(population: pd.DataFrame) -> list[str]:
+    """Measures that were taken of these networks, not of a few of them."""
+    there = population[population["reached"]]
+    return [name for name in declarations() if name in there and there[name].notna().mean() > 0.5]
+
+
+def _scored(population: pd.DataFrame, names: list[str]) -> Leaderboard:
+    """From a file of the release where it has these networks, else computed."""
+    count = population["seed"].nunique()
+    if count in (SUBSET, len(design())):
+        return released_leaderboard(count == SUBSET).only(names)
+    return Leaderboard(score_all(with_controls(population), names), summary(population) | {"version": __version__})
 
 
 def _own_name(function: Function) -> str:
@@ -168,31 +216,6 @@ def _own_name(function: Function) -> str:
     if name in (ORACLE, CHANCE) or (known is not None and known.function is not function):
         raise InputError("a name that is not taken", name, where="benchmark", fix="Rename the function")
     return name
-
-
-def _joined(
-    own: Mapping[str, Function], beside: list[str], count: int | str, store: str | None, workers: int | None
-) -> Leaderboard:
-    """Measure functions of the user's on the networks of the recipe, and score them with the others on the same."""
-    if isinstance(count, str) and count != "all":
-        raise InputError('a number of networks, or "all"', repr(count), where="benchmark, networks")
-    rows = design(None if count == "all" else int(count))
-    kept = Store(store or data_root() / "benchmark-networks")
-    train(rows, kept, workers=workers)
-    table, _ = released_population()
-    population = with_controls(table[table["seed"].isin(rows["seed"])].reset_index(drop=True))
-    values = _values(own, population, kept)
-    population = population.assign(**values)
-    directions = {name: declarations()[name].direction for name in own if name in declarations()}
-    whole = len(rows) == len(design())
-    scored = [score_all(population, own, directions)]
-    if whole:
-        scored.append(released_leaderboard().only([*beside, ORACLE, CHANCE]).to_frame())
-    else:
-        scored.append(score_all(population, [*beside, ORACLE, CHANCE]))
-    return Leaderboard(
-        pd.concat(scored, ignore_index=True), summary(population) | {"own": sorted(own), "version": __version__}
-    )
 
 
 def _values(own: Mapping[str, Function], population: pd.DataFrame, store: Store) -> dict[str, list[float]]:
@@ -215,7 +238,7 @@ def value_of(name: str, function: Function, problem: Problem) -> float:
     """A user's function on one network: declared ones as `measure` runs them, others as they are."""
     entry = declarations().get(name)
     if entry is not None and entry.function is function:
-        return measure(problem, name).one_each()[name]
+        return measure(problem, name, options=options_of([name])).one_each()[name]
     with own_settings(problem.generators):
         value: Any = function(Context(problem))
     try:
@@ -239,16 +262,17 @@ def released_population() -> tuple[pd.DataFrame, dict[str, Any]]:
     return from_parquet_bytes((files(__package__) / POPULATION_FILE).read_bytes(), POPULATION_KEY)
 
 
-def released_leaderboard() -> Leaderboard:
-    """The scores of all measures on the released table."""
-    return Leaderboard.from_parquet((files(__package__) / LEADERBOARD_FILE).read_bytes())
+def released_leaderboard(few: bool = False) -> Leaderboard:
+    """The scores of the measures on all networks, or those of all measures on the few of which all were taken."""
+    file = LEADERBOARD_OF_FEW if few else LEADERBOARD_FILE
+    return Leaderboard.from_parquet((files(__package__) / file).read_bytes())
 
 
 def rebuild(folder: Path, store: str, *, workers: int | None = None) -> Leaderboard:
-    """Train and measure the whole population anew, and write the two files of a release into a folder.
+    """Train and measure the whole population anew, and write the files of a release into a folder.
 
     Args:
-        folder: for the table and the leaderboard.
+        folder: for the table and the two leaderboards.
         store: for the networks; a run that was broken off goes on from it.
         workers: processes; None for one per core, 0 for this one.
     """
@@ -257,11 +281,13 @@ def rebuild(folder: Path, store: str, *, workers: int | None = None) -> Leaderbo
 
 
 def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Path) -> Leaderboard:
-    """Score every measure of a table; write the table and the leaderboard."""
-    whole = with_controls(population)
-    names = [name for name in declarations() if name in whole and whole[name].notna().any()]
-    meta = summary(population) | dict(spent) | {"version": __version__, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-    board = Leaderboard(score_all(whole, [*names, ORACLE, CHANCE]), meta)
-    write_whole(folder / POPULATION_FILE, parquet_bytes(population, POPULATION_KEY, meta))
-    board.save(folder / LEADERBOARD_FILE)
-    return board
+    """Score the measures of a table on all networks and on the few; write the table and both leaderboards."""
+    some = population[population["seed"].isin(design(SUBSET)["seed"])].reset_index(drop=True)
+    about = {**spent, "version": __version__, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    write_whole(folder / POPULATION_FILE, parquet_bytes(population, POPULATION_KEY, summary(population) | about))
+    boards = []
+    for part, file in ((some, LEADERBOARD_OF_FEW), (population, LEADERBOARD_FILE)):
+        scores = score_all(with_controls(part), [*valued(part), ORACLE, CHANCE])
+        boards.append(Leaderboard(scores, summary(part) | about))
+        boards[-1].save(folder / file)
+    return boards[-1]

@@ -67,6 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "feature_robustness": {"restarts": 1, "steps": 5},
     "flatness_radius": {"directions": 20, "tolerance": 1e-3},
     "geometric_margin": {"samples": 50, "restarts": 2},
+    "effective_dimension": {"steps": 30, "draws": 4},
     "sharpness": {"steps": 30},
     **{name: {"restarts": 1, "steps": 10} for name in ("adaptive_sharpness", "epsilon_flatness", "psi_epsilon")},
     **{name: {"draws": 50} for name in ("expected_flatness", "psi_expected")},

@@ -8,7 +8,7 @@ no network, since a setting has two values and every combination of settings was
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -61,17 +61,14 @@ def with_controls(population: pd.DataFrame) -> pd.DataFrame:
     return population.assign(**made)
 
 
-def score_all(
-    population: pd.DataFrame, names: Iterable[str], directions: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """All scores of these columns of a population, for each of its data sets and stops.
 
     Args:
         population: a row per network and stop: settings, `gap`, a column per measure, and `rescaled.…` of twins.
-        names: columns of measures.
-        directions: "lower" or "higher" of measures that are not declared; lower is better where nothing is said.
+        names: columns of measures; of those that are not declared, low is taken to be good.
     """
-    known = {name: entry.direction for name, entry in declarations().items()} | dict(directions or {})
+    known = {name: entry.direction for name, entry in declarations().items()}
     rows = []
     for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
         for name in names:

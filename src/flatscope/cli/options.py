@@ -335,8 +335,9 @@ class BenchmarkCommand(OutputOptions):
         ),
     ] = None
     networks: Annotated[
-        str, typer.Option(help="For your own: how many are trained and measured, a power of 2 from 8 up, or all.")
-    ] = "64"
+        str | None,
+        typer.Option(help="How many, a power of 2 from 8 up, or all; by default all, 64 for measures of your own."),
+    ] = None
     store: Annotated[
         str | None, typer.Option(help="Folder of the trained networks; else one in the user's cache folder.")
     ] = None

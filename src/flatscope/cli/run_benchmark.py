@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatscope.benchmarking.leaderboard import Leaderboard, benchmark, rebuild
+from flatscope.benchmarking.leaderboard import Leaderboard, benchmark, rebuild, released_leaderboard
+from flatscope.benchmarking.recipe import SUBSET
 from flatscope.cli.output import check_folder, check_outputs, deliver, show_grid, show_note
 from flatscope.errors import InputError
 
@@ -15,19 +16,18 @@ if TYPE_CHECKING:
 def run_benchmark(given: BenchmarkCommand) -> None:
     """Show the leaderboard, with measures of the user's own where some are named."""
     check_outputs(given, Leaderboard)
-    count: int | str = given.networks if given.networks == "all" else _whole(given.networks)
+    count = int(given.networks) if given.networks is not None and given.networks.isdigit() else given.networks
+    page: object = None
     if given.rebuild is not None:
         if given.store is None or given.measures:
             raise InputError("--store FOLDER and no measures", "something else", where="--rebuild")
         check_folder(given.rebuild)
         board = rebuild(given.rebuild, given.store, workers=given.workers)
-        show_note(f"table and leaderboard written to {given.rebuild}")
+        show_note(f"table and leaderboards written to {given.rebuild}")
     else:
         board = benchmark(given.measures, networks=count, store=given.store, workers=given.workers)
-    deliver(board, given, lambda: show_grid(*board.cells()))
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise InputError("a number of networks, or all", repr(text), where="--networks")
-    return int(text)
+    if not given.measures and count is None and given.rebuild is None:
+        few = released_leaderboard(few=True)
+        page = {"All networks": board, f"{few.meta['networks']} networks, also the long measures": few}
+        show_note(f"measures that take long are scored on {few.meta['networks']} networks: --networks {SUBSET}")
+    deliver(board, given, lambda: show_grid(*board.cells()), page=page)
