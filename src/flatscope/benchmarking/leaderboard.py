@@ -164,7 +164,8 @@ def benchmark(
     named = [str(given) for given in asked if not _is_own(given)]
     table, _ = released_population()
     chosen = [entry.name for entry in select(named)] if named else [name for name in declarations() if name in table]
-    own |= {name: declarations()[name].function for name in chosen if name not in table}  # declared after the release
+    later = [name for name in chosen if name not in table and name in named]  # declared after the release
+    own |= {name: declarations()[name].function for name in later}
     everywhere = valued(table)
     few = named and not own and any(name not in everywhere for name in chosen)
     rows = design(_count(networks, OWN_NETWORKS if own else SUBSET if few else "all"))
