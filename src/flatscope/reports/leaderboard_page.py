@@ -46,10 +46,10 @@ def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Pa
         answers.append(told(leaderboard_sentences(board)))
         more = f"-{n}" if n else ""
         body = _ranking(board, more) + _reading(board)
-        gist = numbered(len(board.names), "measure")
-        sections.append(Section(f"leaderboard{more}", "Leaderboard", body, gist, open=True))
+        gist, which = numbered(len(board.names), "measure"), f": {name}" if len(boards) > 1 else ""
+        sections.append(Section(f"leaderboard{more}", f"Leaderboard{which}", body, gist, open=not n))
         for place, (data, stop) in enumerate(board.populations):
-            shown = f"{data}, training loss {stop:g}"
+            shown = f"{data}, training loss {stop:g}{which}"
             scores = _scores(board, data, stop, f"{more}-{place}")
             sections.append(Section(f"scores{more}-{place}", shown, scores, "every score with its interval"))
     provenance = {f"{name}, {board.WORD}": board.meta for name, board in boards.items()}
@@ -74,7 +74,8 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
         place = ranked.index(own) + 1 if own in ranked else None
         said = f"place {place} of {len(ranked)}, Ψ = {score_number(board.mean(own, 'psi'))}" if place else "no score"
         sentences.insert(0, f"{own}: {said}.")
-    wrong = [name for name in ranked if all(_sure(board, name, *key) < 0 for key in board.populations)]
+    ordered = [name for name in ranked if name in declarations() and declarations()[name].direction != "none"]
+    wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
         sentences.append(
             f"Against what their sources expect, beyond chance, on every data set at every stop: {some_of(wrong, 8)}."
