@@ -260,8 +260,8 @@ RESULTS: tuple[type[Result], ...] = (
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
     "Accepted are tables, audits, leaderboards and recorded stability (.parquet, .json), comparisons (.json), "
-    "surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories (.parquet, .csv), "
-    "and folders of a training run with history.csv or of a study with verdicts.json"
+    "surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories (.parquet, "
+    ".csv), and folders of a training run with history.csv or of a study with verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
 ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|spectrum|stability|weights|psi|history)$")
