@@ -184,6 +184,18 @@ def test_the_error_of_the_trace_covers() -> None:
     assert abs(np.mean(zs)) < 0.6
 
 
+def test_the_error_of_the_trace_covers_from_few_draws_where_few_eigenvalues_dominate() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    inputs = torch.randn(20, 6, dtype=torch.float64) * torch.tensor([5.0, 1, 1, 1, 1, 1], dtype=torch.float64)
+    problem = fs.Problem(model, (inputs, torch.arange(20) % 3))
+    true = fs.measure(problem, "hessian_trace", precision=0)["hessian_trace"]
+    found = [fs.spectral_density(problem, draws=3, steps=12, seed=seed).trace for seed in range(100)]
+    apart = np.array([(value - true) / error for value, error in found])
+    assert np.mean(np.abs(apart) <= 1.96) >= 0.9
+    assert np.mean(np.abs(apart)) > 0.4  # the error is not too large either
+
+
 def test_seeds_and_curvatures() -> None:
     problem = smooth().problem()
     a, b, c = (fs.spectral_density(problem, draws=2, seed=seed) for seed in (0, 0, 1))

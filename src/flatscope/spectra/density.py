@@ -92,9 +92,19 @@ class SpectralDensity(DrawnResult):
 
     @property
     def trace(self) -> tuple[float, float]:
-        """Trace of the matrix and its standard error, from the same products; NaN for the error of one draw."""
+        """Trace of the matrix and its standard error, from the same products; NaN for the error of one draw.
+
+        Where few eigenvalues dominate, few draws seldom meet them and then spread too little. The error is therefore at
+        least that of a uniform direction v, whose vᵀHv has the variance 2 (|H|² - tr²/p) / (p (p + 2)) with the Frobenius
+        norm |H|, in which the outliers are known.
+        """
         each = self.size * self._per_draw(self.nodes[:, None])[:, 0]  # (draws,)
-        return float(each.mean()), float(each.std() / math.sqrt(len(each))) if len(each) > 1 else math.nan
+        if len(each) < 2:
+            return float(each.mean()), math.nan
+        squares = self.size * float(self._per_draw(self.nodes.square()[:, None]).mean())
+        squares = max(squares, float(self.outliers.square().sum()))
+        variance = 2 * self.size / (self.size + 2) * max(0.0, squares - float(each.mean()) ** 2 / self.size)
+        return float(each.mean()), math.sqrt(max(float(each.var()), variance) / len(each))
 
     def share_below(self, value: float) -> tuple[float, float]:
         """Share of eigenvalues below a value, and its standard error over draws: `share_below(0)` of negative ones.
