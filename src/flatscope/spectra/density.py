@@ -95,7 +95,7 @@ class SpectralDensity(DrawnResult):
         """Trace of the matrix and its standard error, from the same products; NaN for the error of one draw.
 
         Where few eigenvalues dominate, few draws seldom meet them and then spread too little. The error is therefore at
-        least that of a uniform direction v, whose vᵀHv has the variance 2 (|H|² - tr²/p) / (p (p + 2)) with the Frobenius
+        least that of a uniform direction v: vᵀHv has the variance 2 (|H|² - tr²/p) / (p (p + 2)), with the Frobenius
         norm |H|, in which the outliers are known.
         """
         each = self.size * self._per_draw(self.nodes[:, None])[:, 0]  # (draws,)
