@@ -18,6 +18,8 @@ STRONG_OPTIONS |= {
     ("flatness_radius", "batchnorm_scaling"): _MANY,
     ("flatness_radius", "output_scaling"): _MANY,
     ("flatness_radius", "attention_scaling"): _MANY,
+    # Queries and keys have a small part in noise and mean alike: without the samples' own noise more of it shows.
+    ("gradient_noise_scale", "attention_scaling"): {"unbiased": True},
     ("flatness_radius", "norm_scaling"): _MANY,
 }
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_FRAMES = 8
+CUT = 2 * EDGE  # first weights may be far above the edge; what happens there would be flattened by them
 FRAME = 0.85  # inches of one spectral density
 CURVES = {  # column: title, how to read it
     "loss": ("Training loss", "On the samples that were recorded."),
@@ -67,6 +68,7 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
         yield from _curves(runs, colours, "lambda_max", "Sharpness λ_max", "No threshold of its update rule is known.")
         return
     batches = any(run.rows["normalized_batch"].notna().any() for run in known.values())
+    high = max(float(run.rows[["normalized_sharpness", "normalized_batch"]].max().max()) for run in known.values())
 
     def draw(ax: Axes) -> None:
         ax.axhspan((1 - BAND) * EDGE, (1 + BAND) * EDGE, color="#eeeeee", zorder=0)
@@ -78,7 +80,7 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
                 errors = rows["lr"] * rows["batch_stderr"].fillna(0.0)
                 ax.errorbar(rows["step"], rows["normalized_batch"], yerr=errors, color=colour, fmt=".", markersize=4,
                             elinewidth=0.8, label=shortened(f"{name}, batch sharpness", 34))  # fmt: skip
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, CUT if high > CUT else None)
         scale_axis(ax.xaxis, [])
         scale_axis(ax.yaxis, [])
         ax.set_xlabel("step")
@@ -99,7 +101,8 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
         f"{symbols}{' and batch sharpness' if batches else ''} against the edge",
         "A step along the sharpest direction overshoots by more than it came from above the line at 2. Shaded: within "
         f"{BAND:.0%} of it, which counts as being there."
-        + (" Dots: η·batch sharpness with its error." if batches else ""),
+        + (" Dots: η·batch sharpness with its error." if batches else "")
+        + (f" Cut at {CUT:g}; the highest is {written(high, 3)}." if high > CUT else ""),
         on_axes(draw),
         ["training", "of", "where", "from step", "mean", "95 % interval", "spread"],
         [[cell.replace("nan–nan", "too few records") for cell in row] for row in numbers],
