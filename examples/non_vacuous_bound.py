@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import flatscope as fs
+from flatscope.registry import declarations
 from flatscope.training.data import load
 from flatscope.training.loop import TrainConfig, train
 
@@ -62,7 +63,7 @@ def main() -> None:
     print(f"{len(x):,} images, the network itself: training error {errors[0]:.4f}, test error {errors[1]:.4f}")
 
     if arguments.others:
-        names = [name for name in fs.registry.declarations("bound") if name != NAME]
+        names = [name for name in declarations("bound") if name != NAME]
         for row in fs.bounds(problem, names).to_frame().to_dict("records"):
             print(f"{row['measure']:<24} {row['value']:12.4g}  {row['options']} {row['reason']}")
     options = {"steps": arguments.steps or (500 if quick else 8000)}

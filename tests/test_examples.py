@@ -47,7 +47,7 @@ def test_every_public_name_has_an_example(name: str) -> None:
 
 SMALLER = {
     "flatness_radius.py": ["--size", "60", "--directions", "20", "--lr", "0.2", "--loss", "0.01"],
-    "non_vacuous_bound.py": ["--hidden", "50", "--steps", "50", "--draws", "100"],
+    "non_vacuous_bound.py": ["--others", "--hidden", "20", "--steps", "50", "--draws", "100"],
 }
 
 

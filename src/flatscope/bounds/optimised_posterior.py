@@ -265,7 +265,7 @@ def sampled_errors(
     ),
     needs={"classes"},
     cost="long",
-    typical={"sample": 8e6},
+    typical={"sample": 1.2e7},
     exact=False,
     on_folded=True,
 )
