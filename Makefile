@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 
-.PHONY: setup demo test test-fast mutants fuzz kill check format bench bench-gpu golden networks reproduction clean
+.PHONY: setup demo test test-fast mutants fuzz kill check format bench bench-gpu golden networks symmetries reproduction clean
 
 setup: $(DEV)
 
@@ -83,6 +83,10 @@ versions:
 # What the page of networks is made of, which measure works on which: some minutes.
 networks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/generate/networks_table.py
+
+# What the page of symmetries is made of, every measure on pairs of networks with one function: some minutes.
+symmetries: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/generate/symmetry_matrix.py
 
 # The papers' pages (docs/reproduction.md, docs/papers/), from the saved results of studies.
 reproduction: setup

@@ -17,6 +17,7 @@ import leaderboard_page
 import measure_pages
 import networks_table
 import notebook_pages
+import symmetry_matrix
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -34,6 +35,7 @@ MADE_OF = AT_ROOT | {
     "benchmarks/RESULTS.md": "benchmarks.md",
     "src/flatscope/benchmarking/leaderboard.parquet": "leaderboard.md",
     "docs/networks.json": "networks.md",
+    "docs/symmetries/found.json": "symmetries.md",
     "src/flatscope/cli/commands.py": "commands.md",
 }
 NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
@@ -58,6 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add every page that is made from code, data or files elsewhere in the repository."""
     pages: dict[str, str] = dict(measure_pages.pages())
     pages["networks.md"] = networks_table.page(networks_table.known())
+    pages["symmetries.md"] = symmetry_matrix.page(symmetry_matrix.known())
     pages["commands.md"] = command_page.page()
     pages |= dict(example_pages.pages())
     pages["benchmarks.md"] = benchmark_page.page()

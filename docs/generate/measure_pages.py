@@ -140,7 +140,8 @@ def overview(kind: str, known: list[Declaration]) -> str:
         lines += [
             f"{len(known)} measures in {len({entry.family for entry in known})} families. Not sure which? "
             "[Which measure should I use?](../choose.md) says it in one page; "
-            "[Which measure works where](../networks.md) shows on which networks each has a value.",
+            "[Which measure works where](../networks.md) shows on which networks each has a value; "
+            "[All measures under all symmetries](../symmetries.md) what moves, by how much, on networks to load.",
             "",
             "The marks say what leaves a value alone: "
             + "; ".join(f"{_chip(word)} {words}" for word, words in SYMMETRY_WORDS.values())
