@@ -344,7 +344,7 @@ def _batchnorm_scaled(tiny: Tiny) -> Tiny:
 def _attention_scaled(tiny: Tiny, symmetry: str) -> Tiny:
     """Rows of queries times c, of keys divided by c; or scale and shift of the norm times c, what reads it divided."""
     model = copy.deepcopy(tiny.model)
-    factors = torch.tensor([0.2, 5.0, 3.0, 0.5], dtype=torch.float64)
+    factors = torch.tensor([0.1, 10.0, 5.0, 0.3], dtype=torch.float64)
     up, down = ("query", "key") if symmetry == "attention_scaling" else ("norm", "")
     for name, value in model.named_parameters():
         if name.startswith(f"{up}."):
