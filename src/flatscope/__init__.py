@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from flatscope.measuring import bounds as bounds
     from flatscope.measuring import measure as measure
     from flatscope.problem import Problem as Problem
+    from flatscope.reports.atlas_curves import Atlas as Atlas
+    from flatscope.reports.atlas_making import atlas as atlas
     from flatscope.reports.page import report as report
     from flatscope.reports.population_frame import PopulationFrame as PopulationFrame
     from flatscope.spectra.density import Eigenpairs as Eigenpairs
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 # of a command or a misspelt word should not cost.
 _HOMES = {
     "SGLD": "training.langevin",
+    "Atlas": "reports.atlas_curves",
     "Audit": "auditing",
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
@@ -66,6 +69,7 @@ _HOMES = {
     "StabilityRecorder": "stability.recording",
     "Surface": "landscapes.surface",
     "Table": "table",
+    "atlas": "reports.atlas_making",
     "audit": "auditing",
     "benchmark": "benchmarking.leaderboard",
     "compare": "comparing.running",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from flatscope.cli.atlas_options import AtlasCommand
 from flatscope.cli.options import (
     AuditCommand,
     BenchmarkCommand,
@@ -137,6 +138,14 @@ def watch(
     from flatscope.cli.run_report import watch_run
 
     watch_run(run, every, report, once)
+
+
+@command
+def atlas(given: AtlasCommand) -> None:
+    """Correlate measures with the gap along training: after every epoch, at every training loss and accuracy."""
+    from flatscope.cli.run_atlas import run_atlas
+
+    run_atlas(given)
 
 
 @command

@@ -19,6 +19,8 @@ from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, pa
 from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
+from flatscope.reports.atlas_curves import Atlas
+from flatscope.reports.atlas_page import atlas_plots, atlases_part
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.leaderboard_page import leaderboard_plots, leaderboards_part
 from flatscope.reports.markup import Colours, Part
@@ -135,6 +137,13 @@ KINDS: dict[str, Kind] = {
         populations_part,
         plots=population_plots,
     ),
+    "atlases": Kind(
+        "an Atlas of correlations along training",
+        lambda item: isinstance(item, Atlas),
+        lambda item: "atlas",
+        atlases_part,
+        plots=atlas_plots,
+    ),
     "surfaces": Kind(
         "a Surface of a landscape",
         lambda item: isinstance(item, Surface),
@@ -246,6 +255,7 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
 
 
 RESULTS: tuple[type[Result], ...] = (
+    Atlas,
     Audit,
     Leaderboard,
     Comparison,
@@ -259,12 +269,14 @@ RESULTS: tuple[type[Result], ...] = (
 )
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
-    "Accepted are tables, audits, leaderboards and recorded stability (.parquet, .json), comparisons (.json), "
-    "surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories (.parquet, "
-    ".csv), and folders of a training run with history.csv or of a study with verdicts.json"
+    "Accepted are tables, audits, atlases, leaderboards and recorded stability (.parquet, .json), comparisons "
+    "(.json), surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories "
+    "(.parquet, .csv), and folders of a training run with history.csv or of a study with verdicts.json"
 )
 # What the names of files add to the name of the network: small-bounds.parquet belongs to small.parquet.
-ASPECT = re.compile(r"[-_ ](bounds|measures|table|audit|landscape|surface|spectrum|stability|weights|psi|history)$")
+ASPECT = re.compile(
+    r"[-_ ](bounds|measures|table|audit|atlas|landscape|surface|spectrum|stability|weights|psi|history)$"
+)
 
 
 def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> list[tuple[str, Any]]:

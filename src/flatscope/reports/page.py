@@ -32,6 +32,7 @@ STYLES = ("page.css",)
 # Which pictures stand at the top, where there are several.
 PICTURES_FROM = (
     "leaderboards",
+    "atlases",
     "populations",
     "surfaces",
     "comparisons",
@@ -72,10 +73,10 @@ def report(
     """Write one HTML page that opens anywhere without a network, whole or not at all.
 
     Args:
-        items: a Table, an Audit, a Comparison, a Surface, a SpectralDensity, Eigenpairs, a Simplex, a population (a
-            PopulationFrame, or a pandas frame with a column `generalization_gap`), a frame of training history, the
-            result of a study, a Matplotlib figure; or a list or dictionary of them, nested at will. Names come from
-            dictionaries and (name, thing) pairs; things with the same name belong to the same network:
+        items: a Table, an Audit, a Comparison, a Surface, a SpectralDensity, Eigenpairs, a Simplex, an Atlas, a
+            population (a PopulationFrame, or a pandas frame with a column `generalization_gap`), a frame of training
+            history, the result of a study, a Matplotlib figure; or a list or dictionary of them, nested at will. Names
+            come from dictionaries and (name, thing) pairs; things with the same name belong to the same network:
             `{"small batch": [table, history], "large batch": [...]}`.
         path: where to write the page; folders are made.
         title: heading of the page.
@@ -170,6 +171,8 @@ def _question(n_networks: int, kinds: Set[str]) -> str:
         return "Which measures depend on how the weights are written?"
     if kinds == {"leaderboards"}:
         return "Which measures go along with generalization?"
+    if kinds == {"atlases"}:
+        return "When does a measure go along with generalization?"
     if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
