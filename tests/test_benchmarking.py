@@ -186,7 +186,7 @@ def truths(settings: int, shared: float) -> dict[str, float]:
     """Of averages over pairs, their mean over many populations; of the others, what a large population has."""
     names, found = list(recipe.SETTINGS)[:settings], []
     environments: list[list[float]] = []
-    for seed in range(400):
+    for seed in range(250):
         frame = factorial(settings, 10_000 + seed, shared=shared)
         tau = stats.correlate(frame["turned"], frame["gap"], "kendall", resamples=0).value
         found.append((tau, stats.granulated_kendall(frame, "turned", "gap", names).average.value))
