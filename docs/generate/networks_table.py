@@ -1,8 +1,8 @@
 """The page of which measure has a value on which network, and why not where it has none.
 
 `python docs/generate/networks_table.py [NETWORK …]` measures these networks (all, if none is named) of
-tests/architectures.py with the default measures and keeps what it finds in docs/networks.json; the documentation's
-page is made from that file.
+tests/architectures.py with the default measures and keeps what it finds in docs/networks.json; with `--missing` only
+measures that the file lacks. The documentation's page is made from that file.
 """
 
 import json
@@ -30,8 +30,8 @@ itself predicts, `precision=0.1`, at most {BUDGET} for each network on a CPU.
 """
 
 
-def reasons(name: str) -> dict[str, str]:
-    """Why each default measure has no value on a network; empty where it has one."""
+def reasons(name: str, measures: list[str]) -> dict[str, str]:
+    """Why each of the measures has no value on a network; empty where it has one."""
     from architectures import architectures, outputs
 
     model, inputs, targets, loss = architectures()[name]()
@@ -41,7 +41,7 @@ def reasons(name: str) -> dict[str, str]:
     targets = made.argmax(1 if loss == "cross_entropy" else -1) if loss != "mse" else targets[:SAMPLES]
     before = {key: value.detach() / 2 for key, value in model.named_parameters()}
     problem = fs.Problem(model, (inputs, targets), test=(inputs, targets), loss=loss, initial=before)
-    frame = fs.measure(problem, precision=0.1, budget=BUDGET).to_frame()
+    frame = fs.measure(problem, measures, precision=0.1, budget=BUDGET).to_frame()
     empty = frame["value"].isna().groupby(frame["measure"]).all()
     first = frame.groupby("measure")["reason"].first()
     return {measure: str(first[measure]) if empty[measure] else "" for measure in frame["measure"].unique()}
@@ -82,8 +82,11 @@ def main(names: list[str]) -> None:
     """Measure the named networks, or all, and keep what is found."""
     from architectures import architectures
 
+    missing, names = "--missing" in names, [name for name in names if name != "--missing"]
     for name in names or architectures():
-        found = reasons(name)
+        kept = known().get(name, {}) if missing else {}
+        measures = [entry.name for entry in select(None, "measure") if entry.name not in kept]
+        found = {**kept, **(reasons(name, measures) if measures else {})}
         failed = {measure: reason for measure, reason in found.items() if reason.startswith("failed")}
         print(name, f"{sum(not reason for reason in found.values())} of {len(found)}", failed or "", flush=True)
         all_found = {**(known() if FOUND.exists() else {}), name: found}

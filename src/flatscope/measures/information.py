@@ -67,7 +67,8 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
     operator = GaussNewton(ctx)
     if operator.size <= WRITTEN_OUT:
         values = ctx.sweep(eigensystem, matrix="gauss_newton")[0]
-        _refuse_negative(values)
+        if float(values[0]) < -max(_rounding(values), BELOW * alpha):
+            raise NotApplicable("a loss that is convex in the outputs", f"an eigenvalue of {float(values[0]):.3g}")
         return Value(float((values.clamp_min(0) / (values.clamp_min(0) + alpha)).sum()), exact=True)
     generator = ctx.generator("effective_dimension")
 
@@ -189,11 +190,6 @@ def _inverse_trace(values: Tensor, noise: Tensor, damping: float) -> float:
 def _rounding(values: Tensor) -> float:
     """What rounding may make of an eigenvalue that is zero."""
     return 10 * len(values) * torch.finfo(torch.float64).eps * float(values.abs().max())
-
-
-def _refuse_negative(values: Tensor) -> None:
-    if float(values[0]) < -_rounding(values):
-        raise NotApplicable("a loss that is convex in the outputs", f"an eigenvalue of {float(values[0]):.3g}")
 
 
 def _ratio(ctx: Context, matrix: str, centred: bool) -> Value:
