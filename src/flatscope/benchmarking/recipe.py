@@ -1,4 +1,4 @@
-"""The released population: which networks, how far they are trained, what is measured of each; fixed before any ran.
+"""The released population: which networks, how far they are trained (both fixed before any ran), what is measured.
 
 Every combination of two values of nine settings on two data sets: 1,024 networks, each with a seed of its own for its
 starting weights, sample order and wrong labels. Networks of one data set share the 400 training images. Each network is
