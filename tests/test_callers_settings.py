@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -170,6 +171,8 @@ def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path
         folded = fs.fold_batchnorm(normalised, X)
         vector = torch.ones(73, dtype=torch.float64, device="cpu")
         trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
+        followed = fs.atlas(looks, ["margin"], kinds=["pearson"], resamples=100).to_frame()
+        scores = fs.benchmark("path_norm", networks=8).to_frame()
         table = fs.measure(problem, ["l2_norm"])
         fs.report(table, tmp_path / "page.html")
         return [
@@ -185,8 +188,11 @@ def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path
             *ranking.select_dtypes("number").to_numpy().ravel().tolist(),
             *(float(value.detach().double().sum()) for value in (*twin.parameters(), *back.parameters())),
             *bound["value"].tolist(),
+            *(value for found in (followed, scores) for value in found["value"].dropna().tolist()),
         ]
 
+    rows = [{"network": k, "epoch": e, "gap": k, "margin": k * e + k % 3} for k in range(12) for e in (0, 1)]
+    looks = pd.DataFrame(rows)
     model, other, small = plain(), plain(), plain().float()
     normalised = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
     with torch.no_grad():

@@ -81,6 +81,12 @@ def atlas(
 
     Raises:
         InputError: a column that is missing or constant, too few networks, two rows of one network and epoch.
+
+    Example:
+        >>> import pandas as pd, flatscope as fs
+        >>> rows = [{"network": k, "epoch": e, "gap": k, "margin": k * (1 - 2 * e)} for k in range(12) for e in (0, 1)]
+        >>> fs.atlas(pd.DataFrame(rows), kinds=["pearson"], resamples=100).to_frame()["value"].round(6).tolist()
+        [1.0, -1.0]
     """
     begun = time.perf_counter()
     for name in kinds:
