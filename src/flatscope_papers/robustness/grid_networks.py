@@ -36,12 +36,14 @@ LONG: dict[str, dict[str, Any]] = {
 }
 HASTY: dict[str, dict[str, Any]] = {
     "adaptive_sharpness": {"restarts": 1, "steps": 3},
+    "effective_dimension": {"steps": 8, "draws": 2},
     "epsilon_flatness": {"restarts": 1, "steps": 3},
     "expected_flatness": {"draws": 4},
     "expected_sharpness": {"alpha": [0.03], "draws": 4},
     "feature_robustness": {"restarts": 1, "steps": 2},
     "flatness_radius": {"directions": 4, "tolerance": 1e-2},
     "geometric_margin": {"samples": 4, "restarts": 1},
+    **{name: {"chains": 2, "steps": 8} for name in ("local_learning_coefficient", "wbic")},
     "psi_epsilon": {"restarts": 1, "steps": 3},
     "psi_expected": {"draws": 4},
     "sharpness": {"steps": 5},
