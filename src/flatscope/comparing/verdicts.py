@@ -233,7 +233,9 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
         return Verdict("not comparable", "depends on layers and weights, and the architectures differ", "architecture")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
-        return Verdict("not comparable", f"rescaling units changes this measure but not the function{kept}", "rescaling")
+        return Verdict(
+            "not comparable", f"rescaling units changes this measure but not the function{kept}", "rescaling"
+        )
     if entry.falls_with_loss and far_apart(networks, loss):
         reason = "curvature of cross-entropy falls with the loss, and the losses differ"
         return Verdict("not comparable", reason, "loss")
