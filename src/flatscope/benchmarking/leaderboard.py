@@ -102,7 +102,7 @@ class Leaderboard(Result):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The scores averaged over data sets and stops; Ψ of each with its interval."""
         populations = [f"{data} {stop:g}" for data, stop in self.populations]
-        header = ["", "measure", "psi", *populations, "tau", "info", "worst", "survival"]
+        header = ["#", "measure", "psi", *populations, "tau", "info", "worst", "survival"]
         rows = []
         for place, name in enumerate(self.names, start=1):
             psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
