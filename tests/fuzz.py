@@ -22,6 +22,7 @@ import pandas as pd
 import torch
 from test_results import made_again, old_data, old_network
 
+import flatscope as fs
 from flatscope.errors import FlatscopeError
 from flatscope.landscapes.making import KeptRows
 from flatscope.reports.items import read_item
@@ -103,8 +104,25 @@ def _tensors(found: dict[str, Any]) -> str:
     return repr({name: (str(value.dtype), value.tolist()) for name, value in sorted(found.items())})
 
 
-def _result(name: str, ending: str) -> Kind:
-    made = made_again(name)
+def _newer(name: str) -> Result:
+    """A result of a kind that version 0.1 did not have."""
+    problem = fs.Problem(old_network(0), train=old_data())
+    if name == "eigenpairs":
+        return fs.eigenpairs(problem, top=2)
+    if name == "density":
+        return fs.spectral_density(problem, draws=2, steps=4)
+    if name == "atlas":
+        rows = [{"network": k, "epoch": e, "gap": k, "margin": k * e + k % 3} for k in range(12) for e in (0, 1)]
+        return fs.atlas(pd.DataFrame(rows), kinds=["pearson"], resamples=100)
+    if name == "leaderboard":
+        return fs.benchmark("path_norm", networks=8)
+    recorder = fs.StabilityRecorder(old_data())
+    for step in range(3):
+        recorder.record(old_network(0), step, lr=0.1)
+    return recorder.stability
+
+
+def _result(made: Result, ending: str) -> Kind:
 
     def read(folder: Path) -> str:
         again: Result = type(made).load(folder / f"file{ending}")
@@ -176,13 +194,16 @@ def _foreign_weights(folder: Path) -> None:
 def kinds() -> dict[str, Kind]:
     """Every kind of file."""
     found = {
-        f"{name}{ending}": _result(name, ending)
+        f"{name}{ending}": _result(made_again(name), ending)
         for name, endings in {
             "table": (".json", ".parquet"), "audit": (".json", ".parquet"), "comparison": (".json",),
             "surface": (".npz", ".parquet", ".json"), "simplex": (".npz", ".json"),
         }.items()
         for ending in endings
     }  # fmt: skip
+    for name in ("eigenpairs", "density", "atlas", "leaderboard", "stability"):
+        made = _newer(name)
+        found |= {f"{name}{ending}": _result(made, ending) for ending in made.READABLE}
     return found | {
         "weights.safetensors": Kind(
             lambda folder: void(save_weights(old_network(0), folder / "w.safetensors")),
