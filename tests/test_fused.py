@@ -254,9 +254,17 @@ def test_activations_that_do_not_fit_are_refused():
 
 @pytest.mark.filterwarnings("error")
 def test_without_a_gpu_the_stack_is_used_and_says_why():
-    assert run("dense", TRIALS[:1]).meta["trained_by"] == ["stack: there is no CUDA device"]
-    assert run("dense", TRIALS[:1], stacked="stack").meta["trained_by"] == ["stack: the stack was asked for"]
-    assert run("dense", TRIALS[:1], stacked=False).meta["trained_by"] == ["one by one"]
+    assert run("pooled", TRIALS[:1]).meta["trained_by"] == ["stack: there is no CUDA device"]
+    assert run("pooled", TRIALS[:1], stacked="stack").meta["trained_by"] == ["stack: the stack was asked for"]
+    assert run("pooled", TRIALS[:1], stacked=False).meta["trained_by"] == ["one by one"]
+
+
+def test_dense_layers_alone_stay_a_stack_unless_the_kernel_is_asked_for(monkeypatch, folder):
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(fused_stack, "machine_of", lambda device: CppMachine(folder))
+    assert all(way.startswith("stack: it has dense") for way in run("dense", TRIALS).meta["trained_by"])
+    assert run("dense", TRIALS, stacked="fused").meta["trained_by"] == ["fused kernel"]
 
 
 def test_a_kernel_that_takes_other_steps_is_not_used(monkeypatch, folder):
@@ -270,7 +278,7 @@ def test_a_kernel_that_takes_other_steps_is_not_used(monkeypatch, folder):
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(fused_stack, "machine_of", lambda device: Wrong(folder))
     with pytest.warns(UserWarning, match="not those of the stack"):
-        population = run("dense", TRIALS)
+        population = run("pooled", TRIALS)
     assert {way.partition(":")[0] for way in population.meta["trained_by"]} == {"stack"}
 
 
@@ -281,5 +289,5 @@ def test_without_a_compiler_the_stack_is_used_with_a_warning(monkeypatch, folder
 
     monkeypatch.setattr(fused_stack, "machine_of", lambda device: NoCompiler(folder))
     with pytest.warns(UserWarning, match="NVRTC"):
-        population = run("dense", TRIALS)
+        population = run("pooled", TRIALS)
     assert {way.partition(":")[0] for way in population.meta["trained_by"]} == {"stack"}

@@ -68,7 +68,7 @@ def train_population(
 
     Small chains of convolution, pooling, dense layers and ReLU that are trained on a GPU with cross-entropy run in a
     fused kernel instead: each network has a multiprocessor to itself for a whole epoch, and trials of all batch sizes
-    are one group. `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
+    are one group. Dense layers alone stay a stack, whose matrix products fill the GPU, unless `stacked="fused"`. `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
 
     A trial is a dictionary with any of
 
@@ -196,6 +196,8 @@ def _grouped(
                 network = _network(build, model, part.images, known)
                 key, way = _key(network, model, trial, part), "fused kernel"
                 try:
+                    if stacked == "auto" and not network.has_convolutions:
+                        raise NotFused("it has dense layers alone, whose products a stack takes together")
                     network = fusing(key, model, trial, part)
                 except NotFused as problem:
                     if stacked == "fused":

@@ -55,7 +55,7 @@ def _stages(*sets: str) -> Callable[[str], list[Stage]]:
             ]
             for data, labels in chosen
         ]
-        return [Stage([minima(scale, data, labels) for data, labels in chosen]), Stage(three, mix, 0.5)]
+        return [Stage([minima(scale, data, labels) for data, labels in chosen], gpus=0.5), Stage(three, mix, 0.5)]
 
     return stages
 
