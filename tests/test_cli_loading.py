@@ -101,7 +101,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
 def test_defaults_written_out_for_the_help_are_the_real_ones() -> None:
     given = {field.name: field.default for field in fields(TrainCommand)}
     shared = [name for name in TrainConfig().to_dict() if name in given]
-    assert {"lr", "momentum", "batch_size", "epochs", "augmentation"} <= set(shared)
+    assert {"lr", "optimizer", "momentum", "batch_size", "epochs", "augmentation"} <= set(shared)
     assert {name: given[name] for name in shared} == {name: getattr(TrainConfig(), name) for name in shared}
     assert next(field.default for field in fields(CompareCommand) if field.name == "tolerance") == TOLERANCE
 

@@ -63,3 +63,10 @@ def test_checkpoints_by_name_take_the_settings_of_the_command_line(run: Run, tra
     found = fs.Stability.load(tmp_path / "s.parquet")
     assert found.rows["step"].tolist() == [2, 4]  # the numbers in their names
     assert found.rows["threshold"].tolist() == pytest.approx([190.0, 190.0])
+
+
+def test_a_run_of_adam_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("train", *NETWORK, "--optimizer", "adam", "--keep-every", "5", "--out", tmp_path / "run").code == 0
+    done = run("stability", *NETWORK, "--weights", tmp_path / "run")
+    assert done.code != 0
+    assert "adam" in done.err

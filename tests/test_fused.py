@@ -124,6 +124,13 @@ def test_every_trial_takes_the_steps_of_a_stack(device, chain):
         assert mine[columns].to_numpy() == pytest.approx(theirs[columns].to_numpy(), rel=1e-4, abs=1e-7)
 
 
+def test_adam_is_left_to_the_stack(device):
+    trials = [TRIALS[0], {"optimizer": "adam", "batch_size": 4}]
+    assert run("pooled", trials, device).meta["trained_by"] == ["fused kernel", "stack: the optimizer is not SGD"]
+    with pytest.raises(InputError, match="not SGD"):
+        run("pooled", trials, device, stacked="fused")
+
+
 def test_subsets_of_the_samples_and_single_threads(monkeypatch, folder):
     """Images of the trials' own choice; and the kernel with one thread, so that nothing depends on how many."""
     if COMPILER is None:

@@ -73,18 +73,22 @@ def without_seconds(result):
     return result.history.drop(columns="seconds")
 
 
+RULES = {"sgd": (torch.optim.SGD, {"momentum": 0.9}), "adam": (torch.optim.Adam, {})}
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-def test_loop_takes_the_steps_of_a_plain_torch_loop(loss):
+def test_loop_takes_the_steps_of_a_plain_torch_loop(loss, rule):
     x, y = blobs(n=50, dtype=torch.float64)
-    config = TrainConfig(
-        lr=0.05, momentum=0.9, weight_decay=1e-3, batch_size=16, epochs=4, lr_steps=((2, 0.1),), loss=loss, seed=7
-    )
+    kind, own = RULES[rule]
+    settings = {"weight_decay": 1e-3, "batch_size": 16, "epochs": 4, "lr_steps": ((2, 0.1),), "loss": loss, "seed": 7}
+    config = TrainConfig(lr=0.05, optimizer=rule, **own, **settings)
     trained = train(small(dtype=torch.float64), (x, y), config).model
 
     model = small(dtype=torch.float64)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    optimizer = kind(model.parameters(), lr=0.05, weight_decay=1e-3, **own)
     for epoch in range(4):
-        sgd.param_groups[0]["lr"] = 0.05 if epoch < 2 else 0.05 * 0.1
+        optimizer.param_groups[0]["lr"] = 0.05 if epoch < 2 else 0.05 * 0.1
         order = epoch_order(50, 7, epoch)
         for batch in order.split(16):
             out = model(x[batch])
@@ -92,9 +96,9 @@ def test_loop_takes_the_steps_of_a_plain_torch_loop(loss):
                 value = ((out - torch.eye(3, dtype=torch.float64)[y[batch]]) ** 2).sum(1).mean()
             else:
                 value = functional.cross_entropy(out, y[batch])
-            sgd.zero_grad()
+            optimizer.zero_grad()
             value.backward()
-            sgd.step()
+            optimizer.step()
     assert same_bits(trained, model)
 
 
@@ -310,26 +314,28 @@ CONFIG = TrainConfig(
 )
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("call", [2, 9, 24])
-def test_resume_after_ctrl_c_is_bit_identical(tmp_path, call):
+def test_resume_after_ctrl_c_is_bit_identical(tmp_path, call, rule):
     """Four steps an epoch: the interrupt comes in epoch 1, 3 or 6."""
     data = blobs(shape=(1, 6, 6)), blobs(shape=(1, 6, 6), seed=1)
-    whole = train(noisy(), data, CONFIG)
+    config = CONFIG if rule == "sgd" else dataclasses.replace(CONFIG, optimizer=rule, momentum=0.0)
+    whole = train(noisy(), data, config)
     finished = (call - 1) // 4
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         model = noisy()
         stops_at(model, call, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted, match="goes on from the last checkpoint") as caught:
-            train(model, data, CONFIG, checkpoint=tmp_path)
+            train(model, data, config, checkpoint=tmp_path)
     finally:
         signal.signal(signal.SIGINT, previous)
     result = caught.value.result
     assert (result.stopped_by, result.epochs, len(result.history)) == ("interrupted", finished, finished)
-    short = dataclasses.replace(CONFIG, epochs=max(finished, 1))
+    short = dataclasses.replace(config, epochs=max(finished, 1))
     assert same_bits(model, train(noisy(), data, short).model if finished else noisy())
 
-    resumed = train(noisy(seed=99), data, CONFIG, checkpoint=tmp_path)  # other weights: overwritten by the checkpoint
+    resumed = train(noisy(seed=99), data, config, checkpoint=tmp_path)  # other weights: overwritten by the checkpoint
     if not finished:
         return  # nothing had been saved: a fresh start from the weights passed in
     assert resumed.resumed_from == finished
@@ -481,6 +487,8 @@ def test_config_goes_through_json_and_refuses_what_it_does_not_know():
         {"evaluate_every": 0},
         {"loss": "hinge"},
         {"augmentation": "cutout"},
+        {"optimizer": "adamw"},
+        {"optimizer": "adam", "momentum": 0.9},
     ],
 )
 def test_impossible_settings_are_refused(wrong):

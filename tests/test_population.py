@@ -17,7 +17,7 @@ from torch.nn import functional
 import flatscope
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope.training import stack, stacked_layers
-from flatscope.training.checkpoint import TrainConfig
+from flatscope.training.checkpoint import TrainConfig, epoch_order, learning_rate
 from flatscope.training.data import corrupt_labels
 from flatscope.training.loop import train
 from flatscope.training.models import build
@@ -124,6 +124,41 @@ def test_every_trial_of_a_group_is_what_plain_training_gives(family):
         assert not population.model(i).training
     spread = [population.state(i)[next(iter(population.state(0)))] for i in range(5)]
     assert all(not torch.equal(a, b) for k, a in enumerate(spread) for b in spread[:k])
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("family", ["mlp", "conv_batchnorm"])
+def test_adam_takes_the_steps_of_torchs_own(family, busy, stacked, monkeypatch):
+    """Beside one that diverges, one with momentum and one that stops early; also each by itself."""
+    if busy:
+        monkeypatch.setitem(stack.BUSY, "cpu", 0.0)
+    build_from, settings, shape = FAMILIES[family]
+    x, y = blobs(n=50, shape=shape)
+    common = {"batch_size": 8, "epochs": 6, **settings}
+    trials = [
+        {"optimizer": "adam", "lr": 0.01, **common},
+        {"optimizer": "adam", "lr": 1e308, "seed": 9, **common},
+        {"optimizer": "adam", "lr": 0.003, "weight_decay": 0.1, "lr_steps": [[3, 0.1]], "seed": 1, **common},
+        {"lr": 0.02, "momentum": 0.9, "seed": 2, **common},
+        {"optimizer": "adam", "lr": 0.01, "seed": 3, **{**common, "epochs": 2}},
+    ]
+    population = train_population(build_from, trials, (x, y), dtype=torch.float64, stacked=stacked)
+    assert population.groups == ([[0, 1, 2, 4], [3]] if stacked else [[i] for i in range(5)])
+    assert population.frame()["diverged"].tolist() == [False, True, False, False, False]
+    assert population.frame()["optimizer"].tolist() == ["adam", "adam", "adam", "sgd", "adam"]
+    for i in (0, 2, 4):
+        [read] = read_trials([trials[i]], build_from)
+        model = build_model(build_from, read, x, 3).double().train()
+        adam = torch.optim.Adam(model.parameters(), weight_decay=read.config.weight_decay)
+        for epoch in range(read.config.epochs):
+            adam.param_groups[0]["lr"] = learning_rate(read.config, epoch)
+            for batch in epoch_order(50, read.config.seed, epoch).split(8):
+                adam.zero_grad()
+                functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                adam.step()
+        assert largest_difference(model, population.state(i)) < 1e-9
+    assert largest_difference(alone(build_from, trials[3], (x, y)).model, population.state(3)) < 1e-9
 
 
 def test_labels_subsets_and_losses_are_each_trials_own():
@@ -443,6 +478,7 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path):
         (InputError, "train_size", "mlp", [{"train_size": 1000, **widths}], data),
         (InputError, "options of initialize", "mlp", [{"init_options": {"width": 2}, **widths}], data),
         (InputError, "noise_temperature", "mlp", [{"noise_temperature": -1, **widths}], data),
+        (InputError, "sgd", "mlp", [{"noise_temperature": 1.0, "optimizer": "adam", **widths}], data),
         (InputError, "torch.nn.Module", lambda trial: 3, [{}], data),
         (InputError, "inputs that the model takes", "mlp", [{"model_options": {"widths": (5, 3)}}], data),
         (InputError, "classes 0 to 1", "mlp", [{"model_options": {"widths": (6, 2)}}], data),
@@ -491,10 +527,12 @@ RESUMED = [
     {"lr": 0.05, "epochs": 3, "seed": 1},
     {"lr": 0.02, "epochs": 6, "seed": 2, "labels": {"random": 0.5}, "noise_temperature": 1e-4},
     {"lr": 0.02, "momentum": 0.5, "epochs": 6, "seed": 3, "batch_size": 20},
+    {"optimizer": "adam", "lr": 0.01, "epochs": 6, "seed": 4},
+    {"optimizer": "adam", "lr": 0.02, "epochs": 4, "seed": 5},
 ]
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 8])
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 8, 15, 17])
 def test_resumed_populations_end_with_the_same_bits(tmp_path, stop_at):
     data, test = blobs(n=50, shape=(1, 6, 6)), blobs(n=30, shape=(1, 6, 6), seed=1)
     undisturbed = train_population(conv_batchnorm, RESUMED, data, test=test, dtype=torch.float64)
@@ -545,8 +583,8 @@ def test_control_c_leaves_every_trial_at_its_last_finished_epoch(tmp_path):
     with pytest.raises(Interrupted, match="goes on from the last checkpoint") as caught:
         train_population(conv_batchnorm, RESUMED, data, dtype=torch.float64, checkpoint=tmp_path, after_epoch=stop)
     result = caught.value.result
-    assert result.frame()["stopped_by"].tolist() == ["interrupted", "epochs", "interrupted", "interrupted"]
-    assert result.frame()["epochs"].tolist() == [4, 3, 4, 0]
+    assert result.frame()["stopped_by"].tolist() == ["interrupted", "epochs", *["interrupted"] * 4]
+    assert result.frame()["epochs"].tolist() == [4, 3, 4, 0, 0, 0]
     for i in range(3):
         assert all(torch.equal(value, result.state(i)[name]) for name, value in reached[i].items())
     assert torch.equal(result.state(3)["0.weight"], result.initial(3)["0.weight"])
@@ -585,7 +623,7 @@ from test_population import RESUMED, blobs, conv_batchnorm
 from flatscope.training.population import train_population
 
 def kill(epoch, view):
-    if epoch == 2:
+    if epoch == 5 and 4 in view.trials:  # the second group, of Adam
         os.kill(os.getpid(), signal.SIGKILL)
 
 train_population(conv_batchnorm, RESUMED, blobs(n=50, shape=(1, 6, 6)), dtype=torch.float64,
@@ -698,11 +736,12 @@ def test_on_a_gpu_every_trial_is_what_plain_training_gives(family, tmp_path):
         {"lr": 0.01, "momentum": 0.5, "weight_decay": 0.01, "lr_steps": [[3, 0.1]], "seed": 2, **common},
         {"lr": 1e200, "seed": 3, **common},
         {"lr": 0.05, "seed": 3, **{**common, "epochs": 3}},
+        {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01, "seed": 4, **common},
     ]
     given = {"device": "cuda", "dtype": torch.float64, "stacked": True}
     population = train_population(build_from, trials, data, checkpoint=tmp_path, **given)
     assert population.frame()["diverged"][2] == alone(build_from, trials[2], data).diverged
-    for i in (0, 1, 3):
+    for i in (0, 1, 3, 4):
         expected = alone(build_from, trials[i], data)
         assert not population.frame()["diverged"][i]
         assert largest_difference(expected.model, population.state(i)) < 1e-8

@@ -283,6 +283,7 @@ class TrainCommand(ModelOptions, DataOptions):
     ] = None
     # From here on the defaults are those of TrainConfig, which a test holds them to.
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01
+    optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "sgd"
     momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 64

@@ -116,6 +116,8 @@ def _run_folder(given: StabilityCommand, loaded: Any) -> Run:
         saved = from_json_bytes(state.read_bytes())
         config = TrainConfig.from_dict(EARLIER | saved["config"])
         digest, epochs = str(saved["data"]), int(saved["state"]["epochs"])
+    if config.optimizer != "sgd":
+        raise InputError("a run of SGD, whose threshold is known", config.optimizer, where=str(folder))
     kept = sorted((folder / KEPT_FOLDER).glob("epoch-*.safetensors"))
     if not kept:
         fix = "Train with --keep-every N"

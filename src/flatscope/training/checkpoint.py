@@ -1,8 +1,8 @@
 """Settings of a training run and its state on disk: what a resume must find equal, and all it needs to go on.
 
-A checkpoint folder holds `weights.safetensors` (network, momentum and starting weights, with epoch, settings and
-history in its header), which a kill at any moment leaves whole, and `state.json`, a readable copy of that header.
-Only the first is read again, so the two cannot disagree.
+A checkpoint folder holds `weights.safetensors` (network, what the optimizer remembers and starting weights, with epoch,
+settings and history in its header), which a kill at any moment leaves whole, and `state.json`, a readable copy of that
+header. Only the first is read again, so the two cannot disagree.
 
 Whoever trains in another way (many networks stacked, another machine) and asks `learning_rate` and `epoch_order`
 takes the very same steps as `train`.
@@ -32,21 +32,23 @@ from flatscope.training.weight_files import MODEL_PREFIX, STATE_KEY, WEIGHTS_FIL
 LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")
 PRECISIONS = ("float32", "tf32", "bf16")
+OPTIMIZERS = ("sgd", "adam")
 CROP_PADDING = 4
 _STREAMS = ("order", "dropout", "augmentation", "noise")
 STATE_FILE = "state.json"
-EARLIER = {"shuffle": True, "precision": "float32"}  # settings that checkpoints of earlier versions do not name
+# Settings that checkpoints of earlier versions do not name.
+EARLIER = {"shuffle": True, "precision": "float32", "optimizer": "sgd"}
 _MOMENTUM, _INITIAL = "momentum.", "initial."
 OTHERS = "Take the same settings and data, or another folder"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of one training run with plain SGD (the update rule of `torch.optim.SGD`, no Nesterov).
+    """Settings of one training run by the steps of `torch.optim.SGD` (no Nesterov) or of `torch.optim.Adam`.
 
     Attributes:
         lr: learning rate of the first epoch.
-        momentum: as in torch: v ← momentum·v + gradient, w ← w − lr·v.
+        momentum: of SGD, as in torch: v ← momentum·v + gradient, w ← w − lr·v.
         weight_decay: added to the gradient of every parameter, biases included; not part of any reported
             loss.
         batch_size: samples per step; the last batch of an epoch may be smaller.
@@ -69,6 +71,8 @@ class TrainConfig:
             that have them; "bf16": activations of 7 binary digits. Weights, gradients and momentum are kept in float32
             with all three. The losses and errors of the history are those of the network as it is trained, in the same
             precision; no measure ever is.
+        optimizer: "sgd", or "adam" with torch's defaults for all but `lr` and `weight_decay`, which here too is added
+            to the gradient.
     """
 
     lr: float = 0.01
@@ -87,6 +91,7 @@ class TrainConfig:
     augmentation: str = "none"
     shuffle: bool = True
     precision: str = "float32"
+    optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, before any time is spent on training."""
@@ -106,6 +111,10 @@ class TrainConfig:
         refuse_unknown(self.loss, LOSSES, "loss to train on")
         refuse_unknown(self.augmentation, AUGMENTATIONS, "augmentation")
         refuse_unknown(self.precision, PRECISIONS, "precision of training")
+        refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
+        if self.optimizer == "adam" and self.momentum:
+            fix = "Leave it out: Adam has averages of its own"
+            raise InputError("no momentum beside adam", repr(self.momentum), "TrainConfig, momentum", fix)
         object.__setattr__(self, "lr_steps", _steps(self.lr_steps))
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,7 +223,7 @@ def write_checkpoint(
     data: str,
 ) -> None:
     """Replace the folder's checkpoint by this one; settings and fingerprint of the data are compared on resume."""
-    parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _momentum(model, optimizer), _INITIAL: initial}
+    parts = {MODEL_PREFIX: model.state_dict(), _MOMENTUM: _remembered(model, optimizer), _INITIAL: initial}
     saved = {"state": dataclasses.asdict(state), "config": dict(config), "data": data}
     write_whole(folder / STATE_FILE, json_bytes(write_state(folder / WEIGHTS_FILE, STATE_KEY, parts, saved)))
 
@@ -222,7 +231,7 @@ def write_checkpoint(
 def resume(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], data: str
 ) -> tuple[TrainingState, dict[str, Tensor]] | None:
-    """Bring model and momentum back to the folder's checkpoint; None if the folder has none.
+    """Bring model and optimizer back to the folder's checkpoint; None if the folder has none.
 
     Returns:
         The state of the run, and the weights it started from.
@@ -246,8 +255,9 @@ def resume(
 
     fit_weights(model, parts[MODEL_PREFIX], where=str(path))
     parameters = dict(model.named_parameters())
-    for name, buffer in parts[_MOMENTUM].items():
-        optimizer.state[parameters[name]]["momentum_buffer"] = buffer.to(parameters[name].device)
+    for name, value in parts[_MOMENTUM].items():
+        owner, key = (name, "momentum_buffer") if name in parameters else name.rpartition(".")[::2]
+        optimizer.state[parameters[owner]][key] = value.to(parameters[owner].device)
     return state, {name: tensor.to(parameters[name].device) for name, tensor in parts[_INITIAL].items()}
 
 
@@ -298,12 +308,17 @@ def fingerprint(x: Tensor, y: Tensor) -> str:
     return f"{len(x)}-{digest(parts)}"
 
 
-def _momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """Momentum buffers by parameter name; there are none before the first step or without momentum."""
-    buffers = {
-        name: optimizer.state[p].get("momentum_buffer") for name, p in model.named_parameters() if p in optimizer.state
+def _remembered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """What the optimizer remembers of each parameter: momentum under its name, of Adam "name.exp_avg" and so on.
+
+    Nothing before the first step, or without momentum.
+    """
+    return {
+        name if key == "momentum_buffer" else f"{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
     }
-    return {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
 
 def _number(

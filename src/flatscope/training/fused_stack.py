@@ -113,6 +113,8 @@ def _check_trial(trial: Trial, part: TrialData) -> None:
         raise NotFused("the loss is not the cross-entropy of classes")
     if trial.config.augmentation != "none":
         raise NotFused("the images are augmented")
+    if trial.config.optimizer != "sgd":
+        raise NotFused("the optimizer is not SGD")
     if trial.noise_temperature:
         raise NotFused("there is noise in the steps")
     if trial.config.precision != "float32":

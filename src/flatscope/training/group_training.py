@@ -314,7 +314,7 @@ def write_group(folder: Path, group: Group, stack: Stack) -> None:
 
 
 def resume_group(folder: Path, group: Group) -> dict[str, Tensor] | None:
-    """Bring the group to where its checkpoint stands; the momentum of those that go on, or None without checkpoint.
+    """Bring the group to where its checkpoint stands; the velocity of those that go on, or None without checkpoint.
 
     Raises:
         WeightsError: the file is damaged or not a checkpoint of a population.

@@ -1,4 +1,4 @@
-"""Plain SGD on data that fit in memory: stop rules, history, checkpoints, the same bits after a resume."""
+"""Plain SGD and Adam on data that fit in memory: stop rules, history, checkpoints, the same bits after a resume."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def train(
     after_epoch: AfterEpoch | None = None,
     show_progress: bool = True,
 ) -> TrainResult:
-    """Train `model` in place with plain SGD until a stop rule of `config` holds.
+    """Train `model` in place with SGD or Adam until a stop rule of `config` holds.
 
     Epoch e visits the samples in `epoch_order(n, seed, e, shuffle=…)`; dropout and augmentation draw from (seed, e) as
     well, and the global random state is left as it was. A run that was killed and resumed from its checkpoint
@@ -137,13 +137,13 @@ def train(
 
     # One kernel for all weights; its rate is a tensor, which may change without a new graph, and has float32 only.
     fused = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in trained.values())
-    optimizer = torch.optim.SGD(
-        trained.values(),
-        lr=torch.tensor(float(config.lr), device=device) if fused else config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=fused,
-    )
+    optimizer: torch.optim.Optimizer
+    settings: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": fused}
+    if config.optimizer == "adam":
+        optimizer = torch.optim.Adam(trained.values(), config.lr, **settings)
+    else:
+        rate = torch.tensor(float(config.lr), device=device) if fused else config.lr
+        optimizer = torch.optim.SGD(trained.values(), rate, momentum=config.momentum, **settings)
     state, initial = TrainingState(), {name: p.detach().clone() for name, p in trained.items()}
     folder = None if checkpoint is None else Path(checkpoint)
     digest, writing = "", CheckpointPace(checkpoint_every, checkpoint_seconds)
@@ -201,9 +201,14 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor) -> Tensor:
 
 
 class _Steps:
-    """The steps of a training; on a GPU, those of full batches are one graph where the network allows it."""
+    """The steps of a training; on a GPU, those of SGD on full batches are one graph where the network allows it.
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.SGD, config: TrainConfig) -> None:
+    Those of Adam are not: torch counts them outside of a graph.
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer, config: TrainConfig
+    ) -> None:
         self._model, self._x, self._y, self._optimizer, self._config = model, x, y, optimizer, config
         self._weights = [p for group in optimizer.param_groups for p in group["params"]]
         self._order = torch.empty(len(x), dtype=torch.int64, device=x.device)
@@ -215,14 +220,14 @@ class _Steps:
         self.channels_last = wants_channels_last(config.precision, x)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._graphs = x.is_cuda and is_steady(model, x[: config.batch_size])
+        self._graphs = x.is_cuda and config.optimizer == "sgd" and is_steady(model, x[: config.batch_size])
         self._replay: Callable[[], None] | None = None
-        for weight in self._weights if x.is_cuda and config.momentum else ():
-            state = optimizer.state[weight]  # there from the first step on, as in a graph, and laid out as the weight
-            before = state.get("momentum_buffer")
-            state["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
-            if before is not None:
-                state["momentum_buffer"].copy_(before)
+        for weight in self._weights if x.is_cuda else ():
+            state = optimizer.state[weight]
+            if config.momentum:  # there from the first step on, as in a graph
+                state.setdefault("momentum_buffer", torch.zeros_like(weight, requires_grad=False))
+            for name in state.keys() - {"step"}:  # laid out as the weight
+                state[name] = torch.zeros_like(weight, requires_grad=False).copy_(state[name])
 
     def train_epoch(self, epoch: int, advance: Advance) -> bool:
         """One pass over the data; whether losses and weights stayed finite."""

@@ -62,17 +62,18 @@ def train_population(
 ) -> Population:
     """Train many networks, those of one architecture as a single stack; each takes the steps that `train` takes.
 
-    Trials with the same layers, batch size, loss, number of samples and augmentation form a group and run together:
-    grouped convolutions and batched matrix products, on a GPU in one CUDA graph per step. Groups run one after the
-    other. A trial that has stopped or diverged no longer changes and does not touch the others.
+    Trials with the same layers, batch size, loss, number of samples, augmentation and optimizer form a group and run
+    together: grouped convolutions and batched matrix products, on a GPU in one CUDA graph per step. Groups run one
+    after the other. A trial that has stopped or diverged no longer changes and does not touch the others.
 
-    Small chains of convolution, pooling, dense layers and ReLU that are trained on a GPU with cross-entropy run in a
-    fused kernel instead: each network has a multiprocessor to itself for a whole epoch, and trials of all batch sizes
-    are one group. Dense layers alone stay a stack, whose matrix products fill the GPU, unless `stacked="fused"`. `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
+    Small chains of convolution, pooling, dense layers and ReLU that are trained on a GPU by SGD with cross-entropy run
+    in a fused kernel instead: each network has a multiprocessor to itself for a whole epoch, and trials of all batch
+    sizes are one group. Dense layers alone stay a stack, whose matrix products fill the GPU, unless `stacked="fused"`.
+    `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
 
     A trial is a dictionary with any of
 
-    * the settings of `TrainConfig`: `lr`, `momentum`, `batch_size`, `epochs`, `seed`, `stop_loss`, …;
+    * the settings of `TrainConfig`: `optimizer`, `lr`, `momentum`, `batch_size`, `epochs`, `seed`, `stop_loss`, …;
     * `name`; `model_seed` of the starting weights (`seed` by default); `model_options` of a built-in model;
     * `init`, a scheme of `initialize`, with `init_options` and `init_scale`;
     * `labels`: {"random": share of the labels that are drawn again, "seed": …, "exclude_true": …};
@@ -257,7 +258,7 @@ def _key(network: StackedNetwork, model: nn.Module, trial: Trial, part: TrialDat
     tensors = [(name, value.shape, value.dtype, value.requires_grad) for name, value in model.named_parameters()]
     tensors += [(name, value.shape, value.dtype, False) for name, value in model.named_buffers()]
     shapes = (part.images.shape[1:], part.images.dtype, part.targets.shape, part.targets.dtype)
-    return (network.signature, *tensors, config.loss, config.augmentation, config.precision, *shapes)
+    return (network.signature, *tensors, config.loss, config.augmentation, config.precision, config.optimizer, *shapes)
 
 
 def _probe(network: StackedNetwork, model: nn.Module, images: Tensor) -> None:

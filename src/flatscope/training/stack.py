@@ -1,8 +1,9 @@
 """Many networks of one architecture trained as one: their weights lie stacked and take every step together.
 
-A step is that of `torch.optim.SGD`, with a learning rate, momentum and weight decay of each trial's own. All trained
-weights are one vector (parameter after parameter, trial after trial within it), so that an update is a few operations
-however many trials and layers there are. On a GPU the whole step is one CUDA graph.
+A step is that of `torch.optim.SGD` or, for all trials of a stack, of `torch.optim.Adam`, with a learning rate, momentum
+and weight decay of each trial's own. All trained weights are one vector (parameter after parameter, trial after trial
+within it), so that an update is a few operations however many trials and layers there are. On a GPU the whole step is
+one CUDA graph.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ EVALUATED_PRODUCTS = {"cpu": 0.0, "cuda": 4e10}
 BUSY = {"cpu": 1e7, "cuda": 2e9}
 # Where grouped convolutions may read a neighbour's channels times zero: NaN and infinity then go over to it.
 MIXING_DEVICES = {"cuda"}
+# Of Adam: the shares that its averages of gradients and of their squares keep in a step, and what is added to the root.
+KEPT, KEPT_SQUARES, EPSILON = 0.9, 0.999, 1e-8
+SQUARES = ".squares"  # behind a parameter's name
 
 
 class Stack:
@@ -42,12 +46,12 @@ class Stack:
 
     Args:
         network: what they have in common.
-        trials: their settings; batch size, loss, number of samples and augmentation are the same for all.
+        trials: their settings; batch size, loss, number of samples, augmentation and optimizer are the same for all.
         samples: their training data.
         weights: parameters and buffers, stacked in the order of `trials`; copied.
         trained: names of the parameters to train.
         initial: the trained parameters before training, stacked.
-        velocity: momentum buffers of a run that goes on.
+        velocity: momentum buffers of a run that goes on; of Adam, its averages of gradients and `SQUARES`.
     """
 
     def __init__(
@@ -85,9 +89,13 @@ class Stack:
         self._augmented = config.augmentation == "crop-flip"
         self._velocity: Tensor | None = None
         self.velocity: dict[str, Tensor] = {}
-        if any(trial.config.momentum for trial in self.trials):
+        self._squares = torch.zeros_like(self._flat) if config.optimizer == "adam" else None
+        if self._squares is not None or any(trial.config.momentum for trial in self.trials):
             self._velocity = torch.zeros_like(self._flat)
             self.velocity = self._views(self._velocity, weights, trained)
+            if self._squares is not None:
+                squares = self._views(self._squares, weights, trained)
+                self.velocity |= {name + SQUARES: value for name, value in squares.items()}
             for name, value in (velocity or {}).items():
                 self.velocity[name].copy_(value)
         self._momentum = self._each([trial.config.momentum for trial in self.trials])
@@ -104,6 +112,7 @@ class Stack:
         self._total = torch.zeros(len(self.trials), dtype=torch.float64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps = torch.arange(config.batch_size, device=device)
+        self._steps_before = torch.zeros((), dtype=torch.int64, device=device)  # this epoch
         self._order = torch.empty(len(self.trials), n, dtype=torch.int64, device=device)
         self._targets = torch.empty_like(samples.targets)
         self._offsets = torch.zeros(len(self.trials), n if self._augmented else 0, 2, dtype=torch.int64, device=device)
@@ -126,8 +135,6 @@ class Stack:
             for group in (self.weights, self.initial, self.velocity)
         )
         trials = [self.trials[row] for row in rows]
-        if not any(trial.config.momentum for trial in trials):
-            velocity = {}
         return type(self)(self.network, trials, self.samples.rows(kept), weights, list(self.trained), initial, velocity)
 
     def train_epoch(self, epoch: int, advance: Advance) -> list[bool]:
@@ -240,6 +247,7 @@ class Stack:
             ]
             self._noise_power.copy_(self._spread(powers))
         n, orders = self._order.shape[1], self._orders(epoch).to(self.device)
+        self._steps_before.fill_(epoch * -(-n // self._batch_size))
         rows = torch.arange(len(self.trials), device=self.device)[:, None]
         self._order.copy_(orders if self.samples.index is None else self.samples.index.gather(1, orders))
         self._targets.copy_(self.samples.targets[rows, orders])
@@ -278,7 +286,7 @@ class Stack:
 
     @torch.no_grad()
     def _update(self, part: slice, step: Tensor) -> None:
-        """The step of SGD with these gradients, for some of the weights."""
+        """The step of the optimizer with these gradients, for some of the weights."""
         weights = self._flat[part]
         if isinstance(self._decay, Tensor):
             step.addcmul_(weights, self._decay[part])
@@ -288,10 +296,22 @@ class Stack:
             sizes = [leaf[0].numel() for leaf in self.trained.values()]
             noise = torch.cat([piece.reshape(-1) for piece in torch.split(self._noise, sizes, dim=1)])
             step.addcmul_(noise[part], self._noise_power[part])
-        if self._velocity is not None:
+        if self._squares is not None:
+            step = self._adam_step(part, step)
+        elif self._velocity is not None:
             momentum = self._momentum[part] if isinstance(self._momentum, Tensor) else self._momentum
             step = self._velocity[part].mul_(momentum).add_(step)
         weights.addcmul_(step, self._rate[part] if self._rate.ndim else self._rate)
+
+    def _adam_step(self, part: slice, gradient: Tensor) -> Tensor:
+        """Averages of gradients over roots of those of their squares, both without the zeros that they started from."""
+        assert self._velocity is not None
+        assert self._squares is not None
+        number = (self._steps_before + self._position[0] // self._batch_size + 1).double()  # of this step, from 1
+        average = self._velocity[part].lerp_(gradient, 1 - KEPT)
+        squares = self._squares[part].mul_(KEPT_SQUARES).addcmul_(gradient, gradient, value=1 - KEPT_SQUARES)
+        root = (squares / (1 - KEPT_SQUARES**number)).sqrt_()
+        return average / (1 - KEPT**number) / root.add_(EPSILON)
 
     def _gradients(self, rows: slice, columns: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Losses (t,) of some trials on these places of their order, and their gradients."""
@@ -324,7 +344,7 @@ class Stack:
     def _captured(self) -> Callable[[], None]:
         """The step on a full batch as a CUDA graph."""
         touched = [self._flat, self._total, self._position, self._halted, *self.constants.values()]
-        touched += [] if self._velocity is None else [self._velocity]
+        touched += [part for part in (self._velocity, self._squares) if part is not None]
         return captured(lambda: self._step(self._turns[0], self._batch_size), touched, self.device)
 
     def _batches(self, held_out: tuple[Tensor, Tensor] | None) -> Iterator[tuple[slice, Tensor, Tensor]]:

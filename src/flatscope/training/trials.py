@@ -268,6 +268,8 @@ def _read(number: int, trial: Mapping[str, Any], strict: bool) -> Trial:
     temperature = trial.get("noise_temperature", 0.0)
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
         raise InputError("a finite number of at least 0", repr(temperature), where=f"{where}, noise_temperature")
+    if temperature and config.optimizer != "sgd":
+        raise InputError("sgd where there is noise", repr(config.optimizer), where=f"{where}, optimizer")
     if temperature and config.momentum >= 1:
         raise InputError("momentum below 1 where there is noise", repr(config.momentum), where=where)
     size = trial.get("train_size")
