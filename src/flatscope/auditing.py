@@ -6,7 +6,6 @@ written and not about what it does.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -220,7 +219,7 @@ def audit(
     refuse_unless_whole(trials, "trials")
     chosen, begun = select(names), time.perf_counter()
     wanted = [entry.name for entry in chosen]
-    given = in_double(problem)
+    given = problem.in_double()
     if by is None:
         ways = [way for way in ways_of(given.model, given.example()) if way in ("layer", "unit", *INNER)]
     points: dict[str, tuple[Problem, Table]] = {}
@@ -244,18 +243,6 @@ def audit(
     drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
     seconds = round(time.perf_counter() - begun, 3)
     return Audit(pd.DataFrame(rows), {"version": __version__, **drawn, "seconds": seconds})
-
-
-def in_double(problem: Problem) -> Problem:
-    """The same problem in float64, where the device has it."""
-    if problem.dtype == torch.float64 or problem.device.type == "mps":
-        return problem
-    other = copy.copy(problem)
-    other.dtype = torch.float64
-    double = other.with_model(problem.model)
-    if problem.initial is not None:
-        double.initial = {name: value.double() for name, value in problem.initial.items()}
-    return double
 
 
 def _form(given: Problem, way: str) -> str:

@@ -109,6 +109,18 @@ class Context:
             raise InputError("parameters of this network", ", ".join(sorted(unknown)), where="Context.at")
         return Context(self.problem, {**self.params, **params}, seed=self.seed, effort=self.effort)
 
+    def on(self, problem: Problem, params: Params | None = None) -> Context:
+        """The same network written in another way: same seed and effort, and one account of passes for both."""
+        other = Context(problem, params, seed=self.seed, effort=self.effort)
+        other.passes = self.passes
+        return other
+
+    def in_double(self) -> Context:
+        """The same point in float64, made once, with the present effort."""
+        twin = self.sweep(_in_double)
+        twin.effort = self.effort
+        return twin
+
     def sweep(self, function: Callable[..., T], **options: Any) -> T:
         """`function(self, **options)`, computed once per context and options."""
         key = (f"{function.__module__}.{function.__qualname__}", tuple(sorted(options.items())))
@@ -167,6 +179,17 @@ class Context:
             "n_train": self.problem.n_train,
             "passes": {kind: round(value, 6) for kind, value in self.passes.items()},
         }
+
+
+def _in_double(ctx: Context) -> Context:
+    problem = ctx.problem.in_double()
+    if problem.dtype != torch.float64:
+        raise NotApplicable("needs float64", f"{problem.device.type}, which has none")
+    if problem is ctx.problem:
+        return ctx
+    return ctx.on(
+        problem, {name: value.double() if value.is_floating_point() else value for name, value in ctx.params.items()}
+    )
 
 
 def _find_layers(ctx: Context) -> Network:

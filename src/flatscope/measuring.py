@@ -321,9 +321,7 @@ def plain_context(ctx: Context) -> Context:
         return ctx
     if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
         raise NotApplicable("weights that are computed are read at the problem's own parameters only")
-    other = Context(plain, seed=ctx.seed, effort=ctx.effort)
-    other.passes = ctx.passes  # one account for all ways of writing the network
-    return other
+    return ctx.on(plain)
 
 
 def folded_context(ctx: Context) -> Context:
@@ -334,9 +332,7 @@ def folded_context(ctx: Context) -> Context:
         folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
     except InputError as problem:
         raise NotApplicable(f"BatchNorm cannot be folded: {problem}") from problem
-    other = Context(ctx.problem.with_model(folded), seed=ctx.seed, effort=ctx.effort)
-    other.passes = ctx.passes  # one account for both ways of writing the network
-    return other
+    return ctx.on(ctx.problem.with_model(folded))
 
 
 def _values(result: Result) -> Iterator[tuple[str, Value]]:

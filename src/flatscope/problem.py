@@ -188,6 +188,17 @@ class Problem:
         other.initial = None  # weights of another module before training are not those of this one
         return other
 
+    def in_double(self) -> Problem:
+        """The same problem in float64, where the device has it."""
+        if self.dtype == torch.float64 or self.device.type == "mps":
+            return self
+        other = copy.copy(self)
+        other.dtype = torch.float64
+        double = other.with_model(self.model)
+        if self.initial is not None:
+            double.initial = {name: value.double() for name, value in self.initial.items()}
+        return double
+
     @cached_property
     def samples_decide(self) -> bool:
         """Whether values or shapes of the samples decide what is computed, so that the first ones do not show all."""

@@ -15,7 +15,7 @@ from flatscope.bounds.pac_bayes import loss_constant
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.psi_flatness import certified_radius, in_double, path_coordinates
+from flatscope.measures.psi_flatness import certified_radius, path_coordinates
 from flatscope.network.program import Operation, replay
 from flatscope.registry import Value, bound
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -245,7 +245,7 @@ def pac_bayes_psi(
     """
     if not sigma > 0 or draws < 2:
         raise InputError("a positive sigma and at least 2 draws", f"{sigma}, {draws}", where="pac_bayes_psi")
-    initial, ctx = ctx.problem.initial, ctx.sweep(in_double)
+    initial, ctx = ctx.problem.initial, ctx.in_double()
     paths = ctx.sweep(path_coordinates, rule=rule)
     log, sign = paths.log_values()
     distance = sign * log.exp()
@@ -314,7 +314,7 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
             norms[index] = max(norms[index], float(given["input"].norm(dim=1).max()))
         return op.run()
 
-    double_ctx = ctx.sweep(in_double)
+    double_ctx = ctx.in_double()
     with torch.no_grad():
         for inputs, targets in double_ctx.batches():
             replay(double_ctx.problem.model, inputs, note, params)

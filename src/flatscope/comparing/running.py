@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.auditing import in_double
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import SameFunction, Standing
 from flatscope.context import Context, make_effort
@@ -183,7 +182,7 @@ def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
 
 def _prepared(problem: Problem) -> Problem:
     """The problem in float64 where the device has it, and without BatchNorm."""
-    double = in_double(problem)
+    double = problem.in_double()
     if not has_batchnorm(double.model):
         return double
     return double.with_model(fold_batchnorm(double.model, double.example()))

@@ -7,7 +7,6 @@ from above.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -141,7 +140,7 @@ def takeuchi_trace(
 
 def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues (p,) and eigenvectors in columns of a small network's matrix, computed in double precision."""
-    precise = ctx.sweep(in_double)
+    precise = ctx.in_double()  # an inverse of a nearly singular matrix has no digits to lose
     operator = GaussNewton(precise) if matrix == "gauss_newton" else Hessian(precise)
     written_out = operator @ torch.eye(operator.size, dtype=torch.float64, device=operator.device)
     operator.release()
@@ -151,25 +150,13 @@ def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
 
 def noise_along(ctx: Context, *, matrix: str, centred: bool) -> Tensor:
     """vᵀCv for each eigenvector v of the matrix, (p,)."""
-    precise, vectors = ctx.sweep(in_double), ctx.sweep(eigensystem, matrix=matrix)[1]
+    precise, vectors = ctx.in_double(), ctx.sweep(eigensystem, matrix=matrix)[1]
     total = torch.zeros(len(vectors), dtype=torch.float64)
     for gradients in sample_gradients(precise):
         total += (gradients.double().cpu() @ vectors).square().sum(0)
     (total,) = precise.problem.ranks.summed([total])
     mean = flatten(precise.gradient()).cpu() @ vectors if centred else torch.zeros_like(total)
     return (total / ctx.problem.n_train - mean.square()).clamp_min(0)
-
-
-def in_double(ctx: Context) -> Context:
-    """The same point in double precision: an inverse of a nearly singular matrix has no digits to lose."""
-    if ctx.problem.dtype == torch.float64:
-        return ctx
-    problem = copy.copy(ctx.problem)
-    problem.dtype = torch.float64
-    params = {name: value.double() if value.is_floating_point() else value for name, value in ctx.params.items()}
-    other = Context(problem.with_model(ctx.problem.model), params, seed=ctx.seed, effort=ctx.effort)
-    other.passes = ctx.passes  # one account for both precisions
-    return other
 
 
 def _inverse_trace(values: Tensor, noise: Tensor, damping: float) -> float:

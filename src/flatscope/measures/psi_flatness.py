@@ -6,7 +6,6 @@ follows the strongest path through every unit and is therefore also unmoved by a
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator
@@ -172,7 +171,7 @@ def psi_epsilon(
         restarts: number of ascents.
         steps: steps of each ascent.
     """
-    ctx = double_context(ctx)
+    ctx = ctx.in_double()  # balls are so small that in float32 a rise of the loss drowns in its rounding
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     if restarts < 1 or steps < 1:
@@ -235,7 +234,7 @@ def psi_expected(
         law: "ball": uniform in the ball; "sphere": uniform on its surface; "gaussian": independent normals whose
             root mean square length is the radius (with a warning).
     """
-    ctx = double_context(ctx)
+    ctx = ctx.in_double()
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     refuse_unknown(law, LAWS, "law of psi_expected")
@@ -328,28 +327,6 @@ def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
     if not epsilon > 0 or (relative and epsilon >= 1):
         raise InputError("a positive radius, below 1 if relative", str(epsilon), where="epsilon", fix=POLE)
     return epsilon * paths.nearest_pole if relative else epsilon
-
-
-def double_context(ctx: Context) -> Context:
-    """The same point in float64, made once, with the present effort."""
-    twin = ctx.sweep(in_double)
-    twin.effort = ctx.effort
-    return twin
-
-
-def in_double(ctx: Context) -> Context:
-    """The same point in float64: balls are so small that in float32 a rise of the loss drowns in its rounding."""
-    if ctx.problem.dtype == torch.float64:
-        return ctx
-    problem = copy.copy(ctx.problem)
-    problem.dtype, problem.model = torch.float64, copy.deepcopy(ctx.problem.model).double()
-    problem.params, problem.buffers = (
-        {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
-        for given in (ctx.params, ctx.problem.buffers)
-    )
-    twin = Context(problem, seed=ctx.seed, effort=ctx.effort)
-    twin.passes = ctx.passes
-    return twin
 
 
 def _losses_and_gradients(ctx: Context, paths: PathCoordinates, stacked: Params) -> tuple[Tensor, Params]:
