@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat
 from numbers import Real
 from typing import Any
@@ -17,18 +16,15 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import InputError
 from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
-from flatscope.stopping import Draws, draw_until_precise
-from flatscope.symmetries.folding import has_batchnorm
+from flatscope.stopping import draw_until_precise
 
 ALPHAS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SLOPE = 10.0
-STEP = 10**0.5  # of the grid where it has to be extended
-EXTENSIONS = 12
 TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
 
 
@@ -211,103 +207,3 @@ def _together(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) ->
         over_sizes = torch.vmap(mean_loss, in_dims=(0, None, None))
         losses: Tensor = on_stacked(over_sizes, points, inputs, targets)
     return losses.cpu()
-
-
-@dataclass(frozen=True)
-class NoiseLevel:
-    """One point of the bi-criteria curve."""
-
-    alpha: float
-    kl: float
-    sharpness: float
-    stderr: float = 0.0
-
-
-def bi_criteria(
-    ctx: Context, alpha: Any = ALPHAS, *, draws: int = 1000, batch: int = 64, appendix: bool = False
-) -> list[NoiseLevel]:
-    """Divergence against expected sharpness as the noise grows: the curves of Neyshabur et al. 2017, Figure 2.
-
-    Arguments as those of the two measures, which fold BatchNorm; a network that still has one is refused here. All
-    draws are taken, so that points of one curve are alike.
-    """
-    if has_batchnorm(ctx.problem.model):
-        raise InputError("a network without BatchNorm", "one with it", "bi_criteria", "Use fold_batchnorm first")
-    alphas = tuple(sorted(checked_alphas(alpha)))
-    kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
-    rises = ctx.sweep(_all_rises, alphas=alphas, draws=draws, batch=batch)
-    return [
-        NoiseLevel(a, float(kl.value), rise, stderr)
-        for a, kl, rise, stderr in zip(alphas, kls, rises.means, rises.stderrs, strict=True)
-    ]
-
-
-def _all_rises(ctx: Context, alphas: tuple[float, ...], draws: int, batch: int) -> Draws:
-    return draw_until_precise(ctx, paired_rises(ctx, alphas=alphas, draws=draws, batch=batch), draws // 2, 0.0)
-
-
-def kl_at_sharpness(
-    ctx: Context,
-    level: float = 0.05,
-    *,
-    alpha: Any = ALPHAS,
-    draws: int = 1000,
-    batch: int = 64,
-    appendix: bool = False,
-    refinements: int = 2,
-) -> NoiseLevel:
-    """The divergence at which the expected sharpness is `level`; the grid of alphas grows until it contains that.
-
-    Args:
-        level: expected sharpness at which to read off.
-        alpha: the grid to begin with.
-        draws: as in `expected_sharpness`.
-        batch: as in `expected_sharpness`.
-        appendix: twice the divergence, as the paper's figures have it.
-        refinements: further noise levels to evaluate, each where the last interpolation put the level.
-    """
-    if not 0 < level < math.inf:
-        raise InputError("a positive level", str(level), where="kl_at_sharpness")
-
-    def points(alphas: Any) -> list[NoiseLevel]:
-        return bi_criteria(ctx, alphas, draws=draws, batch=batch, appendix=appendix)
-
-    curve = points(alpha)
-    for _ in range(EXTENSIONS):
-        if curve[0].sharpness >= level:
-            curve = points(curve[0].alpha / STEP) + curve
-        elif not any(point.sharpness >= level for point in curve):
-            curve += points(curve[-1].alpha * STEP)
-        else:
-            break
-    found = read_off(curve, level)
-    for _ in range(refinements):
-        if any(point.alpha == found.alpha for point in curve):
-            break
-        curve = sorted([*curve, *points(found.alpha)], key=lambda point: point.alpha)
-        found = read_off(curve, level)
-    return found
-
-
-def read_off(curve: Sequence[NoiseLevel], level: float) -> NoiseLevel:
-    """Interpolate a curve, ordered by alpha, at an expected sharpness.
-
-    Between the first point that reaches the level and the one before it: the logarithms of alpha and of the
-    divergence as linear functions of the logarithm of the sharpness (both exact for a quadratic loss), or of the
-    sharpness itself where the lower one is not positive.
-    """
-    above = next((i for i, point in enumerate(curve) if point.sharpness >= level), None)
-    if above is None or (above == 0 and curve[0].sharpness > level):
-        low, high = min(p.sharpness for p in curve), max(p.sharpness for p in curve)
-        raise NotApplicable(f"noise levels whose expected sharpness brackets {level:g}", f"{low:.4g} to {high:.4g}")
-    if curve[above].sharpness == level:
-        return curve[above]
-    one, other = curve[above - 1], curve[above]
-    part = (level - one.sharpness) / (other.sharpness - one.sharpness)
-    if one.sharpness > 0:
-        part = math.log(level / one.sharpness) / math.log(other.sharpness / one.sharpness)
-    alpha, kl = (
-        math.exp((1 - part) * math.log(a) + part * math.log(b))
-        for a, b in ((one.alpha, other.alpha), (one.kl, other.kl))
-    )
-    return NoiseLevel(alpha, kl, level, max(one.stderr, other.stderr))
