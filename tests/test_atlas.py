@@ -329,7 +329,7 @@ def test_files_give_it_back_and_half_of_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) -> None:
-    from flatscope.cli.run_atlas import chosen_rows, read_looks
+    from flatscope.cli.run_population import chosen_rows, read_looks
 
     frame = followed(12)
     store = Store(tmp_path / "store")

@@ -8,8 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatscope.curvature.factors import output_columns, output_root
-from flatscope.loss import as_loss
+from flatscope.curvature.factors import Columns, output_root
+from flatscope.loss import Loss, as_loss
+
+
+def output_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
+    """All columns of a few samples."""
+    root = output_root(loss, outputs, targets)
+    return root.exact(0, root.count)
 
 
 def sure(gap: float, top: int) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from test_factors import output_columns
 from torch import Tensor
 
 import flatscope as fs
-from flatscope.curvature.factors import output_columns
 from flatscope.loss import Loss, as_loss, next_tokens
 
 IGNORED = -100

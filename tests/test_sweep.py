@@ -9,6 +9,7 @@ import pytest
 import torch
 from networks import BUILDERS, Tiny, _built, lenet_like, mlp, smooth
 from references import TWINS, Dense, dense
+from test_factors import output_columns
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +18,6 @@ from flatscope.context import Context
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import layer_forms, memory
 from flatscope.curvature.coverage import find_curved
-from flatscope.curvature.factors import output_columns
 from flatscope.curvature.operators import GaussNewton
 from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.sweep import column_sweep, find_left_out

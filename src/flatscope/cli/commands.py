@@ -6,15 +6,17 @@ not take seconds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flatscope.cli.atlas_options import AtlasCommand
 from flatscope.cli.options import (
+    AtlasCommand,
     AuditCommand,
     BenchmarkCommand,
     CompareCommand,
@@ -26,7 +28,6 @@ from flatscope.cli.options import (
     StabilityCommand,
     StoreRoot,
     TrainCommand,
-    spread,
 )
 from flatscope.factories import from_papers
 
@@ -43,6 +44,36 @@ def command(given: Run) -> Run:
     """Make a function a command of its name."""
     COMMANDS[given.__name__] = given
     return given
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer wants it: every parameter that is a bundle as one parameter per field of the bundle."""
+    hints = get_type_hints(command, include_extras=True)
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for given in inspect.signature(command).parameters.values():
+        kind = hints[given.name]
+        if not is_dataclass(kind):
+            parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind))
+            continue
+        bundles[given.name] = kind
+        types = get_type_hints(kind, include_extras=True)
+        for field in sorted(fields(kind), key=lambda field: field.default is not MISSING):  # what is needed first
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            kind_of = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, kind_of, default=default, annotation=types[field.name]))
+
+    def run(**values: Any) -> None:
+        made = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in bundles.items()
+        }
+        command(**made, **values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def group(name: str, line: str) -> typer.Typer:
@@ -143,7 +174,7 @@ def watch(
 @command
 def atlas(given: AtlasCommand) -> None:
     """Correlate measures with the gap along training: after every epoch, at every training loss and accuracy."""
-    from flatscope.cli.run_atlas import run_atlas
+    from flatscope.cli.run_population import run_atlas
 
     run_atlas(given)
 
@@ -170,7 +201,7 @@ def measures(
 @command
 def benchmark(given: BenchmarkCommand) -> None:
     """Score measures, also your own, on the released population: do they rank networks as generalization does?"""
-    from flatscope.cli.run_benchmark import run_benchmark
+    from flatscope.cli.run_population import run_benchmark
 
     run_benchmark(given)
 

@@ -1,19 +1,17 @@
 """Options that several commands share, declared once each, in bundles.
 
-A command takes a bundle as one parameter, and `spread` gives it one option per field. A field of `DataOptions` goes
-to `training.data.load` under its own name, a field of `ProblemOptions` to `Problem`: a new option for all commands is
-a new field here, and nothing else.
+A command takes a bundle as one parameter, and `commands.spread` gives it one option per field. A field of `DataOptions`
+goes to `training.data.load` under its own name, a field of `ProblemOptions` to `Problem`: a new option for all commands
+is a new field here, and nothing else.
 
 Nothing here loads torch: the help of a command, and a slip in one, should not take seconds.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -124,7 +122,7 @@ class MeasureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EffortOptions:
-    """What it may cost; arguments of `effort.make_effort`."""
+    """What it may cost; arguments of `context.make_effort`."""
 
     precision: Annotated[
         float, typer.Option(help="Relative standard error at which estimates stop; 0: exact values, all draws.")
@@ -138,7 +136,7 @@ class EffortOptions:
     )
 
     def for_effort(self) -> dict[str, Any]:
-        """As arguments of `effort.make_effort`."""
+        """As arguments of `context.make_effort`."""
         return _own(self, EffortOptions)
 
 
@@ -304,6 +302,34 @@ class TrainCommand(ModelOptions, DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtlasCommand(OutputOptions):
+    """Options of `flatscope atlas`."""
+
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Networks along training: .parquet or .csv with one row per network and epoch, or a store."
+        ),
+    ]
+    target: Annotated[str, typer.Option(help="Column that measures should go along with; gap by default.")] = ""
+    measures: Annotated[
+        list[str] | None,
+        typer.Option("--measure", "-m", help="Column of a measure; repeatable. Declared ones by default."),
+    ] = None
+    by: Annotated[list[str] | None, typer.Option(help="Setting to hold fixed, as a batch size; repeatable.")] = None
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="pearson, spearman or kendall; repeatable. The first two by default."),
+    ] = None
+    where: Annotated[
+        list[str] | None, typer.Option(help="Rows to take: COLUMN=VALUE or COLUMN!=VALUE; repeatable.")
+    ] = None
+    network: Annotated[str, typer.Option(help="Column that tells networks apart: network, trial, name or key.")] = ""
+    resamples: Annotated[int, typer.Option(help="Of the networks, for intervals.")] = 1000
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportCommand:
     """Options of `flatscope report`."""
 
@@ -358,36 +384,6 @@ class EngineOptions:
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None
     cpus: Annotated[float, typer.Option(help="Cores for each unit.")] = 1
     gpus: Annotated[float, typer.Option(help="GPUs for each unit; a fraction shares one.")] = 0
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer wants it: every parameter that is a bundle as one parameter per field of the bundle."""
-    hints = get_type_hints(command, include_extras=True)
-    bundles: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for given in inspect.signature(command).parameters.values():
-        kind = hints[given.name]
-        if not is_dataclass(kind):
-            parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind))
-            continue
-        bundles[given.name] = kind
-        types = get_type_hints(kind, include_extras=True)
-        for field in sorted(fields(kind), key=lambda field: field.default is not MISSING):  # what is needed first
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            kind_of = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, kind_of, default=default, annotation=types[field.name]))
-
-    def run(**values: Any) -> None:
-        made = {
-            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-            for name, kind in bundles.items()
-        }
-        command(**made, **values)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
 
 
 def _own(bundle: Any, kind: Any) -> dict[str, Any]:

@@ -76,12 +76,6 @@ def output_root(loss: Loss, outputs: Tensor, targets: Tensor) -> Root:
     return EigenRoot(slope) if slope.width <= EIGEN_OUTPUTS else PairRoot(slope)
 
 
-def output_columns(loss: Loss, outputs: Tensor, targets: Tensor) -> Columns:
-    """All columns of a few samples."""
-    root = output_root(loss, outputs, targets)
-    return root.exact(0, root.count)
-
-
 class SoftmaxRoot(Root):
     """Columns of a (diag(p) − ppᵀ) = a diag(√p) (I − √p√pᵀ) diag(√p) for each position of weight a: C−1 of them.
 

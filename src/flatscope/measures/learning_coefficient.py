@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from scipy import stats
@@ -27,18 +28,9 @@ from flatscope.stopping import out_of_time
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to
-CONVENTIONS = (
-    "all trainable parameters, biases included; the loss of a sample is taken as its negative log-likelihood (the "
-    "squared error as that of Gaussian noise of variance 1/2, without its constant); local: the prior is a Gaussian of "
-    "precision γ around the weights; grows with n; where there are more samples than `batch`, batches are drawn "
-    "without replacement and their noise heats the chains a little"
-)
-
-
-@measure(
-    symbol=r"\hat\lambda(w) = \tfrac{n}{\log n} \left(\mathbb{E}_{w'} \hat L(w') - \hat L(w)\right)",
+measure_of_chains = partial(
+    measure,
     paper="flatscope",
-    equation="Lau et al. 2023, local learning coefficient with localisation γ",
     direction="lower",
     invariant_under={"permutation"},
     cost="long",
@@ -46,7 +38,16 @@ CONVENTIONS = (
     exact=False,
     on_folded=True,
     falls_with_loss=True,
-    conventions=CONVENTIONS,
+    conventions="all trainable parameters, biases included; the loss of a sample is taken as its negative "
+    "log-likelihood (the squared error as that of Gaussian noise of variance 1/2, without its constant); local: the "
+    "prior is a Gaussian of precision γ around the weights; grows with n; where there are more samples than `batch`, "
+    "batches are drawn without replacement and their noise heats the chains a little",
+)
+
+
+@measure_of_chains(
+    symbol=r"\hat\lambda(w) = \tfrac{n}{\log n} \left(\mathbb{E}_{w'} \hat L(w') - \hat L(w)\right)",
+    equation="Lau et al. 2023, local learning coefficient with localisation γ",
 )
 def local_learning_coefficient(
     ctx: Context, *, gamma: float = 100.0, chains: int = 8, steps: int = 400, length: float = 0.5, batch: int = 64
@@ -68,18 +69,9 @@ def local_learning_coefficient(
     return Value(float(each.mean()), stderr=found.stderr(each), reason=found.remark())
 
 
-@measure(
+@measure_of_chains(
     symbol=r"\mathrm{WBIC} = n\, \mathbb{E}_{w'} \hat L(w'),\ \beta = 1/\log n",
-    paper="flatscope",
     equation="Watanabe 2013; around the weights as in Lau et al. 2023",
-    direction="lower",
-    invariant_under={"permutation"},
-    cost="long",
-    typical={"forward": 400, "backward": 400, "curvature": 10},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
-    conventions=CONVENTIONS,
 )
 def wbic(
     ctx: Context, *, gamma: float = 100.0, chains: int = 8, steps: int = 400, length: float = 0.5, batch: int = 64

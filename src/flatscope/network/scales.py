@@ -42,7 +42,6 @@ class Step:
 
 
 # A rule gives the labels of the result (nested as the result is), or None: then the operation is a wall.
-Rule = Callable[[Step], Any]
 
 
 def move(step: Step) -> Any:

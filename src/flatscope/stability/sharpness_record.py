@@ -19,8 +19,7 @@ from flatscope.formatting import number
 from flatscope.results import Result, checked_columns
 from flatscope.spectra.density import SpectralDensity
 from flatscope.stability.update_rule import UpdateRule
-from flatscope.stats.estimate import Estimate
-from flatscope.stats.series import mean_of_series
+from flatscope.stats.estimate import Estimate, mean_of_series
 
 # The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 %
 # of 2, of the next ten as of all. Else below or above: the last quarter of the records is on that side of the band.

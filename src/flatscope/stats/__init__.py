@@ -9,8 +9,7 @@ Example:
 
 from flatscope.noise import wilson
 from flatscope.stats.correlation import correlate, correlation_table, partial_correlation
-from flatscope.stats.estimate import Estimate, Ranking, holm, rank_with_uncertainty
-from flatscope.stats.series import mean_of_series
+from flatscope.stats.estimate import Estimate, Ranking, holm, mean_of_series, rank_with_uncertainty
 from flatscope.stats.sign_agreement import (
     Granulated,
     SignError,

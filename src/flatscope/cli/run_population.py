@@ -1,4 +1,4 @@
-"""`flatscope atlas`: correlations along training, from a table of networks and epochs or from a store of trials."""
+"""`flatscope atlas` and `flatscope benchmark`: measures against generalization, over many networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from flatscope.cli.output import check_outputs, command_line, deliver, show_grid
+from flatscope.benchmarking.leaderboard import Leaderboard, benchmark, rebuild, released_leaderboard
+from flatscope.benchmarking.recipe import SUBSET
+from flatscope.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import foreign_parquet
 from flatscope.formatting import some_of
@@ -21,11 +23,11 @@ from flatscope.sweeps.configuration import flat
 from flatscope.sweeps.store import Store
 
 if TYPE_CHECKING:
-    from flatscope.cli.atlas_options import AtlasCommand
+    from flatscope.cli.options import AtlasCommand, BenchmarkCommand
 
 
 def run_atlas(given: AtlasCommand) -> None:
-    """Read, correlate, show, save."""
+    """Correlations along training: read, correlate, show, save."""
     check_outputs(given, Atlas)
     looks = chosen_rows(read_looks(given.source), given.where or ())
     chosen: dict[str, Any] = {"kinds": given.kinds} if given.kinds else {}
@@ -82,3 +84,23 @@ def chosen_rows(looks: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
             raise InputError(f"rows with {condition}", got, where="--where")
         looks = kept
     return looks
+
+
+def run_benchmark(given: BenchmarkCommand) -> None:
+    """Show the leaderboard, with measures of the user's own where some are named."""
+    check_outputs(given, Leaderboard)
+    count = int(given.networks) if given.networks is not None and given.networks.isdigit() else given.networks
+    page: object = None
+    if given.rebuild is not None:
+        if given.store is None or given.measures:
+            raise InputError("--store FOLDER and no measures", "something else", where="--rebuild")
+        check_folder(given.rebuild)
+        board = rebuild(given.rebuild, given.store, workers=given.workers)
+        show_note(f"table and leaderboards written to {given.rebuild}")
+    else:
+        board = benchmark(given.measures, networks=count, store=given.store, workers=given.workers)
+    if not given.measures and count is None and given.rebuild is None:
+        few = released_leaderboard(few=True)
+        page = {"All networks": board, f"{few.meta['networks']} networks, also the long measures": few}
+        show_note(f"measures that take long are scored on {few.meta['networks']} networks: --networks {SUBSET}")
+    deliver(board, given, lambda: show_grid(*board.cells()), page=page)
