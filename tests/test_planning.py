@@ -147,14 +147,16 @@ def test_a_search_ends_in_time_and_says_so(clock: Clock) -> None:
     assert "ended early, the time was up" in table.reason("epsilon_flatness")
 
 
-def test_every_measure_keeps_a_budget(clock: Clock) -> None:
+@pytest.mark.parametrize("kind", ["measure", "bound"])
+def test_every_measure_and_bound_keeps_a_budget(clock: Clock, kind: str) -> None:
     """Each alone, of a second: estimates end soon after it, and what has no value by then says so."""
-    for entry in select("all"):
+    call = fs.measure if kind == "measure" else fs.bounds
+    for entry in select("all", kind):
         if {"test", "initial"} & entry.needs:
             continue
         problem = slow_problem(clock, 0.05, n=12)
         begun = time.monotonic()
-        table = fs.measure(problem, entry.name, budget=1.0)
+        table = call(problem, entry.name, budget=1.0)
         assert time.monotonic() - begun < 1.0 + 2.0, entry.name
         assert all(row["reason"] or math.isfinite(row["value"]) for row in table.to_frame().to_dict("records"))
 

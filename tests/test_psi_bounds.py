@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ from flatscope.bounds.psi import (
     all_paths_of,
     corrected_theorem,
     pac_bayes_gap,
+    pac_bayes_psi,
     psi_of,
     theorem_5_1,
 )
+from flatscope.context import Effort
 from flatscope.errors import InputError
 from flatscope_papers.theory.path_matrix import all_paths, non_basis_change, path_values
 
@@ -195,6 +198,47 @@ def test_pac_bayes_prior_at_the_initial_weights() -> None:
     )
     without = Tiny("none", tiny.model, tiny.x, tiny.y, tiny.layers)
     assert "before training" in row(without, "pac_bayes_psi", prior_mean="initial")[1]
+
+
+def test_pac_bayes_stops_when_the_bound_is_precise_or_the_time_is_up() -> None:
+    tiny, name = mlp(), "pac_bayes_psi"
+    paths = fs.BasisPaths(tiny.model, tiny.x, "cyclic")
+    kl = float(paths.values().square().sum()) / (2 * 0.5**2) + 11 * math.log(2)
+    generator = fs.Context(tiny.problem()).generator(name)
+
+    def wrong(v: torch.Tensor) -> float:
+        outputs = paths.to_model(v)(tiny.x)
+        return float((outputs.argmax(1) != tiny.y).double().mean())
+
+    draws = [torch.randn(paths.count, generator=generator, dtype=torch.float64) for _ in range(200)]
+    errors = [wrong(paths.values() + 0.5 * u) for u in draws]
+    changes = torch.tensor(errors, dtype=torch.float64) - wrong(paths.values())
+
+    def found(seen: int, **effort: Any) -> str:
+        table = fs.bounds(tiny.problem(), name, options={name: {"sigma": 0.5, "draws": 200}}, **effort)
+        [line] = table.to_frame().to_dict("records")
+        expected = pac_bayes_gap(abs(float(changes[:seen].mean())), kl, len(tiny.x), 0.05)
+        assert line["value"] == pytest.approx(expected, rel=1e-12)
+        assert line["stderr"] == pytest.approx(float(changes[:seen].std()) / math.sqrt(seen), rel=1e-9)
+        beyond = math.sqrt(math.log(200 * 200 / 0.05) / (2 * seen))
+        assert line["high"] - line["value"] == pytest.approx(beyond, rel=1e-9)
+        return str(line["reason"])
+
+    assert "; 32 of 200 draws" in found(32)
+    assert "; 200 draws" in found(200, precision=0)
+    hurried = fs.Context(tiny.problem(), effort=Effort(precision=0, deadline=0.0))
+    table = fs.bounds(hurried.problem, name, context=hurried)
+    assert "not begun" in table.reason(name)
+    late = pac_bayes_psi(hurried, delta=0.05)
+    assert "; 2 of 100 draws: the time was up" in late.reason
+
+
+def test_pac_bayes_with_path_values_beyond_a_float_is_infinite() -> None:
+    tiny = mlp()
+    with torch.no_grad():
+        for parameter in tiny.model.parameters():
+            parameter.mul_(1e60)
+    assert row(tiny, "pac_bayes_psi") == (math.inf, "path values are more than a float holds: vacuous")
 
 
 def test_divergence_is_that_of_two_gaussians() -> None:
