@@ -17,7 +17,7 @@ import flatscope.cli.output as output
 import flatscope.cli.run_measure as summary
 from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
-from flatscope.comparing.running import standing_of
+from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
 from flatscope.registry import declarations
 from flatscope.reports.measured import MANY, headline_words
@@ -160,7 +160,7 @@ def test_few_measures_are_not_said_twice(
 def test_regression_without_test_data_has_a_loss_and_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(20, 3)
     context = Context(fs.Problem(torch.nn.Linear(3, 1), train=(x, x.sum(1)), loss="mse"))
-    fit = Fit("mine", "as they are", 20, 0, standing_of(context))
+    fit = Fit("mine", "as they are", 20, 0, Standing.of(context))
     text = printed(monkeypatch, fs.measure(context.problem, "parameter_count", context=context), fit)
     assert "20 training samples" in text
     assert "error" not in text

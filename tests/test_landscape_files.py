@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -257,7 +256,8 @@ def test_command_writes_surface_picture_and_page(
     assert "<html" in files[2].read_text()
     code, text = run("--grid", "3", "--json", "--directions", "filter", "--dimensions", "1")
     assert code == 0, text
-    assert len(json.loads(text[: text.rindex("}") + 1])["loss"]) == 3
+    printed = Surface.from_json(text[: text.rindex("}") + 1])  # what --out line.json writes
+    assert (printed.directions, tuple(printed.loss.shape)) == ("filter", (3,))
     code, text = run("--grid", "4")
     assert code == 2
     assert "odd" in text

@@ -204,11 +204,13 @@ class DrawnResult(Result):
         return np.asarray(chosen.numpy(), dtype=np.float64)
 
     def _arrays(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What an .npz file keeps beside the head: the columns of the frame, unless a class keeps more."""
+        return {str(name): column.to_numpy() for name, column in self.to_frame().items()}
 
     @classmethod
     def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        raise NotImplementedError
+        """The result of which `_arrays` gave these."""
+        return cls._from_rows(pd.DataFrame({name: arrays[name] for name in cls.COLUMNS}), head)
 
     def _repr_html_(self) -> str:
         return svg_of(self.figure())

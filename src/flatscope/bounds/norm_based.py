@@ -18,6 +18,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.measures.interactions import relu_chain
 from flatscope.measures.margins import margin
+from flatscope.network.stretch_rules import safe_log
 from flatscope.registry import Value, bound, declarations
 from flatscope.samples import parts_of
 
@@ -63,7 +64,7 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
         refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
             log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
-            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + _log(
+            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(
                 largest_inputs(ctx)[INPUT_NORMS[name]]
             )
             gap = math.exp(log_gap) if log_gap < 700 else math.inf
@@ -88,10 +89,6 @@ def _largest_inputs(ctx: Context) -> dict[str, float]:
         largest["l2"] = max(largest["l2"], float(rows.norm(dim=1).max()))
         largest["linf"] = max(largest["linf"], float(rows.abs().max()))
     return largest
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
 
 
 STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of

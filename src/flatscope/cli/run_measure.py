@@ -37,7 +37,6 @@ from flatscope.cli.sources import (
     saved_error,
     split_options,
 )
-from flatscope.comparing.running import standing_of
 from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.context import Context, make_effort
 from flatscope.errors import InputError, Interrupted, UnknownNameError
@@ -199,7 +198,7 @@ class Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         n_test = 0 if problem.test is None else problem.test.n
-        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
+        return cls(data.name, data.how, problem.n_train, n_test, Standing.of(context))
 
     def doubt(self, saved: float | None) -> str:
         """What to say where most training samples are misclassified, or far more than was saved with the weights."""

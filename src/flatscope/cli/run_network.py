@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -113,7 +112,7 @@ def run_landscape(given: LandscapeCommand) -> None:
     )
     surface.meta.update(network_meta(given))
     note_missing_weights(given.weights)
-    deliver(surface, given, lambda: show_surface(surface), as_json=lambda: _json(surface))
+    deliver(surface, given, lambda: show_surface(surface))
 
 
 def show_surface(surface: Surface) -> None:
@@ -133,29 +132,6 @@ def show_surface(surface: Surface) -> None:
         if len(finite):
             rows.append(["lowest and highest", f"{number(float(finite.min()))} … {number(float(finite.max()))}"])
     show_grid(["landscape", ""], rows)
-
-
-def _json(surface: Surface) -> str:
-    """Axes, loss and error; null where there is no value."""
-    content = {
-        "space": surface.space,
-        "directions": surface.directions,
-        "centre": surface.centre,
-        "axes": [axis.tolist() for axis in surface.axes],
-        "loss": _plain(surface.loss.tolist()),
-        "error": None if surface.error is None else _plain(surface.error.tolist()),
-        "poles": surface.poles.tolist(),
-        "meta": surface.meta,
-    }
-    return json.dumps(content, default=str)
-
-
-def _plain(value: object) -> object:
-    """Numbers that JSON can hold; null for NaN, a word for infinity."""
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    assert isinstance(value, float)
-    return None if math.isnan(value) else str(value) if math.isinf(value) else value
 
 
 def run_spectrum(given: SpectrumCommand) -> None:

@@ -22,7 +22,6 @@ from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
-from flatscope.network.tracing import trace
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import order_digest
@@ -94,7 +93,7 @@ def compare(
     _refuse_other_data(problems)
     problems = {name: _prepared(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
-    standings = {name: standing_of(context) for name, context in contexts.items()}
+    standings = {name: Standing.of(context) for name, context in contexts.items()}
     differ = _one_errs(contexts, standings)
     copies, tables, stopped = find_copies(problems, tolerance), {}, ""
     for name, problem in problems.items():
@@ -208,28 +207,6 @@ def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]
     if len(digests) != 1 or first is None or second is None:
         return None
     return float(((first <= 0) != (second <= 0)).double().mean())
-
-
-def standing_of(context: Context) -> Standing:
-    """Loss, error and architecture of the network of a context."""
-    problem = context.problem
-    with own_settings(problem.generators):
-        train = context.scores()
-        test = None if problem.test is None else context.scores("test")
-        try:
-            rescalable = trace(problem.model, problem.example()).n_classes > 0
-        except FlatscopeError:
-            rescalable = True  # a network that cannot be read may well be one that can be rescaled
-    classes = problem.classification
-    return Standing(
-        architecture=str(problem.model),
-        parameters=sum(problem.params[name].numel() for name in problem.trainable),
-        loss=train.loss,
-        error=train.error if classes else math.nan,
-        test_loss=math.nan if test is None else test.loss,
-        test_error=math.nan if test is None or not classes else test.error,
-        rescalable=rescalable,
-    )
 
 
 def find_copies(problems: Mapping[str, Problem], tolerance: float = TOLERANCE) -> list[SameFunction]:

@@ -9,7 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError
 from flatscope.formatting import labelled, number
+from flatscope.guards import own_settings
+from flatscope.network.tracing import trace
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
 from flatscope.table import Table
@@ -140,6 +144,28 @@ class Standing:
     test_loss: float
     test_error: float
     rescalable: bool
+
+    @classmethod
+    def of(cls, context: Context) -> Standing:
+        """That of the network of a context."""
+        problem = context.problem
+        with own_settings(problem.generators):
+            train = context.scores()
+            test = None if problem.test is None else context.scores("test")
+            try:
+                rescalable = trace(problem.model, problem.example()).n_classes > 0
+            except FlatscopeError:
+                rescalable = True  # a network that cannot be read may well be one that can be rescaled
+        classes = problem.classification
+        return cls(
+            architecture=str(problem.model),
+            parameters=sum(problem.params[name].numel() for name in problem.trainable),
+            loss=train.loss,
+            error=train.error if classes else math.nan,
+            test_loss=math.nan if test is None else test.loss,
+            test_error=math.nan if test is None or not classes else test.error,
+            rescalable=rescalable,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; NaN as None."""

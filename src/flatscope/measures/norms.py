@@ -11,7 +11,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.lipschitz import layer_norms, rows_of
 from flatscope.measures.margins import Capacity, declare_with_margin, from_log
-from flatscope.network.stretch_rules import matrix_norm
+from flatscope.network.stretch_rules import matrix_norm, safe_log
 from flatscope.params import count
 from flatscope.registry import SYMMETRIES, Value, measure
 
@@ -165,7 +165,7 @@ def with_product(ctx: Context, per_layer: dict[str, float], log: bool = False) -
     """The product over layers (where layers form a chain) in front of the values of the layers."""
     if ctx.network.missing:
         return {"": Value(math.nan, exact=False, reason=ctx.network.missing), **per_layer}
-    layers = {name: from_log(_log(value), log) for name, value in per_layer.items()}
+    layers = {name: from_log(safe_log(value), log) for name, value in per_layer.items()}
     if not ctx.network.chain:
         return {"": Value(math.nan, exact=False, reason=_BRANCHING), **layers}
     return {"": from_log(log_product(ctx, per_layer), log), **layers}
@@ -177,11 +177,7 @@ def log_product(ctx: Context, per_layer: dict[str, float]) -> float:
         raise NotApplicable(ctx.network.missing)
     if not ctx.network.chain:
         raise NotApplicable(_BRANCHING)
-    return math.fsum(_log(value) for value in per_layer.values())
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
+    return math.fsum(safe_log(value) for value in per_layer.values())
 
 
 def _frobenius(ctx: Context) -> dict[str, float]:

@@ -50,7 +50,8 @@ class Stretches(ABC):
 Rule = Callable[[Stretches, Operation, list[Tensor], Any], float]
 
 
-def _log(value: float) -> float:
+def safe_log(value: float) -> float:
+    """Logarithm of a norm, minus infinity where it is zero."""
     return math.log(value) if value > 0 else -math.inf
 
 
@@ -65,7 +66,7 @@ def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
     given = op.named(*LAYER_CALLS[op.name][1])
     if not known.knows(given["input"]):
         known.refuse(op)
-    return _one(known, op, signals) + _log(known.layer_norm(op, given["weight"]))
+    return _one(known, op, signals) + safe_log(known.layer_norm(op, given["weight"]))
 
 
 def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -73,7 +74,7 @@ def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: A
     affine = norm_as_affine(op)
     if affine is None:
         known.refuse(op)
-    return _one(known, op, signals) + _log(float(affine[0].abs().max()))
+    return _one(known, op, signals) + safe_log(float(affine[0].abs().max()))
 
 
 def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -85,7 +86,7 @@ def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
     """The steeper of the two slopes."""
     given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
     slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)), dtype=torch.float64)
-    return _one(known, op, signals) + _log(max(1.0, float(slope.abs().max())))
+    return _one(known, op, signals) + safe_log(max(1.0, float(slope.abs().max())))
 
 
 def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -100,7 +101,7 @@ def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) ->
         total = torch.stack([tensor.sum() for tensor in tensors_in(moved) if tensor.is_floating_point()]).sum()
         copies = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     distinct = {id(tensor): tensor for tensor in signals}.values()
-    logs = [2 * known.log_constant(t) + _log(float(n.max())) for t, n in zip(distinct, copies, strict=True)]
+    logs = [2 * known.log_constant(t) + safe_log(float(n.max())) for t, n in zip(distinct, copies, strict=True)]
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
 
 
@@ -108,11 +109,11 @@ def add(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> 
     """The triangle inequality; what is broadcast is copied."""
     factor = abs(float(op.kwargs.get("alpha", 1)))
     logs = [
-        known.log_constant(t) + _log(result.numel() / t.numel()) / 2 + (_log(factor) if place else 0.0)
+        known.log_constant(t) + safe_log(result.numel() / t.numel()) / 2 + (safe_log(factor) if place else 0.0)
         for place, t in enumerate(signals)
     ]
     if len(signals) == 1 and factor != 1:
-        logs[0] += max(_log(factor), 0.0)
+        logs[0] += max(safe_log(factor), 0.0)
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0))
 
 
@@ -126,8 +127,8 @@ def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
         if signal is not given["input"] or given.get("rounding_mode"):
             known.refuse(op)
         factor = 1 / factor
-    copied = _log(result.numel() / signal.numel()) / 2
-    return _one(known, op, signals) + copied + _log(float(factor.max()))
+    copied = safe_log(result.numel() / signal.numel()) / 2
+    return _one(known, op, signals) + copied + safe_log(float(factor.max()))
 
 
 def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -135,19 +136,19 @@ def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], resul
     constant = next((tensor for tensor in op.tensors[:2] if not known.knows(tensor)), None)
     if constant is None or constant.ndim != 2:
         known.refuse(op)
-    return _one(known, op, signals) + _log(matrix_norm(constant))
+    return _one(known, op, signals) + safe_log(matrix_norm(constant))
 
 
 def sum_entries(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """√n for a sum of n entries, 1/√n for their mean."""
     n = signals[0].numel() / max(result.numel(), 1)
-    return _one(known, op, signals) + (-0.5 if op.name == "mean" else 0.5) * _log(n)
+    return _one(known, op, signals) + (-0.5 if op.name == "mean" else 0.5) * safe_log(n)
 
 
 def maximum(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """Along axes a maximum moves no further than what it is taken of; of two tensors, no further than both."""
     shape = result.shape if isinstance(result, Tensor) else result[0].shape
-    copied = [max(0.0, _log(shape.numel() / t.numel()) / 2) for t in signals]
+    copied = [max(0.0, safe_log(shape.numel() / t.numel()) / 2) for t in signals]
     logs = [2 * (known.log_constant(t) + c) for t, c in zip(signals, copied, strict=True)]
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
 
@@ -164,7 +165,7 @@ def max_pool(known: Stretches, op: Operation, signals: list[Tensor], result: Any
         else:
             windows = window_sums(x, pooled.shape, **pool_arguments(op))
         shared = torch.autograd.grad(windows.sum(), x)[0]
-    return _one(known, op, signals) + _log(float(shared.max())) / 2
+    return _one(known, op, signals) + safe_log(float(shared.max())) / 2
 
 
 def linear_pool(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -173,7 +174,7 @@ def linear_pool(known: Stretches, op: Operation, signals: list[Tensor], result: 
     given = {key: value for key, value in op.kwargs.items() if key not in (name, rest)}
     axes = tuple(signals[0].shape[2:])
     norm = operator_norm(lambda v: op.function(v, *op.args[1:], **given), (1, *axes), signals[0].device)
-    return _one(known, op, signals) + _log(norm)
+    return _one(known, op, signals) + safe_log(norm)
 
 
 LARGEST_DENSE = 512

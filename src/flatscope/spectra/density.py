@@ -214,13 +214,6 @@ class SpectralDensity(DrawnResult):
         draw, nodes, weights, residuals = (torch.tensor(frame[name].to_numpy()) for name in cls.COLUMNS)
         return cls(draw, nodes, weights, residuals, head["size"], head["layer"], head["curvature"], head["meta"])
 
-    def _arrays(self) -> dict[str, Any]:
-        return {str(name): column.to_numpy() for name, column in self.to_frame().items()}
-
-    @classmethod
-    def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        return cls._from_rows(pd.DataFrame({name: arrays[name] for name in cls.COLUMNS}), head)
-
     def _per_draw(self, values: Tensor) -> Tensor:
         """Weighted sums of (m, g) over each start's own nodes: (draws, g)."""
         sums = values.new_zeros(self.draws, values.shape[1])
@@ -318,11 +311,11 @@ class Eigenpairs(DrawnResult):
     def _arrays(self) -> dict[str, Any]:
         names = self.vectors[0] if self.vectors else {}
         stacked = {f"vectors/{name}": torch.stack([v[name] for v in self.vectors]).cpu().numpy() for name in names}
-        return stacked | {str(name): column.to_numpy() for name, column in self.to_frame().items()}
+        return stacked | super()._arrays()
 
     @classmethod
     def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        found = cls._from_rows(pd.DataFrame({name: arrays[name] for name in cls.COLUMNS}), head)
+        found = super()._from_arrays(arrays, head)
         stacked = {
             name.removeprefix("vectors/"): torch.from_numpy(array)
             for name, array in arrays.items()
