@@ -233,7 +233,7 @@ def run(
         address: of a running Ray cluster; None starts one on this machine for the length of the run.
         cpus: cores for each unit: the number of threads, and of workers that fit.
         gpus: GPUs for each unit; a fraction shares one.
-        show_progress: a bar with time left, on a terminal.
+        show_progress: a bar with time left on a terminal, a line every ten seconds elsewhere.
 
     Returns:
         `store.frame()` of these configurations, in the order of `units`.
@@ -258,7 +258,7 @@ def run(
             store.forgive(config)
     total, left = sum(map(len, resolved)), sum(len(unit.configs) for unit in missing)
 
-    with progress("trials", total=total, shown=show_progress) as advance:
+    with progress("trials", total=total, lines=True, shown=show_progress) as advance:
         advance(total - left)
         board = Board(missing, store, advance)
         try:
