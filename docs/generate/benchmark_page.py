@@ -1,4 +1,4 @@
-"""The page of benchmarks: the recorded results, and above them a picture of the comparisons with other tools."""
+"""The page of speed: the recorded results, and above them a picture of the comparisons with other tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 PICTURE = "images/benchmarks.svg"
-INTRODUCTION = f"""# Benchmarks
+INTRODUCTION = f"""# Speed
 
 How fast flatscope is beside other tools, on the machine that each section names. `make bench` runs them again.
 

@@ -60,9 +60,9 @@ def with_error(value: float, stderr: float) -> tuple[str, str]:
     return written(value, min(digits, 6)), written(stderr, 2)
 
 
-def percent(share: float, digits: int = 2) -> str:
+def percent(share: float) -> str:
     """A share as per cent, for a page; n/a for NaN."""
-    return "n/a" if math.isnan(share) else f"{100 * share:.{digits}g}\u202f%"
+    return "n/a" if math.isnan(share) else f"{100 * share:.2g}\u202f%"
 
 
 def numbered(count: int, noun: str) -> str:

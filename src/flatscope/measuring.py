@@ -118,16 +118,15 @@ def bounds(
     return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
 
 
-def plan(context: Context, names: str | Iterable[str] | None = None, kind: str = "measure") -> Schedule:
-    """What `measure` (or `bounds`) would do, and how long it would take: a pass over a batch is timed.
+def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
+    """What `measure` would do, and how long it would take: a pass over a batch is timed.
 
     Args:
         context: the network, and how much effort may be made.
         names: as in `measure`.
-        kind: "measure" or "bound".
     """
-    chosen = select(names, kind)
-    left_out = [name for name, entry in declarations(kind).items() if names is None and entry not in chosen]
+    chosen = select(names)
+    left_out = [name for name, entry in declarations().items() if names is None and entry not in chosen]
     with own_settings(context.problem.generators):
         return make_schedule(context, chosen, left_out, timed=True)
 

@@ -136,8 +136,9 @@ def ascend(
     return Ascent(best, where, before)
 
 
-def shrinking(steps: int, first: float = 2.0, last: float = 0.01) -> tuple[float, ...]:
+def shrinking(steps: int) -> tuple[float, ...]:
     """Step sizes that shrink geometrically: long ones to find the region of the maximum, short ones to settle."""
+    first, last = 2.0, 0.01
     return tuple(first * (last / first) ** (i / max(1, steps - 1)) for i in range(steps))
 
 

@@ -94,33 +94,29 @@ def noise_squares(ctx: Context) -> Tensor:
     return ctx.problem.ranks.joined(torch.cat(found).square())
 
 
-def sample_gradients(ctx: Context, params: Params | None = None) -> Iterator[Tensor]:
+def sample_gradients(ctx: Context) -> Iterator[Tensor]:
     """Gradients of the training loss of single samples, a chunk at a time: (chunk, p), in the order of the data.
 
     All at once by `torch.func` where the network allows it, one by one where it does not. Of several ranks each gets
     its own share.
-
-    Args:
-        params: the trainable parameters to differentiate by; all of them by default.
     """
-    names = ctx.trainable if params is None else params
     size = torch.finfo(ctx.problem.dtype).bits // 8
-    rows = max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(names.values()))))
+    rows = max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(ctx.trainable.values()))))
     run = _together if ctx.sweep(vectorises) else _one_by_one
     for kind in ("forward", "backward"):
         ctx.count(kind, ctx.problem.n_train)
     for inputs, targets in ctx.share(size=rows):
-        yield run(ctx, names, inputs, targets)
+        yield run(ctx, inputs, targets)
 
 
 def vectorises(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     try:
-        fast = _together(ctx, ctx.trainable, inputs, targets)
+        fast = _together(ctx, inputs, targets)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False  # an operation without a batching rule, or one that looks at values
-    slow = _one_by_one(ctx, ctx.trainable, inputs, targets)
+    slow = _one_by_one(ctx, inputs, targets)
     rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
     return bool((fast - slow).abs().max() <= rounding * (1 + slow.abs().max()))
 
@@ -133,16 +129,16 @@ def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
     return loss
 
 
-def _together(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
-    point = {name: ctx.params[name].detach() for name in names}
+def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
+    point = {name: value.detach() for name, value in ctx.trainable.items()}
     stacked: Params = on_stacked(grad(_loss_of_one(ctx)), point, inputs, targets, in_dims=(None, 0, 0))
-    return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in names], dim=1)
+    return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 
-def _one_by_one(ctx: Context, names: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+def _one_by_one(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
     rows = []
     for i in range(len(targets)):
-        leaves = {name: ctx.params[name].detach().requires_grad_() for name in names}
+        leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
         with torch.enable_grad():
             outputs = ctx.forward(cut(inputs, i, i + 1), {**ctx.params, **leaves})
             loss = ctx.problem.loss(outputs, targets[i : i + 1]).sum()

@@ -134,14 +134,14 @@ def hero(plots: Sequence[Plot]) -> Markup:
     return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
 
 
-def inline_svg(figure: Figure, label: str, salt: str = "", class_: str = "chart") -> Markup:
+def inline_svg(figure: Figure, label: str, salt: str) -> Markup:
     """Matplotlib's SVG as part of the page: without styles of its own, which the page's security policy forbids."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
     for patch in (figure.patch, *(ax.patch for ax in figure.axes)):
         patch.set_visible(patch.get_hatch() is not None)
-    with rc_context({"svg.hashsalt": salt or label, "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = printable(buffer.getvalue().decode())
     root, used = ElementTree.fromstring(text), set(re.findall(r"#([\w-]+)", text))
@@ -149,7 +149,7 @@ def inline_svg(figure: Figure, label: str, salt: str = "", class_: str = "chart"
     prefix = f"f{zlib.crc32(f'{salt} {label}'.encode()):x}-"
     box = " ".join(f"{float(number):g}" for number in root.attrib["viewBox"].split())
     inner = Markup("").join(_element(child, prefix, used) for child in root)
-    return element("svg", inner, viewBox=box, class_=class_, role="img", aria_label=label)
+    return element("svg", inner, viewBox=box, class_="chart", role="img", aria_label=label)
 
 
 _DROPPED = ("metadata", "style", "title")

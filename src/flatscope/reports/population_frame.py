@@ -160,7 +160,7 @@ class MeasureStatistics(NamedTuple):
     adjusted: float  # p-value of Kendall's tau, adjusted for the number of measures tried
 
 
-def population_statistics(population: PopulationFrame, resamples: int = RESAMPLES) -> list[MeasureStatistics]:
+def population_statistics(population: PopulationFrame) -> list[MeasureStatistics]:
     """Statistics of every measure, the closest association (by Kendall's tau) first, missing ones last."""
     # Loaded here: SciPy's statistics take a second, which every other page and command would pay.
     from flatscope.stats import correlate, holm, partial_correlation
@@ -172,7 +172,7 @@ def population_statistics(population: PopulationFrame, resamples: int = RESAMPLE
         for name in population.measures:
             pair = frame[name].to_numpy(dtype="float64"), target
             pearson, spearman, kendall = (
-                correlate(*pair, kind, resamples=resamples) for kind in ("pearson", "spearman", "kendall")
+                correlate(*pair, kind, resamples=RESAMPLES) for kind in ("pearson", "spearman", "kendall")
             )
             partial = None
             if population.parameters:
