@@ -56,18 +56,35 @@ def _no_plots(items: Mapping[str, Any], colours: Colours) -> Iterable[Plot]:
 
 
 class Kind(NamedTuple):
-    """How a kind of thing is recognised, called in messages, named where the caller gives no name, shown and drawn."""
+    """How a kind of thing is recognised, called in messages, shown, drawn, and named where the caller gives no name."""
 
     words: str
-    accepts: Callable[[object], bool]
-    default_name: Callable[[Any], str]
+    of: type[Result] | tuple[type[Result], ...] | Callable[[object], bool]  # its classes, or what recognises it
+    name: str | Callable[[Any], str]
     render: Callable[[Mapping[str, Any], Colours], Part]
     aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
     plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = _no_plots  # its figures as files
 
+    @property
+    def classes(self) -> tuple[type[Result], ...]:
+        """Classes of results, all of which are of this kind."""
+        return self.of if isinstance(self.of, tuple) else (self.of,) if isinstance(self.of, type) else ()
+
+    def accepts(self, item: object) -> bool:
+        """Whether the item is of this kind."""
+        return isinstance(item, self.of) if isinstance(self.of, type | tuple) else self.of(item)
+
+    def name_of(self, item: Any) -> str:
+        """What to call an item."""
+        return self.name if isinstance(self.name, str) else self.name(item)
+
 
 def _is_bounds(item: object) -> bool:
     return isinstance(item, Table) and set(BOUND_COLUMNS) <= set(item.to_frame().columns)
+
+
+def _is_measures(item: object) -> bool:
+    return isinstance(item, Table) and not _is_bounds(item)
 
 
 def is_history(item: object) -> bool:
@@ -118,74 +135,38 @@ def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot
 # In the order of the page. A new kind of thing is one entry here, beside the function that renders it.
 KINDS: dict[str, Kind] = {
     "leaderboards": Kind(
-        "a Leaderboard of measures",
-        lambda item: isinstance(item, Leaderboard),
-        lambda item: "leaderboard",
-        leaderboards_part,
-        plots=leaderboard_plots,
+        "a Leaderboard of measures", Leaderboard, "leaderboard", leaderboards_part, plots=leaderboard_plots
     ),
-    "comparisons": Kind(
-        "a Comparison of networks",
-        lambda item: isinstance(item, Comparison),
-        lambda item: "comparison",
-        comparisons_part,
-    ),
+    "comparisons": Kind("a Comparison of networks", Comparison, "comparison", comparisons_part),
     "populations": Kind(
         "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
         _is_population,
-        lambda item: "population",
+        "population",
         populations_part,
         plots=population_plots,
     ),
-    "atlases": Kind(
-        "an Atlas of correlations along training",
-        lambda item: isinstance(item, Atlas),
-        lambda item: "atlas",
-        atlases_part,
-        plots=atlas_plots,
-    ),
+    "atlases": Kind("an Atlas of correlations along training", Atlas, "atlas", atlases_part, plots=atlas_plots),
     "surfaces": Kind(
-        "a Surface of a landscape",
-        lambda item: isinstance(item, Surface),
-        _network_name,
-        surfaces_part,
-        surface_words,
-        surface_plots,
+        "a Surface of a landscape", Surface, _network_name, surfaces_part, surface_words, plots=surface_plots
     ),
-    "stability": Kind(
-        "a Stability of a training",
-        lambda item: isinstance(item, Stability),
-        lambda item: "training",
-        stability_part,
-        plots=stability_plots,
-    ),
-    "measures": Kind(
-        "a Table of measures",
-        lambda item: isinstance(item, Table) and not _is_bounds(item),
-        _network_name,
-        measures_part,
-        plots=_table_plots,
-    ),
-    "audits": Kind("an Audit", lambda item: isinstance(item, Audit), _network_name, audits_part),
+    "stability": Kind("a Stability of a training", Stability, "training", stability_part, plots=stability_plots),
+    "measures": Kind("a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots),
+    "audits": Kind("an Audit", Audit, _network_name, audits_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
-        lambda item: isinstance(item, (SpectralDensity, Eigenpairs)),
+        (SpectralDensity, Eigenpairs),
         _network_name,
         spectra_part,
         _matrix,
-        spectrum_plots,
+        plots=spectrum_plots,
     ),
     "simplexes": Kind(
-        "a Simplex of interpolated networks",
-        lambda item: isinstance(item, Simplex),
-        lambda item: "interpolation",
-        simplexes_part,
-        plots=simplex_plots,
+        "a Simplex of interpolated networks", Simplex, "interpolation", simplexes_part, plots=simplex_plots
     ),
     "histories": Kind(
         "a pandas frame of training history with a column `epoch`",
         is_history,
-        _network_name,
+        "network",
         histories_part,
         plots=history_plots,
     ),
@@ -193,6 +174,12 @@ KINDS: dict[str, Kind] = {
     "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), studies_part, _scale),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part, plots=given_plots),
 }
+# What files may hold: these, and two classes that are recognised by what they contain.
+RESULTS: tuple[type[Result], ...] = (
+    *(each for kind in KINDS.values() for each in kind.classes),
+    PopulationFrame,
+    Table,
+)
 
 
 def by_kind(items: object) -> dict[str, dict[str, Any]]:
@@ -241,7 +228,7 @@ def _accepted() -> str:
 
 def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     """Names given or made up, told apart by a number where they are equal."""
-    names = [kind.default_name(item) if name is None else name for name, item in pairs]
+    names = [kind.name_of(item) if name is None else name for name, item in pairs]
     aspects = [kind.aspect(item) for _, item in pairs]
     names = [f"{name}, {aspect}" if aspect else name for name, aspect in zip(names, aspects, strict=True)]
     taken = {name for name in names if names.count(name) == 1}
@@ -254,19 +241,6 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     return result
 
 
-RESULTS: tuple[type[Result], ...] = (
-    Atlas,
-    Audit,
-    Leaderboard,
-    Comparison,
-    Surface,
-    Simplex,
-    SpectralDensity,
-    Eigenpairs,
-    Stability,
-    PopulationFrame,
-    Table,
-)
 HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
 ACCEPTED = (
     "Accepted are tables, audits, atlases, leaderboards and recorded stability (.parquet, .json), comparisons "
