@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from flatscope.errors import InputError
-from flatscope.training import fused_device, fused_stack
+from flatscope.training import fused_device, fused_stack, population
 from flatscope.training.fused_chain import NotFused, read_chain
 from flatscope.training.fused_source import plan_kernel
 from flatscope.training.population import train_population
@@ -266,11 +266,14 @@ def test_without_a_gpu_the_stack_is_used_and_says_why():
     assert run("pooled", TRIALS[:1], stacked=False).meta["trained_by"] == ["one by one"]
 
 
-def test_dense_layers_alone_stay_a_stack_unless_the_kernel_is_asked_for(monkeypatch, folder):
+def test_large_dense_layers_alone_stay_a_stack_unless_the_kernel_is_asked_for(monkeypatch, folder):
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(fused_stack, "machine_of", lambda device: CppMachine(folder))
-    assert all(way.startswith("stack: it has dense") for way in run("dense", TRIALS).meta["trained_by"])
+    assert run("dense", TRIALS).meta["trained_by"] == ["fused kernel"]
+    monkeypatch.setattr(population, "LARGE_PRODUCTS", 0)
+    assert run("pooled", TRIALS).meta["trained_by"] == ["fused kernel"]
+    assert all(way.startswith("stack: it has large") for way in run("dense", TRIALS).meta["trained_by"])
     assert run("dense", TRIALS, stacked="fused").meta["trained_by"] == ["fused kernel"]
 
 
