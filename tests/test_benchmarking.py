@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
+from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, state
 
 from flatscope import stats
 from flatscope.benchmarking import leaderboard, recipe
@@ -149,6 +151,34 @@ def test_a_population_is_built_scored_and_joined(small: None, tmp_path: Path, mo
         benchmark(lambda_named("path_norm"), store=store)
     with pytest.raises(InputError, match="a number"):
         benchmark(lambda_named("words", "many"), networks="all", store=store, workers=0)
+
+
+def test_interrupts_change_nothing_of_the_callers_and_no_score(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks are trained and measured in this very process; what was done before the interrupt is not done again."""
+    board = leaderboard.rebuild(tmp_path, str(tmp_path / "first"), workers=0)
+    population = leaderboard.from_parquet_bytes(
+        (tmp_path / leaderboard.POPULATION_FILE).read_bytes(), leaderboard.POPULATION_KEY
+    )
+    monkeypatch.setattr(leaderboard, "released_population", lambda: population)
+    monkeypatch.setattr(leaderboard, "released_leaderboard", lambda few: board)
+
+    def joined(store: str) -> pd.DataFrame:
+        own = [largest_weight, own_measure]
+        return benchmark(own, networks="all", store=str(tmp_path / store), workers=0).to_frame()
+
+    model, data = made(Drawing)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    before = state(model, data)
+    with CtrlC(10**9) as counted:
+        whole = joined("second")
+    assert differing(before, state(model, data)) == []
+    for at in sorted(random.Random(0).sample(range(counted.calls), 3)):
+        with pytest.raises(KeyboardInterrupt), CtrlC(at):
+            joined(f"after {at}")
+        assert differing(before, state(model, data)) == [], f"interrupted in call {at} of {counted.calls}"
+    pd.testing.assert_frame_equal(joined(f"after {at}"), whole)
 
 
 def lambda_named(name: str, value: object = 1.0) -> Callable[[object], object]:

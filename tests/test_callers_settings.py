@@ -173,6 +173,8 @@ def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path
         trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
         followed = fs.atlas(looks, ["margin"], kinds=["pearson"], resamples=100).to_frame()
         scores = fs.benchmark("path_norm", networks=8).to_frame()
+        recorder = fs.StabilityRecorder((X, Y), batch=4, density_every=1)
+        recorder.record(model, 0, lr=0.1)
         table = fs.measure(problem, ["l2_norm"])
         fs.report(table, tmp_path / "page.html")
         return [
@@ -188,6 +190,7 @@ def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path
             *ranking.select_dtypes("number").to_numpy().ravel().tolist(),
             *(float(value.detach().double().sum()) for value in (*twin.parameters(), *back.parameters())),
             *bound["value"].tolist(),
+            *recorder.stability.rows.select_dtypes("number").iloc[0].tolist(),
             *(value for found in (followed, scores) for value in found["value"].dropna().tolist()),
         ]
 

@@ -217,7 +217,12 @@ def lightning() -> Iterator[Any]:
 
 
 def lightning_training(
-    lightning: Any, data: tuple[Tensor, Tensor], folder: Path, callbacks: list[Any], logger: Any = False
+    lightning: Any,
+    data: tuple[Tensor, Tensor],
+    folder: Path,
+    callbacks: list[Any],
+    logger: Any = False,
+    schedule: Any = None,
 ) -> Any:
     class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -232,7 +237,8 @@ def lightning_training(
             return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            return ([optimizer], [schedule(optimizer)]) if schedule else optimizer
 
     seed_all()
     module = Module()
@@ -331,7 +337,7 @@ class Classifier(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trainer_training(data: tuple[Tensor, Tensor], folder: Path, callbacks: list[Any]) -> nn.Module:
+def trainer_training(data: tuple[Tensor, Tensor], folder: Path, callbacks: list[Any], **changes: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     seed_all()
@@ -347,6 +353,7 @@ def trainer_training(data: tuple[Tensor, Tensor], folder: Path, callbacks: list[
         logging_strategy="no",
         disable_tqdm=True,
         seed=0,
+        **changes,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

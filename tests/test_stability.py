@@ -15,7 +15,7 @@ from networks import mlp, smooth
 from references import dense
 from references_radius import batch_sharpness as batch_twin
 from references_radius import gradients_one_by_one
-from test_live import lightning, lightning_training, network, plain_loop, same_bits  # noqa: F401
+from test_live import lightning, lightning_training, network, plain_loop, same_bits, trainer_training  # noqa: F401
 from torch import Tensor, nn
 
 import flatscope as fs
@@ -121,7 +121,7 @@ def test_optimizers_without_a_known_threshold_say_so() -> None:
     assert "groups" in UpdateRule.of(optimizer_settings(torch.optim.SGD(groups, lr=0.1))).unknown
     rule = UpdateRule.of(optimizer_settings(torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5), momentum=0.5)))
     assert (rule.lr, rule.threshold) == (0.5, 6.0)
-    for wrong in ({"lr": 0.0}, {"lr": -1.0}, {"lr": 0.1, "momentum": 1.0}, {"lr": 0.1, "weight_decay": math.inf}):
+    for wrong in ({"lr": -1.0}, {"lr": math.nan}, {"lr": 0.1, "momentum": 1.0}, {"lr": 0.1, "weight_decay": math.inf}):
         with pytest.raises(fs.InputError, match=list(wrong)[-1]):
             UpdateRule.of({"name": "SGD"} | wrong)
 
@@ -249,6 +249,66 @@ def test_lightning_gives_the_recorder_its_optimizer(
         live.FlatscopeCallback(fs.StabilityRecorder(data), every=2)
 
 
+@pytest.mark.parametrize("optim", ["sgd", "adamw_torch"])
+def test_the_trainer_gives_the_recorder_its_optimizer(data: tuple[Tensor, Tensor], tmp_path: Path, optim: str) -> None:
+    """Its schedule begins and ends at a rate of 0: such a step bears any curvature."""
+    x, y = data
+    settings = {"optim": optim, "warmup_steps": 3, "lr_scheduler_type": "linear"}
+    untouched = trainer_training(data, tmp_path, [], **settings)
+    callback = live.FlatscopeTrainerCallback(fs.StabilityRecorder(({"x": x}, y), 2, batch=16, density_every=1))
+    assert same_bits(untouched, trainer_training(data, tmp_path, [callback], **settings))
+    rows = callback.recorder.stability.rows
+    assert rows["step"].tolist() == [0, 6, 12]
+    assert rows["lr"].tolist() == pytest.approx([0.0, 0.05 * 6 / 9, 0.0])
+    assert rows["lambda_max"].notna().all()
+    if optim == "sgd":
+        assert rows["threshold"].tolist() == pytest.approx([math.inf, 2 / (0.05 * 6 / 9), math.inf])
+        expected = [0.0, rows["lambda_max"][1] * 0.05 * 6 / 9, 0.0]
+        assert rows["normalized_sharpness"].tolist() == pytest.approx(expected)
+        assert rows["normalized_batch"].tolist()[::2] == [0.0, 0.0]
+        callback.recorder.stability.save(tmp_path / "run.json")
+        assert fs.Stability.load(tmp_path / "run.json") == callback.recorder.stability
+        page_text(callback.recorder.stability)
+    else:
+        assert rows["remark"].str.contains("AdamW").all()
+
+
+def test_lightning_with_a_schedule_from_zero(
+    lightning: Any,  # noqa: F811
+    data: tuple[Tensor, Tensor],
+    tmp_path: Path,
+) -> None:
+    callback = live.FlatscopeCallback(fs.StabilityRecorder(data, 2, batch=16), network=lambda module: module.inner)
+
+    def rising(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 4)
+
+    untouched = lightning_training(lightning, data, tmp_path, [], schedule=rising)
+    logger = lightning.loggers.CSVLogger(tmp_path)
+    recorded = lightning_training(lightning, data, tmp_path, [callback], logger, schedule=rising)
+    assert same_bits(untouched, recorded)
+    assert callback.recorder.stability.rows["lr"].tolist() == pytest.approx([0.0, 0.05, 0.1])
+
+
+def test_a_training_with_two_optimizers_is_refused_before_its_first_step(data: tuple[Tensor, Tensor]) -> None:
+    class Trainer:
+        is_global_zero, current_epoch, global_step, loggers, optimizers = True, 0, 0, (), [1, 2]
+
+    callback = live.FlatscopeCallback(fs.StabilityRecorder(data))
+    with pytest.raises(fs.InputError, match="several optimizers"):
+        callback.on_train_start(Trainer(), network())
+
+
+def test_what_was_recorded_stays_where_sending_it_fails(data: tuple[Tensor, Tensor]) -> None:
+    def lost(table: fs.Table, step: int) -> None:
+        raise ConnectionError
+
+    recorder = fs.StabilityRecorder(data, send=lost)
+    with pytest.raises(ConnectionError):
+        recorder.record(network(), 3, lr=0.1)
+    assert recorder.stability.rows["step"].tolist() == [3]
+
+
 def test_a_plain_recorder_keeps_the_settings_of_the_optimizer(data: tuple[Tensor, Tensor]) -> None:
     model = network()
     table = Recorder(data, "margin").record(model, 1, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -263,6 +323,8 @@ def test_wrong_settings_are_refused(data: tuple[Tensor, Tensor]) -> None:
         fs.StabilityRecorder(data).record(model, 0)
     with pytest.raises(fs.InputError, match="both"):
         fs.StabilityRecorder(data).record(model, 0, optimizer=optimizer, lr=0.1)
+    with pytest.raises(fs.InputError, match="above 0"):
+        fs.StabilityRecorder(data).record(model, 0, lr=0.0)
     with pytest.raises(fs.InputError, match="batch"):
         fs.StabilityRecorder(data, batch=100).record(model, 0, lr=0.1)
     for wrong in ({"batch": 0}, {"noise_every": -1}, {"density_every": 1.5}, {"tolerance": 2.0}, {"every": 0}):

@@ -113,7 +113,7 @@ class Recorder:
         table.meta |= {"epoch": epoch, "step": self.steps[epoch]}
         if optimizer is not None:
             table.meta["optimizer"] = optimizer_settings(optimizer)
-        self.tables[epoch] = table
+        self._keep(epoch, table)
         if self.send is not None:
             self.send(table, self.steps[epoch])
         return table
@@ -130,6 +130,9 @@ class Recorder:
     def _measured(self, model: nn.Module) -> Table:
         with own_settings():  # hooks may be called where gradients are off or numbers are short
             return self._table(Problem(replica(model).eval(), self.data, self.test, self.loss, shard=False))
+
+    def _keep(self, epoch: int, table: Table) -> None:
+        self.tables[epoch] = table
 
     def _table(self, problem: Problem) -> Table:
         return measure(problem, self.names, self.seed, self.options)

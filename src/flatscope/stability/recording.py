@@ -82,6 +82,7 @@ class StabilityRecorder(Recorder):
         self.densities: dict[int, SpectralDensity] = {}
         self._count, self._fresh_products = 0, 0
         self._vector: Tensor | None = None
+        self._density: SpectralDensity | None = None
         Wanted(tolerance=tolerance)  # refuses what is none
 
     def record(
@@ -108,20 +109,24 @@ class StabilityRecorder(Recorder):
         """
         if (optimizer is None) == (lr is None):
             got = "neither" if optimizer is None else "both"
-            raise InputError("an optimizer, or its learning rate", got, where="record")
+            fix = "Of several optimizers no threshold is known" if optimizer is None else "Leave out one of them"
+            raise InputError("an optimizer, or its learning rate", got, where="record", fix=fix)
+        if lr == 0:  # written by hand; a schedule may well come to it
+            raise InputError("a number above 0", repr(lr), where="lr")
         settings = {"name": "SGD", "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         rule = UpdateRule.of(settings if optimizer is None else optimizer_settings(optimizer))
         # Wherever the batch is known: what the rule adds to the loss is part of what a mini-batch steps along.
         self.options = {LAMBDA: {"tolerance": self.tolerance}}
         if self.batch is not None:
             self.options[BATCH] = {"batch": self.batch, "weight_decay": rule.weight_decay}
-        self._density: SpectralDensity | None = None
-        table = super().record(model, epoch, step, optimizer=optimizer)
-        if table is not None:
-            self.rules[epoch] = rule
-            if self._density is not None:
-                self.densities[self.steps[epoch]] = self._density
-        return table
+        self._rule = rule
+        return super().record(model, epoch, step, optimizer=optimizer)
+
+    def _keep(self, epoch: int, table: Table) -> None:
+        self.rules[epoch] = self._rule
+        if self._density is not None:
+            self.densities[self.steps[epoch]] = self._density
+        super()._keep(epoch, table)
 
     def _table(self, problem: Problem) -> Table:
         ctx, count = Context(problem, seed=self.seed), self._count
@@ -132,20 +137,20 @@ class StabilityRecorder(Recorder):
             search.begin_with(self._vector, max(LEAST_PRODUCTS, -(-self._fresh_products // 2)))
         table = measure(problem, names, options=self.options, context=ctx)
         table.meta |= {"train_loss": ctx.scores().loss, "products": search.products}
-        self._vector, self._count = None, count + 1
-        if math.isfinite(table[LAMBDA]):
-            found = search.pairs(Wanted(1, 0, self.tolerance))[0]
-            self._vector = found.vector
-            self._fresh_products = found.products if fresh else self._fresh_products
-        if self.density_every and count % self.density_every == 0:
-            self._density = spectral_density(problem, DRAWS, steps=STEPS, seed=self.seed)
+        dense = self.density_every and count % self.density_every == 0
+        density = spectral_density(problem, DRAWS, steps=STEPS, seed=self.seed) if dense else None
+        found = search.pairs(Wanted(1, 0, self.tolerance))[0] if math.isfinite(table[LAMBDA]) else None
+        # All at once: a record that was interrupted leaves the recorder as it was.
+        self._count, self._density, self._vector = count + 1, density, found.vector if found else None
+        if found and fresh:
+            self._fresh_products = found.products
         return table
 
     @property
     def stability(self) -> Stability:
         """All that was recorded, and where the training stands."""
         rows = [_row(self.steps[epoch], table, self.rules[epoch]) for epoch, table in self.tables.items()]
-        last = self.rules[max(self.rules)] if self.rules else UpdateRule("SGD", 1.0)
+        last = self.rules[max(self.tables)] if self.tables else UpdateRule("SGD", 1.0)
         n = next((int(table.meta["n_train"]) for table in self.tables.values()), 0)
         meta = {key: value for table in self.tables.values() for key, value in table.meta.items() if key in KEPT}
         meta |= {"records": len(rows), "seconds": sum(float(t.meta["seconds"]) for t in self.tables.values())}

@@ -45,9 +45,8 @@ class UpdateRule:
         ):
             value = getattr(self, name)
             good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value < most
-            if not self.unknown and (not good or (name == "lr" and not value)):
-                above = "above 0" if name == "lr" else f"from 0 up{' to 1' if most == 1 else ''}"
-                raise InputError(f"a number {above}", repr(value), where=name)
+            if not self.unknown and not good:
+                raise InputError(f"a number from 0 up{' to 1' if most == 1 else ''}", repr(value), where=name)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> UpdateRule:
@@ -64,9 +63,14 @@ class UpdateRule:
 
     @property
     def threshold(self) -> float:
-        """The curvature above which a step overshoots by more than it came from; NaN where it is not known."""
+        """The curvature above which a step overshoots by more than it came from; NaN where it is not known.
+
+        Infinite where the learning rate is 0, as schedules have it at their beginning or end.
+        """
         if self.unknown:
             return math.nan
+        if not self.lr:
+            return math.inf
         beta = self.momentum
         if not beta:
             return 2 / self.lr
