@@ -164,6 +164,18 @@ def within_ball(radius: float) -> tuple[Move, Move]:
     return climb, project
 
 
+def within_box(box: Params) -> tuple[Move, Move]:
+    """The same for the box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
+
+    def climb(gradients: Params) -> Params:
+        return {name: box[name] * value.sign() for name, value in gradients.items()}
+
+    def project(points: Params) -> Params:
+        return {name: torch.minimum(torch.maximum(u, -box[name]), box[name]) for name, u in points.items()}
+
+    return climb, project
+
+
 def random_normal(ctx: Context, generator: torch.Generator, like: Params, copies: int = 1) -> Params:
     """Standard normal numbers stacked (copies, *shape), float64: drawn on the CPU so that devices agree."""
     device = ctx.problem.device

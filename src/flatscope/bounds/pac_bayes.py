@@ -162,8 +162,7 @@ def noisy_errors(ctx: Context, *, alphas: tuple[float, ...], noise: str, draws: 
     """0/1 training error of each noisy network: (alphas, draws); all levels see the same draws."""
     problem = copy.copy(ctx.problem)
     problem.loss = Loss("zero_one", zero_one)
-    other = Context(problem, ctx.params, seed=ctx.seed)
-    other.passes = ctx.passes
+    other = ctx.on(problem, ctx.params)
 
     def perturbations() -> Iterator[Params]:
         for a in alphas:

@@ -22,7 +22,8 @@ from flatscope.perturbation import (
     perturbed_gradients,
     random_normal,
     shrinking,
-    unit_directions,
+    within_ball,
+    within_box,
 )
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import draw_until_precise, out_of_time, pair_means
@@ -103,9 +104,7 @@ def with_normalised_logits(ctx: Context) -> Context:
     problem = copy.copy(ctx.problem)
     problem.__dict__.pop("plain", None)
     problem.loss = Loss("cross_entropy of normalised logits", of_normalised)
-    other = Context(problem, ctx.params, seed=ctx.seed, effort=ctx.effort)
-    other.passes = ctx.passes  # one account for both losses
-    return other
+    return ctx.on(problem, ctx.params)
 
 
 def _sizes(ctx: Context, scale: str) -> Params:
@@ -129,18 +128,8 @@ def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, 
         losses, gradients = perturbed_gradients(ctx, {name: u * sizes[name] for name, u in points.items()})
         return losses, {name: gradient * sizes[name] for name, gradient in gradients.items()}
 
-    def climb(gradients: Params) -> Params:
-        if norm == "linf":
-            return {name: rho * value.sign() for name, value in gradients.items()}
-        return {name: rho * value for name, value in unit_directions(gradients).items()}
-
-    def project(points: Params) -> Params:
-        if norm == "linf":
-            return {name: value.clamp(-rho, rho) for name, value in points.items()}
-        squares = torch.stack([value.square().flatten(1).sum(1) for value in points.values()]).sum(0)
-        shrink = (rho / squares.sqrt()).clamp(max=1)  # a point in the centre: ρ/0 = ∞, cut to 1
-        return {name: value * shrink.reshape(-1, *[1] * (value.ndim - 1)) for name, value in points.items()}
-
+    cube = {name: torch.full_like(value, rho) for name, value in sizes.items()}
+    climb, project = within_box(cube) if norm == "linf" else within_ball(rho)
     starts = {name: (value * sizes[name])[None] for name, value in ctx.gradient().items()}
     if restarts > 1:
         drawn = random_normal(ctx, ctx.generator("adaptive_sharpness starts"), sizes, restarts - 1)

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
@@ -31,6 +30,7 @@ from flatscope.perturbation import (
     shrinking,
     unit_directions,
     within_ball,
+    within_box,
 )
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
@@ -227,13 +227,14 @@ def stochastic_ascent(
         draw = {name: torch.rand(value.shape, generator=generator, dtype=torch.float64) for name, value in box.items()}
         point = {name: (2 * draw[name].to(value.device) - 1) * value for name, value in box.items()}
     velocity = {name: torch.zeros_like(value) for name, value in box.items()}
+    _, project = within_box(box)
     whole = ctx.problem.n_train <= batch
     batches = None if whole else minibatches(ctx, batch, generator)
     every = max(1, steps // EVALUATIONS)
     for step in range(1, steps + 1):
         gradient = _gradient_at(ctx, point, None if batches is None else next(batches))
         velocity = {name: momentum * value + gradient[name] for name, value in velocity.items()}
-        following = {name: _clipped(point[name] + lr * velocity[name], box[name]) for name in box}
+        following = project({name: value + lr * velocity[name] for name, value in point.items()})
         # Nothing moves and every gradient pushes outwards: all further steps would stay here.
         settled = whole and all(
             torch.equal(point[name], following[name]) and bool((gradient[name] * point[name] >= 0).all())
@@ -249,13 +250,7 @@ def stochastic_ascent(
 
 def highest_corner(ctx: Context, box: Params, random_corners: int) -> Ascent:
     """The largest loss met when stepping from corner to corner of the box by the sign of the full gradient."""
-
-    def climb(gradients: Params) -> Params:
-        return {name: box[name] * value.sign() for name, value in gradients.items()}
-
-    def project(points: Params) -> Params:
-        return {name: _clipped(value, box[name]) for name, value in points.items()}
-
+    climb, project = within_box(box)
     directions = {name: value[None] for name, value in ctx.gradient().items()}
     drawn = random_normal(ctx, ctx.generator("corners"), box, random_corners)
     directions = {name: torch.cat([value, drawn[name]]) for name, value in directions.items()}
@@ -270,10 +265,6 @@ def _gradient_at(ctx: Context, perturbation: Params, batch: Batch | None) -> Par
         stacked = {name: value[None] for name, value in perturbation.items()}
         return {name: value[0] for name, value in perturbed_gradients(ctx, stacked)[1].items()}
     return batch_gradient(ctx, batch, perturbation)[1]
-
-
-def _clipped(value: Tensor, bound: Tensor) -> Tensor:
-    return torch.minimum(torch.maximum(value, -bound), bound)
 
 
 def _lower_bound(ctx: Context, highest: float, how: list[str], normalised: bool) -> Value:
