@@ -18,7 +18,16 @@ import flatscope as fs
 from flatscope import registry
 from flatscope.context import Context
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.registry import Value, bound, declarations, measure, measure_page, select
+from flatscope.registry import (
+    FAMILY_NAMES,
+    Value,
+    bound,
+    declarations,
+    family_name,
+    measure,
+    measure_page,
+    select,
+)
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 
@@ -265,3 +274,9 @@ def test_a_network_that_diverged_gives_no_row_without_a_number_and_a_reason(size
 def test_an_option_of_given_words_takes_no_other(name: str, option: str) -> None:
     with pytest.raises(UnknownNameError, match=f"{option} of {name}"):
         declarations()[name].checked_options({option: "sideways"})
+
+
+def test_names_for_people_are_of_families_that_exist() -> None:
+    known = {entry.family for kind in ("measure", "bound") for entry in declarations(kind).values()}
+    assert set(FAMILY_NAMES) <= known
+    assert (family_name("psi flatness"), family_name("norms")) == ("PSI flatness", "norms")

@@ -15,41 +15,11 @@ import pandas as pd
 
 import flatscope as fs
 from flatscope.formatting import options_words, with_error, written
-from flatscope.registry import PAPERS, SYMMETRIES, Declaration, declarations
+from flatscope.registry import PAPERS, SYMMETRIES, Declaration, declarations, family_name
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE / "example_network.py"
 TWINS = {"layers rescaled": "layer", "units rescaled": "unit"}
-SYMMETRY_WORDS = {
-    "layer_scaling": ("layer", "one layer times c, the next divided by c"),
-    "unit_scaling": ("unit", "one unit's incoming weights times c, its outgoing ones divided by c"),
-    "permutation": ("order", "units in another order"),
-    "batchnorm_scaling": ("BatchNorm", "weights before a BatchNorm times c"),
-    "attention_scaling": ("attention", "queries times c, keys divided by c"),
-    "norm_scaling": ("norm", "scale and shift of a LayerNorm times c, the layers behind it divided by c"),
-    "output_scaling": ("output", "all outputs times c, the margin with them"),
-}
-FAMILY_WORDS = {
-    "weight flatness": "curvature of the loss in the weights as they are",
-    "relative flatness": "curvature times squared weights, so that rescaling cancels",
-    "psi flatness": "curvature in path space, which rescaling leaves alone",
-    "pac bayes": "rise of the loss under noise, and what that noise costs",
-    "sharpness": "largest or mean rise of the loss around the weights",
-    "group sharpness": "rise of the loss of small groups of samples, as sharpness-aware minimization sees it",
-    "adaptive": "neighbourhoods that are as large as the weights are",
-    "margins": "lead of the right class",
-    "geometric margin": "distance of inputs to another class",
-    "radius": "how far to the edge of the flat region",
-    "path norms": "sums over all paths from input to output",
-    "norms": "products of norms of layers, and counts",
-    "lipschitz": "how fast outputs can change with inputs",
-    "robustness": "what noise on the inputs does",
-    "feature robustness": "what moved features do",
-    "interactions": "how layers work together",
-    "gradient noise": "noise of mini-batch gradients",
-    "information": "what the data decide of the weights: information criteria and effective dimension",
-    "learning coefficient": "singular learning theory around the weights",
-}
 COSTS = {
     "light": "at most one pass over the data",
     "sweep": "a sweep: some passes over the data, shared with others of this cost",
@@ -118,7 +88,7 @@ def _families(known: list[Declaration]) -> dict[str, list[Declaration]]:
 
 
 def _family_title(family: str) -> str:
-    title = family.replace("psi", "PSI").replace("pac bayes", "PAC-Bayes")
+    title = family_name(family)
     return title[0].upper() + title[1:]
 
 
@@ -144,7 +114,7 @@ def overview(kind: str, known: list[Declaration]) -> str:
             "[All measures under all symmetries](../symmetries.md) what moves, by how much, on networks to load.",
             "",
             "The marks say what leaves a value alone: "
-            + "; ".join(f"{_chip(word)} {words}" for word, words in SYMMETRY_WORDS.values())
+            + "; ".join(f"{_chip(word)} {words}" for word, words in SYMMETRIES.values())
             + ". A measure without the mark “unit” can be changed at will without changing what the network computes.",
         ]
     else:
@@ -156,8 +126,7 @@ def overview(kind: str, known: list[Declaration]) -> str:
         ]
     for family, entries in _families(known).items():
         lines += ["", f"## {_family_title(family)}", ""]
-        if kind == "measure" and family in FAMILY_WORDS:
-            lines += [f"{FAMILY_WORDS[family][0].upper()}{FAMILY_WORDS[family][1:]}.", ""]
+        lines += [(inspect.getdoc(inspect.getmodule(entries[0].function)) or "").partition("\n")[0], ""]  # of its file
         head = ["measure", "what", "unchanged by"] if kind == "measure" else ["bound", "what", "paper"]
         lines += ["| " + " | ".join(head) + " |", "|---|---|---|"]
         for entry in entries:
@@ -241,7 +210,7 @@ def _chip(word: str) -> str:
 
 
 def _chips(entry: Declaration) -> str:
-    kept = [SYMMETRY_WORDS[name][0] for name in SYMMETRIES if name in entry.invariant_under]
+    kept = [SYMMETRIES[name][0] for name in SYMMETRIES if name in entry.invariant_under]
     return " ".join(map(_chip, kept)) or "nothing"
 
 

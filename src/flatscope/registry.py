@@ -55,6 +55,10 @@ PAPERS: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Families that people write otherwise than their files are called.
+FAMILY_NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes", "adaptive": "adaptive flatness", "psi": "PSI"}
+
+
 @dataclass(frozen=True)
 class Value:
     """What a measure returns when a bare number does not say enough.
@@ -186,6 +190,11 @@ def _kind(value: Any) -> str:
     if isinstance(value, numbers.Real):
         return "a number"
     return "a word" if isinstance(value, str) else ""
+
+
+def family_name(family: str) -> str:
+    """A family as people write it."""
+    return FAMILY_NAMES.get(family, family)
 
 
 _REGISTRY: dict[str, Declaration] = {}

@@ -44,7 +44,7 @@ from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, Declaration, declarations, measure_page
+from flatscope.registry import PAPERS, Declaration, declarations, family_name, measure_page
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words, lines
 from flatscope.table import Table
 from flatscope.training.data import Data, DataSource
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from flatscope.cli.options import MeasureCommand
 
 SHORT = 34  # letters of a remark that is not put below the table
-NAMES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes"}
 VARIANTS = ("_over_margin", "_capacity")  # of a norm
 MOST = 0.5
 OTHERS = "others"  # measures that a table of another version has
@@ -169,7 +168,7 @@ def _show_families() -> None:
     """Names alone, by family: a screen that shows what there is. Variants of a norm are a mark behind it."""
     families: dict[str, list[str]] = {}
     for entry in declarations().values():
-        families.setdefault(NAMES.get(entry.family, entry.family), []).append(entry.name)
+        families.setdefault(family_name(entry.family), []).append(entry.name)
     rows = []
     for family, members in families.items():
         plain = [name for name in members if not name.endswith(VARIANTS)]
@@ -300,7 +299,8 @@ def _show_families_of(rows: list[_Row]) -> dict[str, int]:
         families.setdefault(OTHERS if row.entry is None else row.entry.family, []).append(row)
     shown: list[list[str | Text]] = []
     for family, members in families.items():
-        shown.append([Text(NAMES.get(family, family.capitalize()), style="bold"), "", "", ""])
+        heading = family_name(family)
+        shown.append([Text(heading[0].upper() + heading[1:], style="bold"), "", "", ""])
         for row in members:
             remark = row.remark
             if len(remark) > SHORT:

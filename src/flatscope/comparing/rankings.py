@@ -14,7 +14,7 @@ import pandas as pd
 
 from flatscope.comparing.verdicts import CLEAR_ERRORS, Quantity
 from flatscope.formatting import number, with_error
-from flatscope.registry import declarations
+from flatscope.registry import declarations, family_name
 
 if TYPE_CHECKING:
     from flatscope.stats.estimate import Ranking
@@ -169,7 +169,6 @@ def order_text(ranking: Ranking) -> str:
 # Without a known error a difference is clear from this factor on, a rule of thumb: exact values of these samples say
 # nothing about others.
 CLEAR_FACTOR = 1.1
-FAMILIES = {"psi flatness": "PSI flatness", "pac bayes": "PAC-Bayes", "adaptive": "the Fisher-Rao norm"}
 
 
 class Voice(NamedTuple):
@@ -245,7 +244,7 @@ def conclude(
     speakers = _speakers(comparable)
     if not speakers:
         return Conclusion("untold", "", (), f"Which is flatter cannot be told: {_why_untold(refused)}.", first)
-    voices = tuple(_voice(FAMILIES.get(family, family), quantity, distinct) for family, quantity in speakers.items())
+    voices = tuple(_voice(family_name(family), quantity, distinct) for family, quantity in speakers.items())
     pairs = itertools.permutations(distinct, 2)
     ahead = {pair for pair in pairs if any(_clear(quantity, *pair) for quantity in speakers.values())}
     beats = {(one, other) for one, other in ahead if (other, one) not in ahead}
