@@ -39,6 +39,7 @@ SYMMETRIES = {  # in a word, and in some
 FUNCTION_SYMMETRIES = frozenset(SYMMETRIES) - {"output_scaling"}  # what leaves the outputs as they are
 # Of coordinates and sums of paths, which end at attention and at normalisations.
 PATH_SYMMETRIES = FUNCTION_SYMMETRIES - {"attention_scaling", "norm_scaling"}
+LAYER_SYMMETRIES = frozenset({"layer_scaling", "permutation"})  # of what treats each layer as a whole
 LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
 NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")

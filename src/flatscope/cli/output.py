@@ -21,7 +21,6 @@ from flatscope.errors import InputError
 if TYPE_CHECKING:
     from flatscope.cli.options import OutputOptions
     from flatscope.results import Result
-    from flatscope.table import Table
 
 PADDING = 3  # columns of blank beside each column of a table
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
@@ -152,11 +151,6 @@ def deliver(
         typer.echo((as_json or result.to_json)())
     else:
         show()
-
-
-def show_table(table: Table, title: str = "") -> None:
-    """A measured table for people."""
-    show_grid(["measure", "layer", "value", "± s.e.", "exact", "remark"], table.lines(), title)
 
 
 def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:

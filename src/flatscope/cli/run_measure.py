@@ -23,7 +23,6 @@ from flatscope.cli.output import (
     note_missing_weights,
     show_grid,
     show_note,
-    show_table,
 )
 from flatscope.cli.sources import (
     check_measures,
@@ -117,7 +116,7 @@ def _deliver(
     def show() -> None:
         show_measured(tables["measures"], fit)
         for name, table in others.items():
-            show_table(table, title=name)
+            show_grid(*table.cells(), title=name)
 
     def as_json() -> str:
         whole = {name: json.loads(table.to_json()) for name, table in tables.items()}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = 24
 MOST = 1e200  # Matplotlib closes the outermost bands at 1e250
-WORDS = {"weights": "weight space", "psi": "path space"}
+SPACES = {"weights": "weight space", "psi": "path space (PSI)"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +66,11 @@ class Surface(DrawnResult):
     def dimensions(self) -> int:
         """1 for a line, 2 for a plane."""
         return len(self.axes)
+
+    @property
+    def space_words(self) -> str:
+        """The space as people write it."""
+        return SPACES.get(self.space, self.space)
 
     @property
     def coordinates(self) -> tuple[Tensor, ...]:
@@ -143,7 +148,7 @@ class Surface(DrawnResult):
         for n, (surface, ax) in enumerate(zip(surfaces, panels, strict=True)):
             found = surface.plot(ax, heights=heights, quantity=quantity, log=log)
             drawn = found if len(surface.axes) == 2 and found is not None else drawn
-            default = f"{WORDS.get(surface.space, surface.space)}, {surface.directions} directions"
+            default = f"{surface.space_words}, {surface.directions} directions"
             ax.set_title(titles[n] if titles else default, fontsize=10)
         if drawn is not None:
             figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")

@@ -13,9 +13,8 @@ from flatscope.measures.lipschitz import layer_norms, rows_of
 from flatscope.measures.margins import Capacity, declare_with_margin, from_log
 from flatscope.network.stretch_rules import matrix_norm, safe_log
 from flatscope.params import count
-from flatscope.registry import SYMMETRIES, Value, measure
+from flatscope.registry import LAYER_SYMMETRIES, SYMMETRIES, Value, measure
 
-LAYER_SYMMETRIES = {"layer_scaling", "permutation"}
 layer_norm = partial(
     measure,
     paper="neyshabur2017",

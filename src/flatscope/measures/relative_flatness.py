@@ -26,9 +26,8 @@ from flatscope.measures.layer_values import (
     shared_reason,
 )
 from flatscope.measures.weight_flatness import layer_eigenvalues
-from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, measure
 
-LAYERWISE = {"layer_scaling", "permutation"}
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 
@@ -88,7 +87,7 @@ def _declare_over_layers(
             name=f"{base.__name__}_{how}",
             summary=words.format(base.__name__),
             symbol=symbol + mark.format(symbol),
-            invariant_under=LAYERWISE,
+            invariant_under=LAYER_SYMMETRIES,
             headline=headlines.get(how, ""),
         )
 
@@ -138,7 +137,7 @@ def _times(value: Value, factor: float) -> Value:
     equation="Definition 1, Table 1",
     per="layer",
     direction="lower",
-    invariant_under=LAYERWISE,
+    invariant_under=LAYER_SYMMETRIES,
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,
@@ -162,7 +161,7 @@ _declare_over_layers(kappa, _added, r"\kappa", max="sharpest layer, relative to 
     equation="Table 1",
     per="layer",
     direction="lower",
-    invariant_under=LAYERWISE,
+    invariant_under=LAYER_SYMMETRIES,
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,
@@ -257,7 +256,7 @@ for _name, _summary, _symbol, _per, _combine in (
     equation="Petzka et al. 2021 (Relative Flatness and Generalization), relative flatness κ_Tr of a layer",
     per="layer",
     direction="lower",
-    invariant_under={*LAYERWISE, "attention_scaling"},  # outputs of a layer may be rescaled, one by one
+    invariant_under={*LAYER_SYMMETRIES, "attention_scaling"},  # outputs of a layer may be rescaled, one by one
     needs={"layers"},
     cost="sweep",
     falls_with_loss=True,

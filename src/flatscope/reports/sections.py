@@ -35,7 +35,7 @@ from flatscope.reports.markup import (
 from flatscope.reports.measured import MANY, Line, MeasuredCell, lines
 from flatscope.reports.plots import Plot, cards, fitted, hero, plots_section
 from flatscope.results import Result
-from flatscope.spectra.density import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import MATRIX_WORDS, Eigenpairs, SpectralDensity
 from flatscope.table import Table
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ REWRITTEN = (
     "The same function was written with other weights and measured again. A measure that moves says as much about how "
     "the network is written as about what it computes."
 )
-MATRIX_WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}
 MOST_ROWS = 40  # of the table that stands for the picture of an interpolation
 
 

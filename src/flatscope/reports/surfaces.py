@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from flatscope.formatting import written
-from flatscope.landscapes.surface import Surface, common_heights
+from flatscope.landscapes.surface import SPACES, Surface, common_heights
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table
 from flatscope.reports.plots import Plot, cards, legend_above, on_axes, picture, scale_axis, shortened, wants_log
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Grid = np.ndarray[Any, np.dtype[np.float64]]
-SPACE_WORDS = {"weights": "weight space", "psi": "path space (PSI)"}
 DEEPEST = 1e-6  # of the highest point; lower ones are drawn at that height on a logarithmic scale
 # From dark to bright with any common colour vision: the stops of Matplotlib's viridis, which draws the maps.
 RAMP = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
@@ -63,8 +62,7 @@ class Scale(NamedTuple):
 
 def surface_words(surface: Surface) -> str:
     """What tells the surfaces of one network apart."""
-    space = SPACE_WORDS.get(surface.space, surface.space)
-    return space if surface.dimensions == 2 else f"line in {space}"
+    return surface.space_words if surface.dimensions == 2 else f"line in {surface.space_words}"
 
 
 def network_of(name: str, surface: Surface) -> str:
@@ -119,7 +117,7 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
 def _maps_side_by_side(groups: Mapping[str, list[Surface]], scale: Scale) -> Markup:
     """One map per network, in a space that all of them have; nothing where they have none in common."""
     spaces = [{surface.space for surface in group} for group in groups.values()]
-    shared = [space for space in SPACE_WORDS if spaces and all(space in found for found in spaces)]
+    shared = [space for space in SPACES if spaces and all(space in found for found in spaces)]
     if not shared:
         return Markup("")
     chosen = {n: next(s for s in group if s.space == shared[0]) for n, group in list(groups.items())[:MOST_PANELS]}
@@ -128,7 +126,7 @@ def _maps_side_by_side(groups: Mapping[str, list[Surface]], scale: Scale) -> Mar
         for name, surface in chosen.items()
     ]
     what = f"Training loss around {'each network' if len(maps) > 1 else 'the network'} (white cross)"
-    caption = element("figcaption", f"{what} in {SPACE_WORDS[shared[0]]}, one height scale.", class_="quiet")
+    caption = element("figcaption", f"{what} in {SPACES[shared[0]]}, one height scale.", class_="quiet")
     return element("figure", element("div", *maps, class_="panels"), caption, class_="hero")
 
 
@@ -144,7 +142,7 @@ def surface_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator
 
 
 def _title(surface: Surface) -> str:
-    words = SPACE_WORDS.get(surface.space, surface.space)
+    words = surface.space_words
     return words[:1].upper() + words[1:]
 
 
@@ -157,7 +155,7 @@ def _map(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot
             bar = ax.figure.colorbar(drawn, ax=ax, label="loss")
             scale_axis(bar.ax.yaxis, [scale.low, scale.high], log=scale.log)
 
-    label = f"Contour map of {network} in {SPACE_WORDS.get(surface.space, surface.space)}"
+    label = f"Contour map of {network} in {surface.space_words}"
     return Plot(f"{prefix}landscape-{network}-{surface.space}", label, plane_words(surface), on_axes(fill, *PANEL))
 
 
@@ -244,8 +242,7 @@ def _canvas_data(network: str, surface: Surface, scale: Scale) -> dict[str, Any]
         "data_scale": f"{scale.low!r} {scale.high!r} {int(scale.log)}",
         "data_ramp": " ".join(RAMP),
         "data_ticks": " ".join(repr(tick) for tick in scale.ticks()),
-        "aria_label": f"Loss surface of {network} in {SPACE_WORDS.get(surface.space, surface.space)}. "
-        + plane_words(surface),
+        "aria_label": f"Loss surface of {network} in {surface.space_words}. " + plane_words(surface),
     }
 
 

@@ -30,6 +30,7 @@ GRID = 801
 BLUR = 1 / 200  # default width of a bump, as a share of the spectrum's range
 CONVERGED = 1e-3
 OUTSIDE = 0.05
+MATRIX_WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,7 +190,7 @@ class SpectralDensity(DrawnResult):
         trace, error = self.trace
         negative, its_error = self.share_below(0.0)
         low, high = self.range
-        kind = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}[self.curvature]
+        kind = MATRIX_WORDS[self.curvature]
         standing_out = ", ".join(number(float(value)) for value in self.outliers[:10])
         return ["spectral density", ""], [
             ["matrix", f"{kind}, {self.size:,} eigenvalues" + (f", layer {self.layer}" if self.layer else "")],
