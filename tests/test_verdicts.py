@@ -42,6 +42,17 @@ def test_curvature_ranks_networks_of_like_losses_only(factor: float, word: str) 
     assert len(undertrained(without_classes)) == (factor > 3)
 
 
+def test_losses_far_apart_are_said_before_what_rescaling_changes() -> None:
+    networks = {"a": standing(0.1), "b": standing(0.4)}
+    for name, code in (("hessian_trace", "loss"), ("kappa_max", "loss"), ("l2_norm", "rescaling")):
+        found = judge(quantity(name, 1.0, 2.0), networks, [], "cross_entropy")
+        assert (found.word, found.code) == ("not comparable", code)
+        assert found.reason.startswith("the training losses are a factor of 4 apart, and") == (code == "loss")
+    assert judge(quantity("hessian_trace", 1.0, 2.0), networks, [], "mse").code == "rescaling"
+    gone = {"a": standing(0.0), "b": standing(0.4)}
+    assert judge(quantity("hessian_trace", 1.0, 2.0), gone, [], "cross_entropy").code == "loss"
+
+
 def test_rescalable_networks_are_ranked_by_what_rescaling_leaves_alone() -> None:
     fixed, free = ({"a": standing(0.1, rescalable=r), "b": standing(0.1, rescalable=r)} for r in (False, True))
     for name, word in (("rho_sum", "comparable"), ("kappa_max", "not comparable"), ("l2_norm", "not comparable")):

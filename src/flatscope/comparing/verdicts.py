@@ -212,8 +212,8 @@ class Verdict:
     Attributes:
         word: "comparable", "not comparable", "equal", "no direction" or "no value".
         reason: why, in words.
-        code: what decided, in one word: "value", "direction", "equal", "copy", "function", "architecture", "rescaling",
-            "loss"; empty where nothing keeps it from ranking.
+        code: what decided, in one word: "value", "direction", "equal", "copy", "function", "architecture", "loss",
+            "rescaling"; empty where nothing keeps it from ranking.
     """
 
     word: str
@@ -257,14 +257,14 @@ def judge(quantity: Quantity, networks: Mapping[str, Standing], copies: Sequence
         return Verdict("equal", "the same for all of them, which are one function", "function")
     if len({network.architecture for network in networks.values()}) > 1 and not entry.function_only:
         return Verdict("not comparable", "depends on layers and weights, and the architectures differ", "architecture")
+    if entry.falls_with_loss and far_apart(networks, loss):
+        apart = f"the training losses are a factor of {number(loss_factor(networks), 2)} apart"
+        return Verdict("not comparable", f"{apart}, and curvature of cross-entropy falls with the loss", "loss")
     if any(network.rescalable for network in networks.values()) and "unit_scaling" not in entry.invariant_under:
         kept = " (rescaling whole layers does not)" if "layer_scaling" in entry.invariant_under else ""
         return Verdict(
             "not comparable", f"rescaling units changes this measure but not the function{kept}", "rescaling"
         )
-    if entry.falls_with_loss and far_apart(networks, loss):
-        reason = "curvature of cross-entropy falls with the loss, and the losses differ"
-        return Verdict("not comparable", reason, "loss")
     return Verdict("comparable")
 
 
