@@ -218,6 +218,61 @@ def test_a_measure_that_fails_holds_no_memory(kind: type[Exception]) -> None:
     assert math.isfinite(fs.measure(context.problem, "hessian_trace", context=context)["hessian_trace"])
 
 
+class BrokenBackward(torch.autograd.Function):
+    """Fails in the backward pass of more than two samples, and counts how often."""
+
+    tried = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if len(grad) <= 2:
+            return grad
+        BrokenBackward.tried += 1
+        raise ZeroDivisionError("no derivative here")
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.mended = nn.Linear(4, 5), nn.Linear(5, 3), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        found: Tensor = self.last(hidden if self.mended else BrokenBackward.apply(hidden))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.* failed:RuntimeWarning")
+def test_a_sweep_that_crashes_is_tried_once_in_a_call() -> None:
+    torch.manual_seed(0)
+    problem = fs.Problem(Broken().eval(), (torch.randn(9, 4), torch.arange(9) % 3))
+    names = ["gradient_norm", "hessian_trace", "layer_trace", "kappa_trace", "rho_sum", "fisher_rao_norm", "sharpness"]
+    context = Context(problem)
+    fs.measure(problem, "l2_norm", context=context)  # reads the network, and needs no derivative
+    for _ in range(2):  # the next call tries again
+        BrokenBackward.tried = 0
+        table = fs.measure(problem, [*names, "margin", "l2_norm"], context=context)
+        assert BrokenBackward.tried == 4  # the gradient, the sweep of four of them, two passes of their own
+        frame = table.to_frame().set_index("measure")
+        for name in names:
+            assert frame.loc[[name], "value"].isna().all()
+            assert frame.loc[[name], "reason"].str.startswith("failed: ZeroDivisionError: no derivative here").all()
+        assert math.isfinite(table["margin"])
+        assert math.isfinite(table["l2_norm"])
+    assert context.effort.crashes is None
+    for _ in range(2):  # outside of a call whoever asks is answered anew
+        BrokenBackward.tried = 0
+        with pytest.raises(ZeroDivisionError):
+            context.gradient()
+        assert BrokenBackward.tried == 1
+    problem.model.mended = True  # type: ignore[assignment]
+    assert fs.measure(problem, names, context=context).to_frame()["value"].notna().all()
+
+
 @pytest.mark.usefixtures("_forget")
 def test_an_interrupted_measure_holds_no_memory_while_its_traceback_is_kept() -> None:
     held: list[weakref.ref[Tensor]] = []

@@ -13,14 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError, NotApplicable, refuse_unknown
+from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import LayerFinder, Network, layers_of, recorded
 from flatscope.network.plain import uncovered
 from flatscope.network.program import watched
@@ -61,6 +61,8 @@ class Effort:
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
     end: float | None = None  # that at which the call is over: what has no estimate by then has none at all
+    # Sweeps that crashed in this call, with what they raised: none is tried twice. None outside of calls
+    crashes: dict[Hashable, Exception] | None = field(default=None, compare=False, repr=False)
 
 
 class Context:
@@ -122,10 +124,20 @@ class Context:
         return twin
 
     def sweep(self, function: Callable[..., T], **options: Any) -> T:
-        """`function(self, **options)`, computed once per context and options."""
+        """`function(self, **options)`, computed once per context and options; where it crashes, tried once per call."""
         key = (f"{function.__module__}.{function.__qualname__}", tuple(sorted(options.items())))
+        crashes = self.effort.crashes
+        if crashes and (self, key) in crashes:
+            raise crashes[self, key]
         if key not in self._cache:
-            self._cache[key] = function(self, **options)
+            try:
+                self._cache[key] = function(self, **options)
+            except (FlatscopeError, Warning):  # refused, not crashed: there may be more time for it later
+                raise
+            except Exception as problem:
+                if crashes is not None:
+                    crashes[self, key] = problem
+                raise
         result: T = self._cache[key]
         return result
 

@@ -169,8 +169,10 @@ def _run(
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
         return Table(rows, ctx.facts(begun) | ({"remarks": list(problem.remarks)} if problem.remarks else {}))
 
+    effort = ctx.effort
     with own_settings(problem.generators):
         begun = time.perf_counter()
+        ctx.effort = replace(effort, crashes={})
         try:
             for entry, rows in _steps(ctx, make_schedule(ctx, chosen), checked, common):
                 found[entry.name] = rows
@@ -180,6 +182,8 @@ def _run(
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{stop or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
             raise Interrupted(text, table()) from None
+        finally:
+            ctx.effort = effort
     return table()
 
 
@@ -286,10 +290,11 @@ def _laid_out(
 
 def point_of(ctx: Context, entry: Declaration) -> Context:
     """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
-    of_layers = entry.on_folded or entry.needs & {"layers", "every_layer", "chain"}
+    plainly = entry.on_folded or bool(entry.needs & {"layers", "every_layer", "chain"})
     # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.
-    in_any_order = entry.cost != "light" and "initial" not in entry.needs and only_rearranges(ctx.problem.plain.model)
-    if of_layers or in_any_order:
+    if not plainly and entry.cost != "light" and "initial" not in entry.needs:
+        plainly = only_rearranges(ctx.sweep(plain_problem).model)
+    if plainly:
         ctx = ctx.sweep(plain_context)
     if entry.on_folded and has_batchnorm(ctx.problem.model):
         ctx = ctx.sweep(folded_context)
@@ -313,9 +318,14 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
         raise NotApplicable("a product over layers has no meaning on a branching network")
 
 
+def plain_problem(ctx: Context) -> Problem:
+    """The same problem with every weight that acts as a parameter of its own."""
+    return ctx.problem.plain
+
+
 def plain_context(ctx: Context) -> Context:
-    """The same function with every weight that acts as a parameter of its own, at the same point."""
-    plain = ctx.problem.plain
+    """The same, at the same point."""
+    plain = ctx.sweep(plain_problem)
     if plain is ctx.problem:
         return ctx
     if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):

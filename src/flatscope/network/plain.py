@@ -131,7 +131,7 @@ def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
         return set()
     try:
         slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True)
-    except RuntimeError:  # a network that writes in place over what its gradient needs
+    except Exception:  # written in place over what the gradient needs, or a backward pass of the user's that fails
         return set(free)
     return {name for name, slope in zip(free, slopes, strict=True) if slope is not None}
 
