@@ -117,14 +117,14 @@ def vit_case(n: int, device: str, tiny: bool, trained: bool = False) -> Case:
 
 
 def _train(case: Case, loss: float = 1.5, epochs: int = 150, batch: int = 64) -> None:
-    optimizer = torch.optim.Adam(case.model.parameters(), 3e-4)
+    optimizer = torch.optim.Adam(case.model.parameters(), 1e-4)
     for _ in range(epochs):
         losses = []
         for x, y in zip(case.x.split(batch), case.y.split(batch), strict=True):
             optimizer.zero_grad()
-            with torch.autocast(case.x.device.type, torch.bfloat16):
-                value = nn.functional.cross_entropy(case.model(x), y)
+            value = nn.functional.cross_entropy(case.model(x), y)
             value.backward()
+            nn.utils.clip_grad_norm_(case.model.parameters(), 1.0)
             optimizer.step()
             losses.append(value.detach())
         if float(torch.stack(losses).mean()) < loss:

@@ -65,9 +65,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Slow(nn.Module):
     """A network of which a forward pass takes a while."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, classes: int) -> None:
         super().__init__()
-        self.layer, self.seconds, self.clock, self.always = nn.Linear(4, 3), 0.0, clock, False
+        self.layer, self.seconds, self.clock, self.always = nn.Linear(4, classes), 0.0, clock, False
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 2 or self.always:
@@ -76,9 +76,9 @@ class Slow(nn.Module):
         return found
 
 
-def slow_problem(clock: Clock, seconds: float = 0.02, n: int = 40) -> fs.Problem:
+def slow_problem(clock: Clock, seconds: float = 0.02, n: int = 40, classes: int = 3) -> fs.Problem:
     torch.manual_seed(0)
-    problem = fs.Problem(Slow(clock), (torch.randn(n, 4), torch.arange(n) % 3))
+    problem = fs.Problem(Slow(clock, classes), (torch.randn(n, 4), torch.arange(n) % classes))
     problem.model.seconds, problem.model.clock = seconds, clock  # type: ignore[assignment]
     return problem
 
@@ -97,8 +97,9 @@ def test_every_measure_and_bound_has_an_estimate() -> None:
 def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
     ctx = Context(mlp().problem())
     plan = make_schedule(ctx, select(["hessian_trace", "layer_trace"]))
-    assert plan.steps[0].units > 1
-    assert plan.steps[1].units == 0
+    first, second = plan.entries
+    assert plan.units == plan.cost(first, set()) > 1
+    assert plan.cost(second, planning.shared_work(first)) == 0
     text = str(measuring.plan(ctx))
     assert text.startswith(f"{len(select(None))} measures, about ")
     assert "long ones left out: " in text
@@ -128,6 +129,16 @@ def test_a_budget_is_kept_and_what_is_not_begun_says_so(clock: Clock) -> None:
     assert "of 2,000 draws: the time was up" in frame.loc["expected_flatness", "reason"]
     assert frame.loc["expected_flatness", "stderr"] > 0
     assert frame.loc["geometric_margin", "reason"].startswith("not begun: would take about ")
+
+
+def test_a_sweep_by_draws_begins_where_all_columns_would_take_too_long(clock: Clock) -> None:
+    """And what was not begun has paid for nothing: the next measure of the same sweep is not begun either."""
+    names = ["layer_trace", "kappa_trace"]
+    for precision, begins in ((0.02, True), (0.0, False)):
+        problem = slow_problem(clock, n=400, classes=200)
+        frame = fs.measure(problem, names, budget=1.0, precision=precision).to_frame()
+        assert frame["value"].notna().all() == begins
+        assert frame["reason"].str.startswith("not begun").all() != begins
 
 
 @pytest.mark.usefixtures("_forget")

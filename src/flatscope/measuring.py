@@ -16,7 +16,7 @@ from flatscope.context import Context, Effort, make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, refuse_unknown
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
-from flatscope.planning import Schedule, has_time, make_schedule
+from flatscope.planning import Schedule, has_time, make_schedule, shared_work
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
@@ -193,26 +193,30 @@ def _steps(
     """The rows of one measure after the other; within a budget, if there is one."""
     whole, left, slowness = ctx.effort, schedule.units, 1.0
     spent = expected = 0.0
+    paid: set[str] = set()
     with progress("Measuring", total=max(left, 1e-9), lines=True, counted=False) as advance:
-        for number, step in enumerate(schedule.steps, start=1):
-            note = f"{step.entry.name} ({number} of {len(schedule.steps)})"
+        for number, entry in enumerate(schedule.entries, start=1):
+            note = f"{entry.name} ({number} of {len(schedule.entries)})"
             advance(0, note=note)
-            seconds = slowness * step.units * (schedule.seconds or 0.0)
+            cost, stops = schedule.cost(entry, paid), schedule.stops(entry)
+            seconds = slowness * cost * (schedule.seconds or 0.0)
             begun = time.monotonic()
-            if has_time(ctx, whole, step, seconds):
-                if whole.deadline is not None and step.stops:  # its share of what is left, by cost
-                    share = (whole.deadline - begun) * min(1.0, step.units / max(left, 1e-9))
+            if begins := has_time(ctx, whole, seconds, stops):
+                if whole.deadline is not None and stops:  # its share of what is left, by cost
+                    share = (whole.deadline - begun) * min(1.0, cost / max(left, 1e-9))
                     ctx.effort = replace(whole, deadline=begun + share)
-                rows = list(_rows(ctx, step.entry, dict(options.get(step.entry.name, {})), common))
+                rows = list(_rows(ctx, entry, dict(options.get(entry.name, {})), common))
                 ctx.effort = whole
+                paid |= shared_work(entry)
             else:
-                rows = not_done(ctx, step.entry, f"not begun: would take about {time_text(seconds)}", common)
-            left -= step.units
-            if step.units >= 1 and schedule.seconds:  # passes of other kinds may cost more here than they usually do
-                spent, expected = spent + time.monotonic() - begun, expected + step.units * schedule.seconds
+                rows = not_done(ctx, entry, f"not begun: would take about {time_text(seconds)}", common)
+            left -= cost
+            # Passes of other kinds may cost more here than they usually do.
+            if begins and cost >= 1 and schedule.seconds:
+                spent, expected = spent + time.monotonic() - begun, expected + cost * schedule.seconds
                 slowness = max(1.0, spent / expected)
-            advance(step.units, note=note)
-            yield step.entry, rows
+            advance(cost, note=note)
+            yield entry, rows
 
 
 def not_done(ctx: Context, entry: Declaration, reason: str, common: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ SHARED = ("sweep", "gradient")
 # Measures that declare neither `passes` nor `typical` take what their kind of cost usually takes.
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
+# Columns that a sweep takes by random draws, where it does not take all: 8 to 128 were seen.
+DRAWN_COLUMNS = 64
 LONG_SHOWN = 4
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
@@ -45,35 +47,40 @@ def shared_work(entry: Declaration) -> set[str]:
 
 
 @dataclass(frozen=True)
-class PlannedMeasure:
-    """A measure with its estimated cost, in forward passes over the training data."""
-
-    entry: Declaration
-    units: float
-
-    @property
-    def stops(self) -> bool:
-        """Whether it ends early with what it has when its time is up."""
-        return not self.entry.exact or bool(self.entry.search)
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Measures in the order in which they are computed."""
 
-    steps: tuple[PlannedMeasure, ...]  # with their costs
+    entries: tuple[Declaration, ...]
+    columns: int  # that the sweep is expected to take
+    samples: int  # of training
+    sampled: bool = False  # whether these columns are drawn: then the sweep ends early too
     seconds: float | None = None  # of one forward pass over the training data; None where it was not timed
     left_out: tuple[str, ...] = ()  # names of those that were not chosen because they take long
+
+    def cost(self, entry: Declaration, paid: set[str]) -> float:
+        """Estimated forward passes over the training data for a measure, where so much is paid for already."""
+        return units(entry, self.columns, paid, self.samples)
 
     @property
     def units(self) -> float:
         """Cost of all."""
-        return sum(step.units for step in self.steps)
+        paid: set[str] = set()
+        total = 0.0
+        for entry in self.entries:
+            total += self.cost(entry, paid)
+            paid |= shared_work(entry)
+        return total
+
+    def stops(self, entry: Declaration) -> bool:
+        """Whether a measure ends early with what it has when its time is up."""
+        return (
+            not entry.exact or bool(entry.search) or (self.sampled and entry.typical is None and entry.cost == "sweep")
+        )
 
     def __str__(self) -> str:
         """One line: how many measures, how long, and what is left out."""
-        kind = self.steps[0].entry.kind if self.steps else "measure"
-        text = f"{len(self.steps)} {kind}{'' if len(self.steps) == 1 else 's'}"
+        kind = self.entries[0].kind if self.entries else "measure"
+        text = f"{len(self.entries)} {kind}{'' if len(self.entries) == 1 else 's'}"
         if self.seconds is not None:
             text += f", about {time_text(self.units * self.seconds)}"
         if self.left_out:
@@ -95,14 +102,11 @@ def make_schedule(
     """
     budget = ctx.effort.deadline is not None
     columns, n = max(1, ctx.problem.n_outputs - 1), ctx.problem.n_train
-    paid: set[str] = set()
-    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else list(chosen)
-    steps = []
-    for entry in ordered:
-        steps.append(PlannedMeasure(entry, units(entry, columns, paid, n)))
-        paid |= shared_work(entry)
+    if sampled := ctx.effort.precision > 0 and columns > DRAWN_COLUMNS:
+        columns = DRAWN_COLUMNS
+    ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else chosen
     seconds = ctx.sweep(seconds_of_a_pass) if budget or timed else None
-    return Schedule(tuple(steps), seconds, tuple(left_out))
+    return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out))
 
 
 def seconds_of_a_pass(ctx: Context) -> float:
@@ -120,10 +124,10 @@ def seconds_of_a_pass(ctx: Context) -> float:
     return best * ctx.problem.n_train / len(targets)
 
 
-def has_time(ctx: Context, effort: Effort, step: PlannedMeasure, seconds: float) -> bool:
+def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
     """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
-    if effort.deadline is None or step.units == 0:
+    if effort.deadline is None or seconds == 0:
         return True
     left = effort.deadline - time.monotonic()
-    enough = left > 0 and left >= seconds * (LEAST_SHARE if step.stops else 1.0)
+    enough = left > 0 and left >= seconds * (LEAST_SHARE if stops else 1.0)
     return not ctx.problem.ranks.anywhere(not enough)
