@@ -71,8 +71,8 @@ def train_population(
 
     Small chains of convolution, pooling, dense layers and ReLU that are trained on a GPU by SGD with cross-entropy run
     in a fused kernel instead: each network has a multiprocessor to itself for a whole epoch, and trials of all batch
-    sizes are one group. Large dense layers alone stay a stack, whose matrix products fill the GPU, unless `stacked="fused"`.
-    `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
+    sizes are one group. Large dense layers alone stay a stack, whose matrix products fill the GPU, unless
+    `stacked="fused"`. `population.meta["trained_by"]` says of every group what trained it, and why not the kernel.
 
     A trial is a dictionary with any of
 
