@@ -63,6 +63,14 @@ def test_precision_zero_takes_all_draws() -> None:
     assert len(draw_until_precise(context(0.0), blocks, 100).samples) == 100
 
 
+@pytest.mark.parametrize("precision", [0.0, 1e-9])
+def test_no_more_than_the_most_draws_are_taken(precision: float) -> None:
+    """However many the blocks could give: Hessian products of a large network never end otherwise."""
+    taken = [0]
+    found = draw_until_precise(context(), normal_blocks(0, taken), most=96, precision=precision)
+    assert len(found.samples) == taken[0] == 96
+
+
 def test_a_mean_of_zero_is_never_precise() -> None:
     blocks = (torch.tensor([1.0, -1.0] * 8) for _ in range(20))
     assert len(draw_until_precise(context(0.5), blocks, 320).samples) == 320

@@ -61,8 +61,8 @@ def draw_until_precise(
 
     Args:
         ctx: its effort says how precise is precise enough, and until when.
-        blocks: draws, some at a time: (k,) or (k, quantities). No more are made than are needed.
-        most: how many there are in all.
+        blocks: draws, some at a time: (k,) or (k, quantities), any number of them. No more are made than are needed.
+        most: how many are taken at most, but for the rest of a block.
         precision: instead of that of the effort; 0 takes all draws.
         first: draws before the first look; fewer than 32 where each is dear.
     """
@@ -76,6 +76,8 @@ def draw_until_precise(
                 break
             while look <= len(found.samples):
                 look *= 2
+        if len(found.samples) >= most:
+            break
         if 2 <= len(found.samples) < most and out_of_time(ctx):
             return Draws(found.samples, most, late=True)
     return found

@@ -95,7 +95,7 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
     drawn = (known + beyond.quadratic(z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), len(squared)))
-    found = draw_until_precise(ctx, drawn, most_products, wanted, FEW_DRAWS)
+    found = draw_until_precise(ctx, drawn, most_products, wanted, min(FEW_DRAWS, most_products))
     beyond.release()
     reason = f"a part of {len(squared)} of {paths.count} values by products with random signs: {found.remark()}"
     reason += "" if found.precise(wanted) else f"; asked for {wanted:.2g} relative"
