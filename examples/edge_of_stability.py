@@ -5,6 +5,7 @@ rate the same network never comes near. With --batch it is SGD, whose batch shar
 embedded digits; the check on 5,000 images of CIFAR-10 is the same file with other numbers:
 
     python examples/edge_of_stability.py --data cifar10 --train-size 5000 --widths 32 32 --lr 0.0125 0.011 --steps 1400
+    python examples/edge_of_stability.py --data cifar10 --train-size 1000 --lr 0.05 --batch 16 --steps 30000 --every 500
 """
 
 import argparse
@@ -26,6 +27,7 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--every", type=int, default=5, help="steps between two records")
 parser.add_argument("--noise", type=int, default=10, help="records between two gradient-noise scales; 0 for none")
 parser.add_argument("--densities", type=int, default=15, help="records between two spectral densities; 0 for none")
+parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of batches")
 parser.add_argument("--out", default="edge-of-stability")
 given = parser.parse_args()
 steps = 150 if given.quick else given.steps
@@ -33,12 +35,12 @@ steps = 150 if given.quick else given.steps
 x, y = load(given.data, train_size=given.train_size, flatten=True).train
 runs: dict[str, fs.Stability] = {}
 for lr in given.lr:
-    model = build("mlp", seed=0, widths=(x[0].numel(), *given.widths, 10), activation="tanh")
+    model = build("mlp", seed=given.seed, widths=(x[0].numel(), *given.widths, 10), activation="tanh")
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     recorder = fs.StabilityRecorder(
         (x, y), given.every, batch=given.batch, loss="mse", noise_every=given.noise, density_every=given.densities
     )
-    order = torch.Generator().manual_seed(0)
+    order = torch.Generator().manual_seed(given.seed)
     targets = torch.nn.functional.one_hot(y, 10).to(x.dtype)
     for step in range(steps + 1):
         if recorder.due(step):
