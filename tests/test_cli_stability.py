@@ -53,6 +53,24 @@ def test_a_run_that_kept_weights_is_read_with_its_settings(run: Run, trained: Pa
         assert words in " ".join(refused.err.split())
 
 
+def test_records_before_an_interrupt_are_kept(
+    run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, out = fs.StabilityRecorder.record, tmp_path / "s.json"
+
+    def stops(recorder: fs.StabilityRecorder, model: object, step: int, **rest: object) -> None:
+        if step == 12:
+            raise KeyboardInterrupt
+        record(recorder, model, step, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fs.StabilityRecorder, "record", stops)
+    done = run("stability", *NETWORK, "--weights", trained, "--out", out)
+    assert done.code == 130, done.err
+    assert "2 of 4 checkpoints are done" in done.err
+    assert not out.exists()
+    assert fs.Stability.load(tmp_path / "s-unfinished.json").rows["step"].tolist() == [0, 6]
+
+
 def test_checkpoints_by_name_take_the_settings_of_the_command_line(run: Run, trained: Path, tmp_path: Path) -> None:
     weights = sorted((trained / "kept").glob("*.safetensors"))[:2]
     each = [word for path in weights for word in ("--weights", path)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flatscope.cli.options import INITIAL_FILE, KEPT_FOLDER
 from flatscope.cli.output import check_outputs, command_line, deliver, show_grid, show_note
 from flatscope.cli.sources import load_model, load_source, parse_model_options
-from flatscope.errors import InputError
+from flatscope.errors import InputError, Interrupted
 from flatscope.factories import find_factory
 from flatscope.files import from_json_bytes
 from flatscope.inspection import usable_device
@@ -63,14 +63,21 @@ def run_stability(given: StabilityCommand) -> None:
         tolerance=given.tolerance,
         seed=given.seed,
     )
-    remarks = list(run.remarks)
-    with progress("Measuring", total=len(run.checkpoints)) as advance:
-        for checkpoint in run.checkpoints:
-            network = load_model(given.model, checkpoint.path, loaded, given.seed, options).to(device)
-            recorder.record(
-                network, checkpoint.step, lr=checkpoint.lr, momentum=run.momentum, weight_decay=run.weight_decay
-            )
-            advance(1, note=checkpoint.path.name)
+    remarks, stopped = list(run.remarks), None
+    try:
+        with progress("Measuring", total=len(run.checkpoints)) as advance:
+            for checkpoint in run.checkpoints:
+                network = load_model(given.model, checkpoint.path, loaded, given.seed, options).to(device)
+                recorder.record(
+                    network, checkpoint.step, lr=checkpoint.lr, momentum=run.momentum, weight_decay=run.weight_decay
+                )
+                advance(1, note=checkpoint.path.name)
+    except KeyboardInterrupt as stop:
+        done = len(recorder.tables)
+        if not done:
+            raise
+        text = f"{stop or 'Interrupted'}: {done} of {len(run.checkpoints)} checkpoints are done"
+        stopped = Interrupted(text, recorder.stability)
     remarks += [OTHER_FUNCTION] if has_batchnorm(network) else []
     found = recorder.stability
     found.meta.update({"model": given.model, "data": given.data, "command": command_line()})
@@ -82,7 +89,9 @@ def run_stability(given: StabilityCommand) -> None:
             print(sentence)
         show_grid(*found.cells())
 
-    deliver(found, given, show)
+    deliver(found, given, show, unfinished=stopped is not None)
+    if stopped:
+        raise stopped
 
 
 def _files(given: StabilityCommand) -> Run:
