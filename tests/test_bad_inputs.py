@@ -128,6 +128,8 @@ def measured(name: str, *words: str, names: Any = "margin", **arguments: Any) ->
 
 
 measured("unknown measure", "measure", "'hesian_trace'", "Did you mean hessian_trace", names="hesian_trace")
+measured("capitals", "'Margin'", "Did you mean margin", names="Margin")
+measured("a name like no other", "'train_error'", "Known: adaptive_sharpness", names="train_error")
 measured("glob without a match", "known measure", "'kapa*'", "Did you mean kappa", names=["margin", "kapa*"])
 measured("names that are no names", "names of measures", "3", names=3)
 measured("unknown option", "option of margin", "'epsilo'", "epsilon", options={"margin": {"epsilo": 1}})
@@ -216,9 +218,11 @@ given("lazy module", "weight", "weights with values", "lazy", model=nn.LazyLinea
 given("meta device", "weight", "weights with values", "load its weights", model=nn.Linear(4, 3, device="meta"))
 given("output that is no tensor", "tensor or has .logits", "list", "Wrap", model=Calling(lambda x: [x]))
 given("one output for all", "one output row per sample (32)", "()", model=Calling(torch.Tensor.sum))
-given("scalar loss", "one loss per sample", "shape ()", "reduction='none'", loss=nn.CrossEntropyLoss())
+given("scalar loss", "one loss per sample", "shape ()", "reduction='none'", "name one of cross_entropy", loss=nn.CrossEntropyLoss())
 given("loss that fails", "loss <lambda>", "(32, 3)", "int64", loss=lambda o, t: o.missing)
 given("unknown loss", "loss", "'cross_entrop'", "cross_entropy", loss="cross_entrop")
+given("loss under the name of its class", "'MSELoss'", "Known: bce, cross_entropy, mse, next_token.", loss="MSELoss")
+given("weights for a model", "torch.nn.Module", "OrderedDict", "with its weights loaded", model=net().state_dict())
 given("initial weights with other keys", "initial, 0.weight", "(5, 4)", "no tensor", initial={"a": X})
 given(
     "initial weights of another shape", "initial, 0.weight", "(5, 4)", "(3, 4)", initial=nn.Sequential(nn.Linear(4, 3))
@@ -285,6 +289,11 @@ def _(tmp: Path) -> None:
         file.write(b"\0\0\x08\x03" + (60_000).to_bytes(4, "big") + (28).to_bytes(4, "big") * 2 + bytes(47_040_000))
     (folder / "train-labels-idx1-ubyte").touch()
     load("mnist", tmp)
+
+
+@bad("function that returns no batches", "mine.py:load", "a DataLoader or batches", "an empty list")
+def _(tmp: Path) -> None:
+    load(user_file(tmp, "def load(): return []") + ":load")
 
 
 @bad("npz without the arrays", "mine.npz", "x_train, y_train", "x_train, y_train missing")

@@ -240,7 +240,7 @@ def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def build(): raise RuntimeError('out of luck')")
     outcome = run("measure", "--model", f"{tmp_path / 'broken.py'}:build", "--data", "digits")
     assert (outcome.code, outcome.out) == (1, "")
-    assert "RuntimeError: out of luck (--debug shows where)" in outcome.err
+    assert f"RuntimeError: out of luck, in {tmp_path / 'broken.py'} line 1 (--debug shows more)" in outcome.err
     diverged = run("train", *SMALL, "--out", tmp_path / "run", "--lr", "1e20", "--epochs", "3")
     assert diverged.code == 1
     assert "stopped by diverged" in diverged.out

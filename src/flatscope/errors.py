@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Any
 
+FEW_NAMES = 6  # known ones that are all listed, whether or not one is near
+
 
 class FlatscopeError(Exception):
     """Base of all errors that flatscope raises on purpose.
@@ -64,10 +66,13 @@ class UnknownNameError(InputError, KeyError):
     def among(cls, name: str, known: Iterable[str], kind: str) -> UnknownNameError:
         """Error for an unknown `name` of the given `kind`, with the nearest known ones."""
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=4, cutoff=0.4)
+        lower = {other.lower(): other for other in names}
+        near = [lower[other] for other in difflib.get_close_matches(name.lower(), lower, n=4)]
         near += [other for other in names if name and name in other and other not in near][:3]
-        fix = "Did you mean " + ", ".join(near) + "?" if near else "Known: " + ", ".join(names)
-        return cls(f"a known {kind}", repr(name), where=kind, fix=fix)
+        parts = ["Did you mean " + ", ".join(near) + "?"] if near else []
+        if not near or len(names) <= FEW_NAMES:  # a near spelling need not be what was meant
+            parts.append("Known: " + ", ".join(names) + ".")
+        return cls(f"a known {kind}", repr(name), where=kind, fix=" ".join(parts))
 
 
 class Interrupted(KeyboardInterrupt):

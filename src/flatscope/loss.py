@@ -42,7 +42,7 @@ class Loss:
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor) or values.shape != (len(outputs),):
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            fix = "Use reduction='none' and sum over everything but the samples"
+            fix = f"Use reduction='none' and sum over everything but the samples, or name one of {', '.join(LOSSES)}"
             raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
         return values
 

@@ -90,8 +90,8 @@ class Problem:
         >>> import torch, flatscope as fs
         >>> model = torch.nn.Linear(2, 2)
         >>> problem = fs.Problem(model, train=(torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))
-        >>> problem.n_train, problem.n_outputs
-        (4, 2)
+        >>> problem
+        Problem(Linear of 6 parameters, 4 training samples, loss cross_entropy)
     """
 
     @own_settings()
@@ -109,7 +109,7 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            fix = "Pass the module itself, not a function made of it (torch.compile of a compiled module gives one)"
+            fix = "Pass the module itself with its weights loaded, no function made of it (as torch.compile twice gives)"
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")
@@ -156,6 +156,12 @@ class Problem:
         self.remarks = (*wrapper_remarks(model), *frozen_remarks(self.model), *doubts)  # kept with every table
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
+
+    def __repr__(self) -> str:
+        """The network, its samples and the loss in one line."""
+        network = f"{type(self.model).__name__} of {sum(value.numel() for value in self.params.values()):,} parameters"
+        samples = f"{self.n_train} training" + (f" and {self.test.n} test" if self.test is not None else "")
+        return f"Problem({network}, {samples} samples, loss {self.loss.name})"
 
     @property
     def n_train(self) -> int:

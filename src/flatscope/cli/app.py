@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import sysconfig
 import traceback
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -90,5 +92,13 @@ def _fail(problem: Exception, debug: bool, code: int) -> None:
     elif isinstance(problem, FlatscopeError):
         show_error(str(problem))
     else:
-        show_error(f"{type(problem).__name__}: {problem} (--debug shows where)")
+        show_error(f"{type(problem).__name__}: {problem}{_users_line(problem)} (--debug shows more)")
     sys.exit(code)
+
+
+def _users_line(problem: Exception) -> str:
+    """The innermost line of a file that is not installed, such as that of a user's own factory."""
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    passed_over = (*installed, str(Path(__file__).parents[1]), "<")
+    lines = [line for line in traceback.extract_tb(problem.__traceback__) if not line.filename.startswith(passed_over)]
+    return f", in {lines[-1].filename} line {lines[-1].lineno}" if lines else ""

@@ -112,7 +112,8 @@ def from_function(spec: str) -> Raw | DataSource:
         return Raw(made.name, train, test, made.classes, 1.0, made.notes or spec, own=True, ready=made)
     train_part, test_part = _parts(made)
     if test_part is None and not _is_source(train_part):
-        raise InputError(WANTED, type(made).__name__, where=spec)
+        empty = isinstance(made, tuple | list) and not made
+        raise InputError(WANTED, f"an empty {type(made).__name__}" if empty else type(made).__name__, where=spec)
     if not all(_is_source(part) for part in (train_part, test_part) if part is not None):
         raise InputError(WANTED, "parts that are none of these", where=spec)
     if not all(_is_array_pair(part) for part in (train_part, test_part) if part is not None):
