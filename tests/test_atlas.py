@@ -278,9 +278,11 @@ def without(column: str) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("frame", "settings", "words"),
     [
-        (without("epoch"), {}, "expected a known column, got 'epoch'"),
-        (without("gap"), {}, "expected a known column, got 'gap'"),
-        (without("network"), {}, "'network'"),
+        (without("epoch"), {}, "one of network, trial, name, key; epoch; gap, or test_loss"),
+        (without("gap"), {}, "test_loss and train_loss, got no gap"),
+        (without("network"), {}, "got no network"),
+        (pd.DataFrame({"a": [1]}), {}, "got no network and no epoch and no gap"),
+        (followed(), {"target": "gapp"}, "'gapp'. Did you mean gap"),
         (followed(), {"measures": ["kapa"]}, "'kapa'"),
         (followed(), {"measures": "margin"}, "a list of columns"),
         (followed(), {"by": ["batchsize"]}, "Did you mean batch"),

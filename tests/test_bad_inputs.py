@@ -218,7 +218,14 @@ given("lazy module", "weight", "weights with values", "lazy", model=nn.LazyLinea
 given("meta device", "weight", "weights with values", "load its weights", model=nn.Linear(4, 3, device="meta"))
 given("output that is no tensor", "tensor or has .logits", "list", "Wrap", model=Calling(lambda x: [x]))
 given("one output for all", "one output row per sample (32)", "()", model=Calling(torch.Tensor.sum))
-given("scalar loss", "one loss per sample", "shape ()", "reduction='none'", "name one of cross_entropy", loss=nn.CrossEntropyLoss())
+given(
+    "scalar loss",
+    "one loss per sample",
+    "shape ()",
+    "reduction='none'",
+    "name one of cross_entropy",
+    loss=nn.CrossEntropyLoss(),
+)
 given("loss that fails", "loss <lambda>", "(32, 3)", "int64", loss=lambda o, t: o.missing)
 given("unknown loss", "loss", "'cross_entrop'", "cross_entropy", loss="cross_entrop")
 given("loss under the name of its class", "'MSELoss'", "Known: bce, cross_entropy, mse, next_token.", loss="MSELoss")

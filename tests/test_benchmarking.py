@@ -372,6 +372,13 @@ def test_the_command_shows_chosen_measures(run: Run, tmp_path: Path) -> None:
     shown = run("benchmark", "path_norm", "l2_*", "--json").out
     names = {row["measure"] for row in json.loads(shown)["rows"]}
     assert {"path_norm", "l2_norm", ORACLE, CHANCE} <= names
-    assert "measure" in run("benchmark").out
+    whole = run("benchmark").out
+    assert whole.startswith("local_linear_margin ranks networks most as the gap does")
+    # No column is cut off, and controls have no place.
+    lines = [line.split() for line in whole.splitlines() if " [" in line]
+    assert all(word in whole for word in ("survival", "τ", "Ψ"))
+    assert lines[0][0] == ORACLE
+    assert [line[0] for line in lines if line[0].isdigit()] == [str(n + 1) for n in range(len(lines) - 2)]
+    assert lines[1][-1] == "1.00"
     for words in (["no_such_measure"], ["margin", "--networks", "many"], ["--rebuild", str(tmp_path)]):
         assert run("benchmark", *words).code != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,16 @@ def test_odd_surfaces_make_a_page_and_figures(name: str, change: object, tmp_pat
         change(surface.loss)  # type: ignore[operator]
         Page(page_text({name: surface}))
         assert save_figures({name: surface}, tmp_path / str(dimensions))
+
+
+def test_the_page_says_whether_the_network_is_the_lowest_point() -> None:
+    surface = bowl()
+    low, high = surface.heights
+    lead = '<p class="conclusion">net, weight space: loss '
+    assert lead in page_text({"net": surface})
+    assert "lowest point" not in page_text({"net": surface})
+    shifted = replace(surface, loss=surface.loss - 0.1 * (high - low))
+    assert "The network is not at its lowest point." in page_text({"net": shifted})
 
 
 def test_lines_break_at_poles() -> None:

@@ -261,7 +261,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     text = run(*words, "--out", str(page), "--pairs-out", str(pairs))
     assert "eigenvalue" in text
     assert "trace" in text
-    assert "density of eigenvalues" in page.read_text()
+    told = page.read_text()
+    assert "density of eigenvalues" in told
+    assert "network 1" not in told, "one network under two names"
+    assert '<p class="conclusion">network, eigenvalues: Largest eigenvalue of the Hessian' in told
     found = json.loads(run(*words, "--json"))
     values = [row["value"] for row in found["eigenpairs"]["rows"]]
     assert values == pytest.approx(fs.Eigenpairs.load(pairs).values.tolist(), rel=1e-6)

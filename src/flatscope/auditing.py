@@ -154,11 +154,16 @@ class Audit(Result):
 
     def notes(self) -> dict[str, list[str]]:
         """Reasons why something was not tested or is to be read with care, with the measures concerned."""
-        found: dict[str, list[str]] = {}
+        concerned: dict[tuple[str, str], list[str]] = {}
         for row in self._frame[self._frame["reason"] != ""].itertuples():
-            names = found.setdefault(f"{row.symmetry}: {row.reason}", [])
-            names.append(str(row.measure))
-        return found
+            concerned.setdefault((str(row.reason), str(row.symmetry)), []).append(str(row.measure))
+        under: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (reason, symmetry), names in concerned.items():
+            under.setdefault((reason, tuple(names)), []).append(symmetry)
+        return {
+            reason if len(some) == len(self.symmetries) else f"{', '.join(some)}: {reason}": list(names)
+            for (reason, names), some in under.items()
+        }
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The matrix as text; an exclamation mark where a verdict contradicts the declaration."""

@@ -109,7 +109,9 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            fix = "Pass the module itself with its weights loaded, no function made of it (as torch.compile twice gives)"
+            fix = (
+                "Pass the module itself with its weights loaded, no function made of it (as torch.compile twice gives)"
+            )
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")

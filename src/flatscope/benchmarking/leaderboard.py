@@ -102,12 +102,14 @@ class Leaderboard(Result):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The scores averaged over data sets and stops; Ψ of each with its interval."""
         populations = [f"{data} {stop:g}" for data, stop in self.populations]
-        header = ["#", "measure", "psi", *populations, "tau", "info", "worst", "survival"]
-        rows = []
-        for place, name in enumerate(self.names, start=1):
+        header = ["#", "measure", "Ψ", *populations, "τ", "info", "worst", "survival"]
+        rows, place = [], 0
+        for name in self.names:
+            place += name not in (ORACLE, CHANCE)
             psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
             means = [score_number(self.mean(name, score)) for score in SHOWN]
-            rows.append([str(place), name, means[0], *psi, *means[1:]])
+            number = "" if name in (ORACLE, CHANCE) else str(place)
+            rows.append([number, name, means[0], *psi, *means[1:]])
         return header, rows
 
     def only(self, names: Iterable[str]) -> Leaderboard:

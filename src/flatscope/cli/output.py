@@ -165,7 +165,10 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
         grid = Grid(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
         for place in part:
             justify: Any = "right" if header[place] in RIGHT else "left"
-            grid.add_column(header[place], justify=justify, min_width=min(widths[place], screen.width // 2))
+            least = min(widths[place], screen.width // 2)
+            longest = max(cell_len(header[place]), *(row[place].cell_len for row in shown), 0)
+            # A column of words cannot shrink: asked to, it would push the last ones off the screen.
+            grid.add_column(header[place], justify=justify, min_width=least, no_wrap=longest <= least)
         for row in shown:
             grid.add_row(*(row[place] for place in part))
         screen.print(grid)

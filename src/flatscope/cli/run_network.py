@@ -28,7 +28,7 @@ from flatscope.cli.sources import (
     parse_options,
 )
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number, numbered
+from flatscope.formatting import number, numbered, some_of
 from flatscope.landscapes.making import landscape
 from flatscope.landscapes.surface import Surface
 from flatscope.ranks import process_group
@@ -40,6 +40,7 @@ from flatscope.training.weight_files import read_weights
 if TYPE_CHECKING:
     from flatscope.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand
 
+SHOWN = 6  # measures that are named beside a reason
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}
 
 
@@ -74,7 +75,7 @@ def show_audit(found: Audit) -> None:
     header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
     show_grid(header, rows, title="relative change of each measure, same function")
     for reason, names in found.notes().items():
-        listed = "all measures" if len(names) == len(found.measures) else ", ".join(names)
+        listed = "all measures" if len(names) == len(found.measures) else some_of(names, SHOWN)
         show_note(f"{reason.rstrip('.')} ({listed})")
     wrong = found.disagrees
     for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):

@@ -17,6 +17,7 @@ from flatscope.files import foreign_parquet
 from flatscope.formatting import some_of
 from flatscope.reports.atlas_curves import Atlas
 from flatscope.reports.atlas_making import atlas
+from flatscope.reports.leaderboard_page import leaderboard_sentences
 from flatscope.reports.population_frame import measure_columns
 from flatscope.results import reading
 from flatscope.sweeps.configuration import flat
@@ -103,4 +104,10 @@ def run_benchmark(given: BenchmarkCommand) -> None:
         few = released_leaderboard(few=True)
         page = {"All networks": board, f"{few.meta['networks']} networks, also the long measures": few}
         show_note(f"measures that take long are scored on {few.meta['networks']} networks: --networks {SUBSET}")
-    deliver(board, given, lambda: show_grid(*board.cells()), page=page)
+
+    def show() -> None:
+        for sentence in leaderboard_sentences(board):
+            print(sentence)
+        show_grid(*board.cells())
+
+    deliver(board, given, show, page=page)

@@ -131,10 +131,14 @@ def _checked(
         looks["train_accuracy"] = 1 - looks["train_error"]
     columns = [str(column) for column in looks]
     named = network or next((name for name in NAMED if name in columns), NAMED[0])
-    target = target or target_column(columns) or "gap"
+    asked, target = target, target or target_column(columns) or "gap"
     chosen = list(measures) or list(measure_columns(looks, target))
-    for name in (named, "epoch", target, *chosen, *by):
+    for name in (*filter(None, (network, asked)), *chosen, *by):
         refuse_unknown(name, columns, "column")
+    if missing := [name for name in (named, "epoch", target) if name not in columns]:
+        needed = f"one of {', '.join(NAMED)}; epoch; gap, or test_loss and train_loss"
+        fix = "One row per network and epoch; network= and target= (--network, --target) name other columns"
+        raise InputError(f"a table with columns {needed}", f"no {' and no '.join(missing)}", "atlas", fix)
     if not chosen:
         raise InputError("columns named after measures", some_of(columns, 8), "atlas", "Name them: measures=[…]")
     numeric = [name for name in ("epoch", "train_loss", "train_accuracy", target, *chosen) if name in columns]

@@ -38,6 +38,7 @@ from flatscope.reports.sections import (
     simplex_plots,
     simplexes_part,
     spectra_part,
+    spectrum_kind,
     spectrum_plots,
     studies_part,
 )
@@ -114,10 +115,6 @@ def _network_name(item: Any) -> str:
     return str(item.meta.get("name", "network")) if isinstance(item, named) else "network"
 
 
-def _matrix(item: SpectralDensity | Eigenpairs) -> str:
-    return item.layer and f"layer {item.layer}"
-
-
 def _is_study(item: object) -> bool:
     """By its parts: the class stands on Matplotlib, for which a page of tables should not wait."""
     return all(hasattr(item, part) for part in ("findings", "rows", "svg", "scale", "provenance"))
@@ -157,7 +154,7 @@ KINDS: dict[str, Kind] = {
         (SpectralDensity, Eigenpairs),
         _network_name,
         spectra_part,
-        _matrix,
+        spectrum_kind,
         plots=spectrum_plots,
     ),
     "simplexes": Kind(

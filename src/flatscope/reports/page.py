@@ -43,7 +43,7 @@ PICTURES_FROM = (
     "measures",
 )
 COLOURED = ("measures", "bounds", "histories", "stability")
-DETAILS = ("spectra", "simplexes")  # said at the top only where nothing was measured
+DETAILS = ("surfaces", "spectra", "simplexes")  # said at the top only where nothing was measured
 META_WORDS = {
     "version": "flatscope",
     "torch": "PyTorch",

@@ -252,7 +252,7 @@ def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> P
 def _drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
     """The figures in a section of their own, what each shows in words, where they come from."""
     shown, anchor = list(plots), title.lower()
-    answer = listed(f"{plot.title}: {plot.caption}" for plot in shown)
+    answer = told([f"{plot.title}: {plot.caption}" for plot in shown])
     provenance = {f"{name}, {anchor}": found.meta for name, found in results.items()}
     return Part(answer, plots_section(anchor, title, shown, gist), provenance, picture=hero(shown))
 
@@ -261,9 +261,13 @@ def spectrum_plots(spectra: Mapping[str, SpectralDensity | Eigenpairs], _: Colou
     """The density of eigenvalues, or those found one by one, as each draws itself."""
     for name, found in spectra.items():
         header, rows = found.cells()
-        make = fitted(found.figure)
-        what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
-        yield Plot(f"spectrum-{name}", f"{name}: {what}", spectrum_words(found), make, header, rows)
+        yield Plot(f"spectrum-{name}", name, spectrum_words(found), fitted(found.figure), header, rows)
+
+
+def spectrum_kind(found: SpectralDensity | Eigenpairs) -> str:
+    """What tells the spectra of one network apart."""
+    what = "density of eigenvalues" if isinstance(found, SpectralDensity) else "eigenvalues"
+    return f"layer {found.layer}, {what}" if found.layer else what
 
 
 def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from flatscope.formatting import written
 from flatscope.landscapes.surface import SPACES, Surface, common_heights
 from flatscope.reports.figures import colour_of
-from flatscope.reports.markup import Colours, Part, Section, element, table
+from flatscope.reports.markup import Colours, Part, Section, element, table, told
 from flatscope.reports.plots import Plot, cards, legend_above, on_axes, picture, scale_axis, shortened, wants_log
 
 if TYPE_CHECKING:
@@ -111,7 +111,17 @@ def surfaces_part(surfaces: Mapping[str, Surface], colours: Colours) -> Part:
     body = Markup("").join((advice, turning, *bodies, lines))
     provenance = {f"{name}, landscape": surface.meta for name, surface in surfaces.items()}
     section = Section("landscape", "Landscape", body, "loss around the networks; surfaces turn under the hand")
-    return Part(Markup(""), [section], provenance, picture=_maps_side_by_side(groups, scale))
+    answer = told([f"{name}: {loss_words(surface)}" for name, surface in surfaces.items()])
+    return Part(answer, [section], provenance, picture=_maps_side_by_side(groups, scale))
+
+
+def loss_words(surface: Surface) -> str:
+    """How the loss at the network compares with that around it."""
+    low, high = surface.heights
+    lower = surface.centre - low > 0.01 * (high - low)  # by more than rounding
+    plane = "plane" if surface.dimensions == 2 else "line"
+    words = f"loss {written(surface.centre)}, on the {plane} around it from {written(low)} to {written(high)}."
+    return f"{words} The network is not at its lowest point." if lower else words
 
 
 def _maps_side_by_side(groups: Mapping[str, list[Surface]], scale: Scale) -> Markup:
