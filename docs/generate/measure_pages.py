@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import math
 import re
 import runpy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import networks_table
+import numpy as np
 import pandas as pd
 
 import flatscope as fs
+from flatscope.benchmarking.leaderboard import Leaderboard, released_leaderboard, score_number
 from flatscope.formatting import options_words, with_error, written
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration, declarations, family_name
 
@@ -183,6 +188,7 @@ def _facts(entry: Declaration) -> dict[str, str]:
         facts |= {
             "Unchanged by": _chips(entry),
             "Expected with better generalization": f"{direction} values" if direction else "no order is claimed",
+            "Found on small networks": _found(entry) if direction else "",
             "BatchNorm": "folded into the layers first" if entry.on_folded else "as given",
         }
     return facts | {
@@ -195,6 +201,28 @@ def _facts(entry: Declaration) -> dict[str, str]:
         ),
         "Needs": ", ".join(NEEDS[word] for word in sorted(entry.needs)),
     }
+
+
+@functools.cache
+def _boards() -> tuple[Leaderboard, Leaderboard]:
+    return released_leaderboard(), released_leaderboard(few=True)
+
+
+def _found(entry: Declaration) -> str:
+    """How far a measure goes along with generalization on the networks of the benchmark, where it was scored."""
+    for board in _boards():
+        score = board.mean(entry.name, "psi")
+        if not math.isnan(score):
+            sure = {np.sign(row["low"]) if row["low"] * row["high"] > 0 else 0.0 for row in _scores(board, entry)}
+            said = {(1.0,): "as expected", (-1.0,): "the other way round"}.get(tuple(sure), "no clear order")
+            networks = f"{board.meta['networks']:,} networks, 1 at best, 0 by chance"
+            return f"{said}: Ψ = {score_number(score)} on [{networks}](../leaderboard.md)"
+    return ""
+
+
+def _scores(board: Leaderboard, entry: Declaration) -> Iterator[pd.Series[Any]]:
+    rows = (board.row(entry.name, *population, "psi") for population in board.populations)
+    yield from (row for row in rows if row is not None)
 
 
 def _passes(entry: Declaration) -> str:
