@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from flatscope_papers import find_study, studies
-from flatscope_papers.claims import COUNTED, ERRATUM, SIGNS, Answer, judge, range_text
+from flatscope_papers.claims import COUNTED, ERRATUM, HOLDS, SIGNS, Answer, judge, range_text
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.markdown import brief, text
 from flatscope_papers.pages.overview import overview
@@ -79,6 +79,9 @@ def test_counts_keep_kinds_and_scales_apart() -> None:
     line = next(line for line in overview(found).splitlines() if AT_PAPER_SCALE in line and line.startswith("|"))
     shown = [cell.strip() for cell in line.split("|")[3:-1]]
     assert sorted(filter(None, shown)) == sorted(str(number) for number in own.values())
+    first = overview(found).splitlines()[2]
+    assert f"f {own.total()} experiments at the papers' own scale {own[HOLDS]} hold" in first
+    assert f"of {counts['zhang2017', REDUCED].total()} at a reduced scale" in first
 
 
 def test_a_card_says_what_holds_and_what_does_not_with_numbers() -> None:

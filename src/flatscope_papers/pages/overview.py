@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -11,6 +12,7 @@ from flatscope_papers.claims import (
     CONTRADICTED,
     ERRATUM,
     HOLDS,
+    IDENTITY,
     INCONCLUSIVE,
     NOT_RUN,
     SIGNS,
@@ -19,7 +21,7 @@ from flatscope_papers.claims import (
 )
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.markdown import AFTER, capital, table, text, told
-from flatscope_papers.reproduction import GROUPS, REDUCED, Entry, Results, entries, latest, matrix
+from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
 from flatscope_papers.tables import paper_words
 
 PARTS = {"Holds": (HOLDS,), "Does not hold": (CONTRADICTED,), "Open": (INCONCLUSIVE, UNTESTABLE), "Not run": (NOT_RUN,)}
@@ -32,6 +34,16 @@ around zero is inconclusive whatever its sign. **{SIGNS[UNTESTABLE]} cannot be t
 had. What is contradicted at a reduced scale may hold at the paper's own; cards and counts keep the scales apart.
 A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
 *Sharp* is the opposite of flat: the larger the sharper."""
+LEAD = {
+    IDENTITY: "identities and theorems",
+    AT_PAPER_SCALE: "experiments at the papers' own scale",
+    REDUCED: "at a reduced scale",
+}
+CARDS = (
+    "The cards have the claims that each paper is read for: **what was found**, the range in which the claim holds, "
+    f"what the paper reports. An interval is of 95 %; {AFTER} marks a range that was set after its study ran. "
+    "[How to read it](#legend)."
+)
 BELOW = """\
 *Identity or theorem*: checked by numbers, no scale to be short of. *Paper scale*: the paper's data, network sizes and
 training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores.
@@ -57,9 +69,25 @@ def overview(results: Results, folder: str = "papers") -> str:
         f"[What the scale changes]({folder}/scales.md): {turned} verdicts that turned between small and paper scale",
         f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
     ]
-    lines = ["# What holds of the four papers", "", *_grid(cards.values()), LEGEND, "", "## How often", ""]
+    lines = ["# What holds of the four papers", "", lead(found), "", *_grid(cards.values())]
+    lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", "## How often", ""]
     lines += [*_counts(found, folder), "", BELOW, "", *(f"- {link}" for link in links), ""]
     return "\n".join([*lines, "## Beyond the papers", "", *_grid([own])])
+
+
+def lead(found: Iterable[Entry]) -> str:
+    """How much holds, counted, and what the cards are: for somebody who reads no further."""
+    counts: dict[str, Counter[str]] = {}
+    for (paper, group), verdicts in matrix(found).items():
+        if paper != "flatscope":
+            counts.setdefault(group, Counter()).update(verdicts)
+    parts = [
+        f"of {verdicts.total()} {LEAD[group]} {verdicts[HOLDS]} hold and {verdicts[CONTRADICTED]} are contradicted"
+        for group, verdicts in sorted(counts.items(), key=lambda item: list(GROUPS).index(item[0]))
+        if group in LEAD
+    ]
+    counted = "; ".join(parts)
+    return f"**{capital(counted)}; the others are open.** {CARDS}" if parts else CARDS
 
 
 def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
