@@ -160,7 +160,6 @@ class Problem:
             warnings.warn(doubt, UserWarning, stacklevel=3)
 
     def __repr__(self) -> str:
-        """The network, its samples and the loss in one line."""
         network = f"{type(self.model).__name__} of {sum(value.numel() for value in self.params.values()):,} parameters"
         samples = f"{self.n_train} training" + (f" and {self.test.n} test" if self.test is not None else "")
         return f"Problem({network}, {samples} samples, loss {self.loss.name})"
@@ -354,10 +353,9 @@ class Problem:
         except InputError:
             raise
         except Exception as problem:
-            expected = "inputs that the model accepts"
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
-            fix = "Check the input shape and dtype"
-            raise InputError(expected, got, f"{part}, {failing_module(self.model, inputs)}", fix) from problem
+            where, fix = f"{part}, {failing_module(self.model, inputs)}", "Check the input shape and dtype"
+            raise InputError("inputs that the model accepts", got, where, fix) from problem
 
     def _checked_ranks(self, shard: Literal["auto", False]) -> Ranks:
         """Those that share the work: with enough samples for all, the same ones in the same order, the same weights."""
