@@ -99,6 +99,19 @@ def test_bound_on_an_easy_problem_is_not_vacuous_and_holds() -> None:
     assert "0/1 error" in found["assumptions"]
 
 
+def test_the_bound_by_noise_ends_when_it_is_precise_or_late_and_pays_for_fewer_draws() -> None:
+    problem, options = separable(), {"pac_bayes": {"draws": 128}}
+    every, precise, late = (
+        fs.bounds(problem, "pac_bayes", options=options, **effort).to_frame().iloc[0]
+        for effort in ({"precision": 0}, {"precision": 0.5}, {"budget": 1e-3})
+    )
+    assert "128 draws" in every["reason"]
+    assert "32 of 128 draws" in precise["reason"]
+    assert abs(precise["value"] - every["value"]) < 4 * precise["stderr"] + 1e-9
+    assert precise["high"] - precise["value"] == pytest.approx(2 * (every["high"] - every["value"]))
+    assert math.isnan(late["value"]) or late["high"] - late["value"] > precise["high"] - precise["value"]
+
+
 def test_bound_falls_with_samples_and_rises_with_confidence() -> None:
     values = [row(separable(n), "pac_bayes")["value"] for n in (100, 400, 1600)]
     assert values == sorted(values, reverse=True)

@@ -23,6 +23,7 @@ from flatscope.curvature.sweep import column_sweep
 from flatscope.errors import NotApplicable
 from flatscope.planning import make_schedule, units
 from flatscope.registry import Declaration, declarations, select
+from flatscope.sweeps.work import tables_of
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
 
@@ -198,6 +199,33 @@ def test_a_measure_that_refuses_its_input_ends_no_table() -> None:
 def test_without_a_budget_nothing_is_timed() -> None:
     table = fs.measure(mlp().problem(), "parameter_count")
     assert table.meta["passes"] == {}
+
+
+@pytest.mark.parametrize("call", ["measure", "bounds", "compare", "eigenpairs", "audit", "tables"])
+def test_what_was_computed_is_gone_at_the_end_of_a_call(call: str) -> None:
+    """Without the garbage collector: a GPU's memory would be full before it comes."""
+    model, data = mlp().model, (torch.randn(30, 4), torch.arange(30) % 3)
+    calls: dict[str, Any] = {
+        "measure": lambda problem: fs.measure(problem),
+        "bounds": lambda problem: fs.bounds(problem),
+        "compare": lambda problem: fs.compare({"a": problem, "b": problem}),
+        "eigenpairs": lambda problem: fs.eigenpairs(problem, top=1),
+        "audit": lambda problem: fs.audit(problem, ["kappa", "psi_trace", "hessian_max_eigenvalue"]),
+        "tables": lambda problem: tables_of(problem, {"measures": ["kappa"], "bounds": ["covering"]}),
+    }
+    calls[call](fs.Problem(model, data))  # what torch itself keeps of a first time is not looked at
+    problem = fs.Problem(model, data)
+    gc.collect()
+    gc.disable()
+    try:
+        result = calls[call](problem)
+        held = weakref.ref(problem)
+        del problem
+        assert held() is None
+        assert not [one for one in gc.get_objects() if type(one) is Context]
+    finally:
+        gc.enable()
+    assert result
 
 
 @pytest.mark.usefixtures("_forget")

@@ -141,6 +141,13 @@ class Context:
         result: T = self._cache[key]
         return result
 
+    def forget(self) -> None:
+        """Let go of all that was computed: much of it knows its context, and would wait for the garbage collector."""
+        kept, self._cache = self._cache, {}
+        for value in kept.values():
+            if isinstance(value, Context):  # the same network written in another way; perhaps itself
+                value.forget()
+
     def generator(self, stream: str) -> torch.Generator:
         """A CPU generator for one random stream: the same numbers whatever else is measured, on any device."""
         digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -72,8 +73,8 @@ def measure(
         >>> fs.measure(problem, "parameter_count")["parameter_count"]
         8.0
     """
-    ctx = _context(problem, "measure", seed, (precision, budget, memory, curvature), context)
-    return _run(ctx, "measure", names, options or {}, {}, watch)
+    with _context(problem, "measure", seed, (precision, budget, memory, curvature), context) as ctx:
+        return _run(ctx, "measure", names, options or {}, {}, watch)
 
 
 def bounds(
@@ -114,8 +115,8 @@ def bounds(
     """
     if not 0 < delta < 1:
         raise InputError("0 < delta < 1", str(delta), where="delta")
-    ctx = _context(problem, "bound", seed, (precision, budget, memory, curvature), context)
-    return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
+    with _context(problem, "bound", seed, (precision, budget, memory, curvature), context) as ctx:
+        return _run(ctx, "bound", names, options or {}, {"delta": delta}, watch)
 
 
 def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule:
@@ -131,20 +132,27 @@ def plan(context: Context, names: str | Iterable[str] | None = None) -> Schedule
         return make_schedule(context, chosen, left_out, timed=True)
 
 
+@contextmanager
 def _context(
     problem: Problem, kind: str, seed: int, effort: tuple[Any, Any, Any, Any], context: Context | None
-) -> Context:
+) -> Iterator[Context]:
+    """The context that was given, or one for this call alone."""
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, where=kind, fix="Make one: Problem(model, train=(x, y))")
     asked = make_effort(*effort)
     if context is None:
-        return Context(problem, seed=seed, effort=asked)
+        own = Context(problem, seed=seed, effort=asked)
+        try:
+            yield own
+        finally:
+            own.forget()
+        return
     if context.problem is not problem:
         raise InputError("a context of this problem", "one of another", where=kind, fix="Context(problem)")
     if asked != Effort():  # what the context has computed already was computed with its own effort
         fix = "Leave them out, or measure without the context"
         raise InputError("no precision, budget, memory or curvature beside a context", str(asked), where=kind, fix=fix)
-    return context
+    yield context
 
 
 def _run(

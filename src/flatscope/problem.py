@@ -187,7 +187,7 @@ class Problem:
     def with_model(self, model: nn.Module) -> Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
-        other.__dict__.pop("plain", None)
+        other.__dict__.pop("_rewritten", None)
         other.model = replica(model).to(self.device, self.dtype)
         other.trainable = trainable_names(other.model)
         other.params = named_parameters(other.model)
@@ -214,14 +214,19 @@ class Problem:
             self.forward(self.example())
         return self._uneven or bool(choices.found)
 
-    @cached_property
+    @property
     def plain(self) -> Problem:
         """The same problem with every weight that acts as a parameter of its own; itself where they are already."""
+        return self._rewritten or self
+
+    @cached_property
+    def _rewritten(self) -> Problem | None:
+        """`plain` where it is another: a problem that held itself would keep its data until the collector comes."""
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
         twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
         if not any(name.startswith(ACTING) for name, _ in twin.named_parameters()):
             mark_uncovered(self.model, uncovered(twin))
-            return self
+            return None
         refuse_if_different(self.model, twin, self.example(), "reading the network's weights")
         return self.with_model(twin)
 

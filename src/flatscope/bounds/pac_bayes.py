@@ -22,8 +22,9 @@ from flatscope.loss import Loss
 from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
 from flatscope.measures.pac_bayes import checked_alphas, noise_scale
 from flatscope.params import Params
-from flatscope.perturbation import perturbed_losses, random_normal
+from flatscope.perturbation import blocks_of_losses, random_normal
 from flatscope.registry import Value, bound
+from flatscope.stopping import draw_until_precise
 
 FORMS = ("eq5", "eq6", "maurer")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.
@@ -80,6 +81,8 @@ def gaussian_kl(shift: Params, sigma: Params, prior_sigma: float | Params) -> fl
     ),
     needs={"classes"},
     cost="long",
+    typical={"forward": 80},
+    exact=False,
     on_folded=True,
 )
 def pac_bayes(
@@ -95,8 +98,9 @@ def pac_bayes(
 ) -> Value:
     """Expected error of the network with Gaussian noise on its weights; the best of several noise levels.
 
-    The training error of the noisy network is a mean over draws on the full training set. Its standard error is
-    given; `high` adds what makes up for the draws with a further chance of error of delta / 100.
+    The training error of the noisy network is a mean over draws on the full training set: as many as make the bound
+    precise. Its standard error is given; `high` adds what makes up for the draws with a further chance of error of
+    delta / 100.
 
     Args:
         delta: the bound holds with probability at least 1 - delta.
@@ -106,7 +110,7 @@ def pac_bayes(
             as in eq (6), for equal noise only, since a prior may not take its variances from the trained weights.
         prior_mean: "zero", or "initial" for the weights before training.
         alpha: noise levels to choose from.
-        draws: noisy networks per level.
+        draws: the most noisy networks per level.
     """
     refuse_unless_whole(draws, "draws", least=2)
     if prior == "matched" and noise != "equal":
@@ -114,34 +118,26 @@ def pac_bayes(
     shift = _shift(ctx, prior_mean)
     alphas = checked_alphas(alpha)
     grid = alphas if prior == "matched" else PRIOR_SIGMAS
-    errors = ctx.sweep(noisy_errors, alphas=alphas, noise=noise, draws=draws)  # (alphas, draws)
-    levels = []
-    for a, found in zip(alphas, errors, strict=True):
+    priors, added = [], []
+    for a in alphas:
         sigma = _sigma(ctx, a, noise)
-        kl, chosen = min((gaussian_kl(shift, sigma, s), s) for s in ((a,) if prior == "matched" else grid))
-        error = float(found.mean())
-        total = error + complexity_term(kl, ctx.problem.n_train, delta / len(grid), form)
-        levels.append(_Level(total, error, kl, a, chosen, float(found.std()) / math.sqrt(draws)))
-    best = min(levels, key=lambda level: level.value)
-    by_draws = math.sqrt(math.log(100 * len(alphas) / delta) / (2 * draws))  # Hoeffding, for every level at once
+        priors.append(min((gaussian_kl(shift, sigma, s), s) for s in ((a,) if prior == "matched" else grid)))
+        added.append(complexity_term(priors[-1][0], ctx.problem.n_train, delta / len(grid), form))
+    errors = noisy_errors(ctx, alphas, noise, draws)
+    # Precise is what the whole bound is, at every level.
+    found = draw_until_precise(ctx, (rows + torch.tensor(added, dtype=torch.float64) for rows in errors), draws)
+    value, best = min((mean, level) for level, mean in enumerate(found.means))
+    # Hoeffding, for every level and every number of draws after which it might have stopped.
+    by_draws = math.sqrt(math.log(100 * len(alphas) * draws / delta) / (2 * len(found.samples)))
+    error, (kl, chosen) = round(value - added[best], 12), priors[best]
     return Value(
-        best.value,
-        stderr=best.stderr,
-        high=best.value + by_draws,
+        value,
+        stderr=found.stderrs[best],
+        high=value + by_draws,
         exact=False,
-        reason=f"training error with noise {best.error:.4g}, KL {best.kl:.4g} at alpha {best.alpha:g}, prior sigma "
-        f"{best.prior:.3g} of a grid of {len(grid)}",
+        reason=f"training error with noise {error:.4g}, KL {kl:.4g} at alpha {alphas[best]:g}, "
+        f"prior sigma {chosen:.3g} of a grid of {len(grid)}; {found.remark()}",
     )
-
-
-@dataclass(frozen=True)
-class _Level:
-    value: float
-    error: float
-    kl: float
-    alpha: float
-    prior: float
-    stderr: float
 
 
 def _shift(ctx: Context, prior_mean: str) -> Params:
@@ -158,20 +154,25 @@ def _sigma(ctx: Context, alpha: float, noise: str) -> Params:
     return {name: alpha * value for name, value in noise_scale(ctx, 10.0 if noise == "per_parameter" else 0.0).items()}
 
 
-def noisy_errors(ctx: Context, *, alphas: tuple[float, ...], noise: str, draws: int) -> Tensor:
-    """0/1 training error of each noisy network: (alphas, draws); all levels see the same draws."""
+def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int) -> Iterator[Tensor]:
+    """0/1 training error of noisy networks, some draws at a time: (draws, alphas); all levels see the same draws."""
     problem = copy.copy(ctx.problem)
     problem.loss = Loss("zero_one", zero_one)
-    other = ctx.on(problem, ctx.params)
+    other, sigmas = ctx.on(problem, ctx.params), [_sigma(ctx, a, noise) for a in alphas]
 
     def perturbations() -> Iterator[Params]:
-        for a in alphas:
-            generator, sigma = ctx.generator("pac_bayes"), _sigma(ctx, a, noise)
-            for _ in range(draws):
-                drawn = random_normal(ctx, generator, sigma)
+        generator = ctx.generator("pac_bayes")
+        for _ in range(draws):
+            drawn = random_normal(ctx, generator, sigmas[0])
+            for sigma in sigmas:
                 yield {name: value[0] * sigma[name] for name, value in drawn.items()}
 
-    return perturbed_losses(other, perturbations()).reshape(len(alphas), draws)
+    left = torch.zeros(0, dtype=torch.float64)
+    for block in blocks_of_losses(other, perturbations()):
+        left = torch.cat([left, block])
+        whole = len(left) // len(alphas) * len(alphas)
+        yield left[:whole].reshape(-1, len(alphas))
+        left = left[whole:]
 
 
 def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:

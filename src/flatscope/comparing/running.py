@@ -98,7 +98,7 @@ def compare(
     copies, tables, stopped = find_copies(problems, tolerance), {}, ""
     for name, problem in problems.items():
         share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
-        context = contexts.pop(name)  # what it has computed goes with it
+        context = contexts.pop(name)
         context.effort = make_effort(precision, share, memory, curvature)
         try:
             if stopped:
@@ -108,6 +108,8 @@ def compare(
         except Interrupted as stop:
             stopped = f"{name}: {stop}; the same call begins anew"
             tables[name] = stop.result
+        finally:
+            context.forget()
         tables[name].meta["name"] = name
     meta = {
         "version": __version__,

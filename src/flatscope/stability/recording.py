@@ -144,6 +144,7 @@ class StabilityRecorder(Recorder):
         self._count, self._density, self._vector = count + 1, density, found.vector if found else None
         if found and fresh:
             self._fresh_products = found.products
+        ctx.forget()
         return table
 
     @property

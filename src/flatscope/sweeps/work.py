@@ -153,6 +153,7 @@ def tables_of(problem: Problem, config: Config) -> list[Table]:
         if names:
             own = {name: given for name, given in options.items() if name in declarations(kind)}
             tables.append(function(problem, names, options=own, context=context))
+    context.forget()
     return tables
 
 
