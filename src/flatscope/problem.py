@@ -297,9 +297,7 @@ class Problem:
         inputs, targets = self._probe("train")
         outputs = self._try_forward(inputs, "train")
         if outputs.ndim < 1 or len(outputs) != len(targets):
-            raise InputError(
-                f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", where="model"
-            )
+            raise InputError(f"one output row per sample ({len(targets)})", f"outputs {tuple(outputs.shape)}", "model")
         if not torch.isfinite(outputs).all():
             fix = "Pass a network whose training did not diverge, or dtype=torch.float64 if its outputs overflow"
             raise InputError("finite outputs", "NaN or infinity", "model, first batch of train", fix)
@@ -347,9 +345,7 @@ class Problem:
             logits, _ = self.loss.positions(found, targets)
             return logits.flatten(0, -2) if least == 2 else logits
 
-        kind = always_probabilities(
-            rows(outputs), lambda params: rows(self.forward(inputs, params)), self.params, least
-        )
+        kind = always_probabilities(rows(outputs), lambda w: rows(self.forward(inputs, w)), self.params, least)
         return (NOT_LOGITS.format(kind=kind, loss=self.loss.name, twice=twice),) if kind else ()
 
     def _try_forward(self, inputs: Inputs, part: str) -> Tensor:
@@ -376,9 +372,8 @@ class Problem:
             if not ranks.agree(first):
                 raise self._unequal(samples.where, "set or order of samples")
             if samples.n < ranks.size:
-                got = f"{samples.n}"
-                fix = "Start fewer processes, or pass shard=False"
-                raise InputError(f"at least as many samples as ranks ({ranks.size})", got, samples.where, fix)
+                expected, fix = f"at least as many samples as ranks ({ranks.size})", "Start fewer, or pass shard=False"
+                raise InputError(expected, f"{samples.n}", samples.where, fix)
         weights = hashlib.blake2b(digest_size=16)
         for value in (*self.params.values(), *self.buffers.values()):
             weights.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
