@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
 KNOWN_SHARE = 0.05  # of the work, before which the time left is not guessed
+NEARLY_ALL = 0.99  # said of work that takes longer than expected
 
 Advance = Callable[..., None]
 
@@ -92,8 +93,9 @@ def _lines(description: str, total: float | None, console: Console) -> Iterator[
             share = done / total if total else 0.0
             left = ""
             if KNOWN_SHARE < share < 1:  # guessed when the last step ended: a long one must not raise it while it runs
-                guess = (last - begun) / share - spent
-                left = f", about {guess:.0f} s left" if guess > 0 else ", longer than expected"
+                whole = (last - begun) / share
+                left = f", about {whole - spent:.0f} s left" if whole > spent else ", longer than expected"
+                share = max(share, min(spent / whole, NEARLY_ALL))  # else it stands still while the time left runs out
             part = f" {share:.0%}" if total else ""
             what = f": {doing}" if doing else ""
             console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)

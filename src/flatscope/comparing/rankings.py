@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope.comparing.verdicts import CLEAR_ERRORS, Quantity
-from flatscope.formatting import number, with_error
+from flatscope.formatting import with_error, written
 from flatscope.registry import declarations, family_name
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Voice(NamedTuple):
         if math.isnan(self.factor):
             return f"by {by}"
         factor, error = with_error(self.factor, self.stderr)
-        return f"{factor} ± {error} times by {by}" if error else f"{number(self.factor, 3)} times by {by}"
+        return f"{factor} ± {error} times by {by}" if error else f"{written(self.factor, 3)} times by {by}"
 
 
 @dataclass(frozen=True)

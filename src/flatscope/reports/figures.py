@@ -82,7 +82,7 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
             ax.xaxis.set_major_locator(LogLocator(numticks=4))
         ax.set_xlabel(sides, fontsize=9)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-        ax.set_yticks(range(len(data.measures)), [shortened(label, 30) for label in data.measures], fontsize=9)
+        ax.set_yticks(range(len(data.measures)), [shortened(label, 34) for label in data.measures], fontsize=9)
         ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(data.measures) - 0.4, -0.6)
         ax.margins(x=0.06)

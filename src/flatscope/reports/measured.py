@@ -103,8 +103,8 @@ def lines(tables: Mapping[str, Table], kind: str = "measure") -> list[Line]:
 class ComparisonData(NamedTuple):
     """How many times better than the first network the others are, by measures whose ratios say something.
 
-    That is: with a better direction, invariant under rescaling, positive and different in the networks, and neither in
-    proportion to a measure that is there already nor another option of one.
+    That is: with a better direction, invariant under rescaling, positive and different in the networks, and not in
+    proportion to a measure that is there already. Of several options of one, the middle.
     """
 
     reference: str
@@ -119,8 +119,10 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
     first, *others = tables
     data = ComparisonData(first, others, [], [], [])
     seen: set[tuple[str, ...]] = set()
-    names: set[str] = set()
+    options: dict[str, list[Line]] = {}
     for line in lines(tables) if others else []:
+        options.setdefault(line.name, []).append(line)
+    for line in (several[(len(several) - 1) // 2] for several in options.values()):
         cells = [cell for cell in line.cells if cell is not None and cell.value > 0 and not cell.extent]
         if len(cells) < len(tables) or not all(math.isfinite(cell.value) for cell in cells):
             continue
@@ -129,11 +131,9 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
         ratios = [cell.value / reference.value for cell in compared]
         factors = ratios if direction == "higher" else [1 / ratio for ratio in ratios]
         shown = tuple(f"{factor:.7g}" for factor in factors)
-        other = shown in seen or line.name in names
-        if other or set(shown) == {"1"} or direction == "none" or line.standing != "all":
+        if shown in seen or set(shown) == {"1"} or direction == "none" or line.standing != "all":
             continue
         seen.add(shown)
-        names.add(line.name)
         data.measures.append(line.label)
         data.factors.append(factors)
         pairs = zip(factors, compared, strict=True)
