@@ -258,6 +258,8 @@ def test_command_writes_surface_picture_and_page(
     assert code == 0, text
     printed = Surface.from_json(text[: text.rindex("}") + 1])  # what --out line.json writes
     assert (printed.directions, tuple(printed.loss.shape)) == ("filter", (3,))
+    assert "no picture was asked for" not in text
+    assert "no picture was asked for: --out plane.png" in run("--grid", "3")[1]
     code, text = run("--grid", "4")
     assert code == 2
     assert "odd" in text

@@ -354,6 +354,7 @@ def test_a_series_stands_where_the_rule_says() -> None:
     assert where(rising + swinging[:9]) == "moving"  # too few records to call it settled
     assert where(rising + swinging + [1.0] * 20) == "below"  # left again
     assert where([2.0, 1.9]) == "moving"
+    assert "too few records (2)" in edge_standing(steps[:2], [0.8, 0.8]).words("η·λ_max")  # nor that it has not settled
     assert where([math.nan, math.nan]) == where([]) == "unknown"
     assert edge_standing(steps[:50], [math.nan, *rising[1:], *swinging]).mean.n == 20
 

@@ -113,17 +113,19 @@ def run_landscape(given: LandscapeCommand) -> None:
     )
     surface.meta.update(network_meta(given))
     note_missing_weights(given.weights)
+    if not (given.out or given.report or given.as_json):
+        show_note("no picture was asked for: --out plane.png, or --report page.html, writes one")
     deliver(surface, given, lambda: show_surface(surface))
 
 
 def show_surface(surface: Surface) -> None:
     """What there is to say about a landscape without drawing it."""
     low, high = surface.heights
-    size = "×".join(str(len(axis)) for axis in surface.axes)
+    size, poles = "×".join(str(len(axis)) for axis in surface.axes), int(surface.poles.sum())
     rows = [
         ["space", surface.space + (f", rule {surface.meta['rule']}" if surface.space == "psi" else "")],
         ["directions", f"{surface.directions}, length " + ", ".join(number(x) for x in surface.meta["lengths"])],
-        ["grid", f"{size}, {numbered(int(surface.poles.sum()), 'point')} across poles"],
+        ["grid", size + (f", {numbered(poles, 'point')} beyond a pole of path space" if poles else "")],
         [f"{surface.meta['part']} loss at the network", number(surface.centre)],
         ["lowest and highest", f"{number(low)} … {number(high)}"],
     ]

@@ -24,6 +24,7 @@ from flatscope.stats.estimate import Estimate, mean_of_series
 # The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 %
 # of 2, of the next ten as of all. Else below or above: the last quarter of the records is on that side of the band.
 EDGE, BAND, INSIDE, LEAST_RECORDS, LAST = 2.0, 0.15, 0.9, 10, 0.25
+FEWEST = 3  # records without which nothing is said
 WORDS = {
     "normalized_sharpness": "η·λ_max, 2 at the edge",
     "normalized_batch": "η·batch sharpness",
@@ -60,6 +61,8 @@ class EdgeStanding:
         records = f"{self.mean.n} records, spread {self.spread:.2g}{few}"
         if self.where == "edge":
             return f"From step {self.start} on {symbol} stays at {mean} ({records}): {edge}."
+        if self.where == "moving" and self.mean.n < FEWEST:
+            return f"{symbol} is {self.last:.2f} at the end: too few records ({self.mean.n}) to set against {edge}."
         if self.where == "moving":
             return f"{symbol} is {self.last:.2f} at the end and has not settled at {edge}, nor below it."
         since = f"{mean} from step {self.start} on ({records})"
@@ -93,7 +96,7 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
         begun = inside[first : first + LEAST_RECORDS]
         if len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE:
             return told("edge", first)
-    last = len(series) - max(3, math.ceil(LAST * len(series)))
+    last = len(series) - max(FEWEST, math.ceil(LAST * len(series)))
     if last < 0:
         return told("moving", 0)
     if (series[last:] < (1 - BAND) * EDGE).all():
