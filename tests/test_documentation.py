@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from architectures import timm
 
 import flatscope as fs
 from flatscope import registry
+from flatscope.benchmarking.leaderboard import released_leaderboard, score_number
 from flatscope.registry import declarations
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +65,31 @@ def test_a_page_about_a_measure_has_all_that_its_declaration_says() -> None:
     facts = measure_pages._facts(entry)
     assert entry.equation in facts["Paper"]
     assert "lower bound" in facts["Exact"]
+    board, few = released_leaderboard(), released_leaderboard(few=True)
+    for name, entry in declarations().items():
+        found = measure_pages._facts(entry)["Found on small networks"]
+        asked = few if math.isnan(board.mean(name, "psi")) else board
+        score = asked.mean(name, "psi")
+        if entry.direction == "none" or math.isnan(score):
+            assert found == ""
+            continue
+        rows = [row for place in asked.populations if (row := asked.row(name, *place, "psi")) is not None]
+        assert f"Ψ = {score_number(score)} on [{asked.meta['networks']:,} networks]" in found
+        assert found.startswith("as expected") == all(row["low"] > 0 for row in rows)
+        assert found.startswith("the other way round") == all(row["high"] < 0 for row in rows)
+
+
+def test_what_pages_say_about_generalization_is_what_the_leaderboard_has() -> None:
+    """Words of docs/choose.md and docs/tutorial.md that would have to change with the population."""
+    board = released_leaderboard()
+    best = [name for name in board.names if name != "oracle"]
+    assert best[0] == "local_linear_margin"
+    score = {name: board.mean(name, "psi") for name in best}
+    assert score["l2_path_norm"] > score["rho_sum"] > 0.1
+    assert 0.35 < score["rho_sum"] / score["l2_path_norm"] < 0.65
+    assert score["margin"] < 0.05
+    rows = [board.row("psi_trace", *place, "psi") for place in board.populations]
+    assert all(row is not None and row["high"] < 0 for row in rows)
 
 
 def test_the_readme_is_short_and_shows_its_pictures_wherever_it_is_read() -> None:

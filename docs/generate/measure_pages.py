@@ -215,8 +215,8 @@ def _found(entry: Declaration) -> str:
         if not math.isnan(score):
             sure = {np.sign(row["low"]) if row["low"] * row["high"] > 0 else 0.0 for row in _scores(board, entry)}
             said = {(1.0,): "as expected", (-1.0,): "the other way round"}.get(tuple(sure), "no clear order")
-            networks = f"{board.meta['networks']:,} networks, 1 at best, 0 by chance"
-            return f"{said}: Ψ = {score_number(score)} on [{networks}](../leaderboard.md)"
+            networks = f"[{board.meta['networks']:,} networks](../leaderboard.md)"
+            return f"{said}: Ψ = {score_number(score)} on {networks}, where 1 is best and 0 is chance"
     return ""
 
 
