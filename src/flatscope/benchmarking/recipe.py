@@ -41,16 +41,19 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
     "width": (16, 32),
     "depth": (1, 2),
     "batch_size": (20, 60),
-    "lr": (
-        0.06,
-        0.15,
-    ),  # of plain descent; with momentum m the rate is (1 - m) times this, for steps of the same length
+    "lr": (0.06, 0.15),  # of plain descent: what each optimizer makes of it, OPTIMIZERS says
     "weight_decay": (0.0, 1e-3),
     "init_scale": (1.0, 2.0),  # factor on torch's starting weights
     "label_noise": (0.0, 0.2),  # share of the training labels that are replaced by another class
-    "optimizer": ("sgd", "momentum"),
+    "optimizer": ("momentum", "adam"),
 }
-MOMENTUM = {"sgd": 0.0, "momentum": 0.9}
+# A factor on the learning rate, and settings of training. With momentum m a factor 1 - m gives steps of the same length
+# as plain descent. Adam's steps have lengths of their own: of the factors tried beforehand on corners of the design,
+# 1/30 brought most networks to the last stop (docs/how-to/score-a-measure.md).
+OPTIMIZERS: dict[str, tuple[float, Config]] = {
+    "momentum": (1 - 0.9, {"momentum": 0.9}),
+    "adam": (1 / 30, {"optimizer": "adam"}),
+}
 TRAIN_SIZE, MOST_EPOCHS = 400, 150
 # Smaller designs vary the first of these and hold the others at their first value.
 ORDER = ("label_noise", "width", "lr", "batch_size", "kind", "init_scale", "optimizer", "depth", "weight_decay")
@@ -130,15 +133,15 @@ def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
 def configuration(row: Mapping[str, Any], stop: float) -> Config:
     """One network up to one stop, as sweeps describe it: `train_and_measure` trains the very same."""
     channels, side = IMAGES[row["data"]]
-    momentum, seed = MOMENTUM[row["optimizer"]], int(row["seed"])
+    (factor, optimizer), seed = OPTIMIZERS[row["optimizer"]], int(row["seed"])
     shape = {"width": int(row["width"]), "depth": int(row["depth"]), "channels": channels, "side": side}
     config: Config = {
         "data": {"name": row["data"], "train_size": TRAIN_SIZE},
         "model": {"name": f"{__name__}:small_network", "options": {"kind": row["kind"], **shape}, "seed": seed},
         "init": {"scheme": "torch", "scale": float(row["init_scale"])},
         "train": {
-            "lr": float(row["lr"]) * (1 - momentum),
-            "momentum": momentum,
+            "lr": float(row["lr"]) * factor,
+            **optimizer,
             "weight_decay": float(row["weight_decay"]),
             "batch_size": int(row["batch_size"]),
             "epochs": MOST_EPOCHS,
@@ -230,10 +233,10 @@ def options_of(names: Collection[str]) -> dict[str, dict[str, Any]]:
 
 
 def train(rows: pd.DataFrame, store: Store, *, workers: int | None = None) -> None:
-    """Train what the store lacks of these networks; those of one shape and batch size as one stack."""
+    """Train what the store lacks of these networks; those of one shape, batch size and optimizer as one stack."""
     units: dict[tuple[Any, ...], list[Config]] = {}
     for row in records(rows):
-        shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size"))
+        shape = tuple(row[name] for name in ("data", "kind", "width", "depth", "batch_size", "optimizer"))
         units.setdefault(shape, []).extend(configuration(row, stop) for stop in STOPS)
     run(list(units.values()), TRAIN_WORK, store, workers=workers)
 
@@ -270,7 +273,8 @@ def collected(rows: pd.DataFrame, store: Store) -> tuple[pd.DataFrame, dict[str,
         found[seed, stop] |= {f"{prefix}{name}": value for name, value in metrics.get("measured", {}).items()}
     frame = pd.DataFrame(list(found.values()))
     numbers = frame.select_dtypes("float").columns.difference(["stop", *SETTINGS])
-    return frame.astype(dict.fromkeys(numbers, "float32")), {f"seconds {what}": round(s) for what, s in spent.items()}
+    frame = frame.astype(dict.fromkeys(numbers, "float32")).copy()  # in one piece: pandas warns of many otherwise
+    return frame, {f"seconds {what}": round(s) for what, s in spent.items()}
 
 
 def measured(store: Store) -> Iterator[tuple[Config, dict[str, Any]]]:
