@@ -354,6 +354,9 @@ def test_a_series_stands_where_the_rule_says() -> None:
     assert where(rising + swinging[:9]) == "moving"  # too few records to call it settled
     assert where(rising + swinging + [1.0] * 20) == "below"  # left again
     assert where([2.0, 1.9]) == "moving"
+    drifting = np.linspace(2.04, 1.75, 21).tolist()  # through the band, and on its way out
+    assert where(rising + drifting) == "moving"
+    assert where(rising + drifting[:4] * 5) == "edge"
     assert "too few records (2)" in edge_standing(steps[:2], [0.8, 0.8]).words("η·λ_max")  # nor that it has not settled
     assert where([math.nan, math.nan]) == where([]) == "unknown"
     assert edge_standing(steps[:50], [math.nan, *rising[1:], *swinging]).mean.n == 20

@@ -22,8 +22,9 @@ from flatscope.stability.update_rule import UpdateRule
 from flatscope.stats.estimate import Estimate, mean_of_series
 
 # The rule of the verdict. At the edge: from a record on that is at 2 or up to 15 % above, nine in ten lie within 15 %
-# of 2, of the next ten as of all. Else below or above: the last quarter of the records is on that side of the band.
-EDGE, BAND, INSIDE, LEAST_RECORDS, LAST = 2.0, 0.15, 0.9, 10, 0.25
+# of 2, of the next ten as of all, and the last third is not 5 % further from 2 than the first: it does not drift away.
+# Else below or above: the last quarter of the records is on that side of the band.
+EDGE, BAND, DRIFT, INSIDE, LEAST_RECORDS, LAST = 2.0, 0.15, 0.05, 0.9, 10, 0.25
 FEWEST = 3  # records without which nothing is said
 WORDS = {
     "normalized_sharpness": "η·λ_max, 2 at the edge",
@@ -94,7 +95,8 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
     inside = np.abs(series - EDGE) <= BAND * EDGE
     for first in np.flatnonzero(inside & (series >= EDGE)).tolist():
         begun = inside[first : first + LEAST_RECORDS]
-        if len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE:
+        stays = len(begun) == LEAST_RECORDS and min(begun.mean(), inside[first:].mean()) >= INSIDE
+        if stays and not _drifts_away(series[first:]):
             return told("edge", first)
     last = len(series) - max(FEWEST, math.ceil(LAST * len(series)))
     if last < 0:
@@ -102,6 +104,12 @@ def edge_standing(steps: Sequence[float], values: Sequence[float]) -> EdgeStandi
     if (series[last:] < (1 - BAND) * EDGE).all():
         return told("below", last)
     return told("above" if (series[last:] > (1 + BAND) * EDGE).all() else "moving", last)
+
+
+def _drifts_away(series: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    third = len(series) // 3
+    before, after = (abs(part.mean() - EDGE) for part in (series[:third], series[-third:]))
+    return bool(after - before > DRIFT * EDGE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
