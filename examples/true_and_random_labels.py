@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 
 import flatscope as fs
-from flatscope.measures.pac_bayes import kl_at_sharpness
 from flatscope.training.data import Data, load, random_labels
 from flatscope.training.loop import TrainConfig, evaluate, train
 from flatscope.training.models import build
+from flatscope_papers.neyshabur2017.bi_criteria import kl_at_sharpness
 from flatscope_papers.neyshabur2017.desiderata import desiderata
 
 LEVEL = 0.05  # expected sharpness at which the divergence is read off, as in the paper's text
