@@ -336,7 +336,7 @@ def plain_problem(ctx: Context) -> Problem:
 
 
 def plain_context(ctx: Context) -> Context:
-    """The same, at the same point."""
+    """The network as `plain_problem` writes it, at the same point."""
     plain = ctx.sweep(plain_problem)
     if plain is ctx.problem:
         return ctx
