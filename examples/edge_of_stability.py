@@ -28,14 +28,16 @@ parser.add_argument("--every", type=int, default=5, help="steps between two reco
 parser.add_argument("--noise", type=int, default=10, help="records between two gradient-noise scales; 0 for none")
 parser.add_argument("--densities", type=int, default=15, help="records between two spectral densities; 0 for none")
 parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of batches")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
 parser.add_argument("--out", default="edge-of-stability")
 given = parser.parse_args()
 steps = 150 if given.quick else given.steps
 
-x, y = load(given.data, train_size=given.train_size, flatten=True).train
+x, y = (part.to(given.device) for part in load(given.data, train_size=given.train_size, flatten=True).train)
 runs: dict[str, fs.Stability] = {}
 for lr in given.lr:
     model = build("mlp", seed=given.seed, widths=(x[0].numel(), *given.widths, 10), activation="tanh")
+    model.to(given.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     recorder = fs.StabilityRecorder(
         (x, y), given.every, batch=given.batch, loss="mse", noise_every=given.noise, density_every=given.densities

@@ -288,6 +288,36 @@ def test_on_a_gpu_a_graph_takes_the_steps_of_the_loop(name, dtype, precision, ep
     pd.testing.assert_frame_equal(found, expected, rtol=rtol)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_long_training_in_bf16_is_compiled_to_the_same_steps(monkeypatch):
+    x, y = blobs(n=70, shape=(3, 16, 16))
+    config = TrainConfig(lr=0.02, momentum=0.9, batch_size=16, epochs=2, precision="bf16")
+    compiled = []
+    monkeypatch.setattr(gpu_steps, "COMPILE_AFTER", len(x))  # from the second epoch on
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **more: compiled.append(1) or original(*given, **more))
+
+    def run(samples_to_come):
+        monkeypatch.setattr(gpu_steps, "COMPILE_FOR", samples_to_come)
+        return train(build("plainnet18", classes=3, seed=1, input_shape=(3, 16, 16)).cuda(), (x, y), config).history
+
+    found, expected = (run(few)[["train_loss", "distance"]] for few in (0, 10**9))
+    assert compiled == [1]
+    pd.testing.assert_frame_equal(found, expected, rtol=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("precision", "epoch", "expected"),
+    [("bf16", 20, True), ("bf16", 19, False), ("bf16", 121, False), ("tf32", 20, False)],
+)
+def test_only_long_trainings_in_bf16_without_dropout_are_compiled(precision, epoch, expected, monkeypatch):
+    monkeypatch.setattr(gpu_steps.importlib.util, "find_spec", lambda name: name)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    assert gpu_steps.is_worth_compiling(plain, precision, 50_000, epoch, 200) is expected
+    dropping = nn.Sequential(plain, nn.Dropout())
+    assert not gpu_steps.is_worth_compiling(dropping, precision, 50_000, epoch, 200)
+
+
 def test_regression_on_real_targets():
     x, _ = blobs(n=40)
     y = x[:, 0]  # one output, targets without a second axis: must not broadcast to 40 × 40

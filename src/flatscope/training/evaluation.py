@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from flatscope.errors import InputError
 from flatscope.training.checkpoint import TrainConfig
 
 Pair = tuple[Tensor, Tensor]
+Forward = Callable[[Tensor], Tensor]
 
 
 def unpack_pairs(data: Any, test: Pair | None) -> tuple[Pair, Pair | None]:
@@ -90,10 +92,12 @@ EVALUATION_BATCH = 500
 EVALUATED_NUMBERS = 2**23  # on a GPU, more samples if they are small: a batch must last longer than its launches
 
 
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[float, float]:
+def evaluate(
+    model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy", forward: Forward | None = None
+) -> tuple[float, float]:
     """Mean loss and share of misclassified samples in eval mode; the share is NaN if the targets are no classes.
 
-    The model's mode is put back afterwards.
+    The model's mode is put back afterwards. `forward` is the model in another form, for full batches.
     """
     device = next(model.parameters()).device
     total, wrong = torch.zeros(2, dtype=torch.float64, device=device)
@@ -105,7 +109,8 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy"
     with torch.no_grad():
         for start in range(0, len(x), size):
             targets = y[start : start + size].to(device)
-            outputs = model(x[start : start + size].to(device))
+            inputs = x[start : start + size].to(device)
+            outputs = (forward if forward is not None and len(inputs) == size else model)(inputs)
             total += batch_loss(outputs, targets, loss, reduction="sum")
             if not targets.is_floating_point():
                 wrong += (outputs.argmax(1) != targets).sum()
@@ -123,11 +128,13 @@ def batch_loss(outputs: Tensor, targets: Tensor, loss: str, reduction: str = "me
     return per_sample.mean() if reduction == "mean" else per_sample.sum()
 
 
-def evaluation(model: nn.Module, trained_on: Pair, tested: Pair | None, config: TrainConfig) -> dict[str, float]:
-    """The measured part of a row of the history."""
-    row = dict(zip(("train_loss", "train_error"), evaluate(model, *trained_on, config.loss), strict=True))
+def evaluation(
+    model: nn.Module, trained_on: Pair, tested: Pair | None, config: TrainConfig, forward: Forward | None = None
+) -> dict[str, float]:
+    """The measured part of a row of the history; `forward` as in `evaluate`."""
+    row = dict(zip(("train_loss", "train_error"), evaluate(model, *trained_on, config.loss, forward), strict=True))
     if tested is not None:
-        row |= zip(("test_loss", "test_error"), evaluate(model, *tested, config.loss), strict=True)
+        row |= zip(("test_loss", "test_error"), evaluate(model, *tested, config.loss, forward), strict=True)
     if config.stop_gradient_norm is not None:
         row["gradient_norm"] = gradient_norm(model, *trained_on, config.loss)
     return row

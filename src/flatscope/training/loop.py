@@ -41,7 +41,14 @@ from flatscope.training.evaluation import (
     evaluation,
     unpack_pairs,
 )
-from flatscope.training.gpu_steps import activations_in, captured, is_steady, products_in, wants_channels_last
+from flatscope.training.gpu_steps import (
+    activations_in,
+    captured,
+    is_steady,
+    is_worth_compiling,
+    products_in,
+    wants_channels_last,
+)
 from flatscope.training.initialization import private_randomness
 
 __all__ = ["TrainConfig", "TrainResult", "epoch_order", "evaluate", "learning_rate", "train"]
@@ -170,7 +177,7 @@ def train(
                 measured = None
                 if finite and is_evaluated(config, state.epochs + 1):
                     with activations_in(config.precision, device):
-                        measured = evaluation(model, (x, y), tested, config)
+                        measured = evaluation(model, (x, y), tested, config, steps.forward)
                     measured["distance"] = _distance(trained, initial)
                 after = next_state(state, config, finite, measured, time.perf_counter() - begun)
                 if folder is not None and writing.is_due(after.epochs, over=after.stopped_by is not None):
@@ -222,6 +229,8 @@ class _Steps:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._graphs = x.is_cuda and config.optimizer == "sgd" and is_steady(model, x[: config.batch_size])
         self._replay: Callable[[], None] | None = None
+        self.forward: Callable[[Tensor], Tensor] = model  # the model, or the same compiled, on full batches
+        self._may_compile = self._graphs
         for weight in self._weights if x.is_cuda else ():
             state = optimizer.state[weight]
             if config.momentum:  # there from the first step on, as in a graph
@@ -233,6 +242,9 @@ class _Steps:
         """One pass over the data; whether losses and weights stayed finite."""
         config, n = self._config, len(self._x)
         rate = learning_rate(config, epoch)
+        if self._may_compile and is_worth_compiling(self._model, config.precision, n, epoch, config.epochs):
+            self._may_compile = False
+            self.forward, self._replay = torch.compile(self._model, dynamic=False), None
         [group] = self._optimizer.param_groups
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -269,7 +281,8 @@ class _Steps:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         self._optimizer.zero_grad(set_to_none=True)
         with activations_in(config.precision, inputs.device):
-            loss = batch_loss(self._model(inputs), targets, config.loss)
+            forward = self.forward if size == config.batch_size else self._model
+            loss = batch_loss(forward(inputs), targets, config.loss)
         torch.autograd.backward(loss)
         for weight in self._weights if self._optimizer.defaults["fused"] else ():
             if weight.grad is not None and weight.grad.stride() != weight.stride():  # along axes of length 1
@@ -283,7 +296,13 @@ class _Steps:
         if self._replay is None:
             touched = [*self._model.parameters(), *self._model.buffers(), self._total, self._position]
             touched += [state["momentum_buffer"] for state in self._optimizer.state.values() if state]
-            self._replay = captured(lambda: self._step(self._config.batch_size), touched, self._x.device)
+            try:
+                self._replay = captured(lambda: self._step(self._config.batch_size), touched, self._x.device)
+            except torch._dynamo.exc.TorchDynamoException:  # no compiler here, or a network that it cannot read
+                if self.forward is self._model:
+                    raise
+                self.forward = self._model
+                return self._graph()
         return self._replay
 
 
