@@ -13,6 +13,7 @@ all of a layer's edges share one product. Also the Hessian with respect to the v
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +27,6 @@ from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, sig
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
-from flatscope.network.units import GraphLayer
 from flatscope.params import Params, count, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -132,10 +132,13 @@ class ScalingEdges:
         }
         self._by_weight = {layer.weight: layer for layer in self.layers}
         self._frozen = {block.name: block.frozen for block in paths.blocks if not block.is_bias}
-        values = [float(paths.params[self.layers[at].weight].flatten()[entry]) for at, entry in self.edges]
-        self.weights = torch.tensor(values, dtype=torch.float64)
-        gains = [float(self._gain(self.layers[at], entry)) for at, entry in self.edges]
-        self.gains = torch.tensor(gains, dtype=torch.float64)
+        values, gains = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
+        for at, group in itertools.groupby(self.edges, key=lambda edge: edge[0]):
+            weight = paths.params[self.layers[at].weight].detach()
+            entries = torch.tensor([entry for _, entry in group], device=weight.device)
+            values.append(weight.flatten()[entries].double().cpu())
+            gains.append(paths.gain(self.layers[at].weight).expand(weight.shape).flatten()[entries].cpu())
+        self.weights, self.gains = torch.cat(values), torch.cat(gains)
 
     @property
     def simple(self) -> bool:
@@ -159,12 +162,15 @@ class ScalingEdges:
         spread = torch.cat([-coefficients / self.weights, torch.zeros(len(coefficients), 1, dtype=torch.float64)], 1)
         found = {}
         for layer in self.layers:
-            weight = self.paths.params[layer.weight].detach().double().cpu()
-            moved = spread[:, self.column[edge_classes(layer, weight.shape)[1]]] * weight.flatten()
-            moved[:, self._frozen[layer.weight]] = 0
+            weight = self.paths.params[layer.weight].detach().double()
+            device = weight.device
+            _, channel = layer.entry_channels(weight.shape)  # that an entry reads
+            moved = spread[:, self.column[layer.inputs]].to(device)[:, channel.to(device)] * weight
+            moved = moved.expand(len(coefficients), *weight.shape).flatten(1)
+            moved[:, self._frozen[layer.weight].to(device)] = 0
             own = self.own[layer.weight]
             if len(own):
-                moved[:, own[:, 1]] += coefficients[:, own[:, 0]]
+                moved[:, own[:, 1].to(device)] += coefficients[:, own[:, 0]].to(device)
             found[layer.weight] = moved.reshape(-1, *weight.shape)
         return found
 
@@ -202,9 +208,6 @@ class ScalingEdges:
         """Flat entries of a weight whose gradients are needed by themselves: scaling edges, then frozen ones."""
         own = self.own[weight]
         return torch.cat([own[:, 1] if len(own) else own.new_zeros(0, dtype=torch.int64), self._frozen[weight]])
-
-    def _gain(self, layer: GraphLayer, entry: int) -> Tensor:
-        return self.paths.gain(layer.weight).expand(self.paths.params[layer.weight].shape).flatten()[entry]
 
 
 def per_value(paths: PathCoordinates, diagonals: Params) -> Params:
@@ -329,8 +332,8 @@ class EdgeCurvature:
         flat = torch.cat([moves[name].flatten(1) for name in self._names], dim=1)  # (k, p)
         lengths = flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         flat = flat / lengths  # float32 cannot hold gains of 1e40
-        found: Tensor = lengths[:, 0].square() * (flat.T * (self._operator @ flat.T).cpu()).sum(0)
-        return found
+        found: Tensor = lengths[:, 0].square() * (flat.T * (self._operator @ flat.T)).sum(0)
+        return found.cpu()
 
     def release(self) -> None:
         """Let go of what products keep."""
