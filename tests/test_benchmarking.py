@@ -18,14 +18,19 @@ from test_cli import run as run  # a fixture
 from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, state
 
 from flatscope import stats
-from flatscope.benchmarking import leaderboard, recipe
-from flatscope.benchmarking.leaderboard import Leaderboard, benchmark, released_leaderboard, released_population
-from flatscope.benchmarking.scores import CHANCE, ORACLE, score_all, with_controls
 from flatscope.errors import InputError
 from flatscope.registry import declarations
 from flatscope.reports.page import page_text
-from flatscope.sweeps.store import Store
-from flatscope.sweeps.work import stored_problem, train_and_measure
+from flatscope_training.benchmarking import leaderboard, recipe
+from flatscope_training.benchmarking.leaderboard import (
+    Leaderboard,
+    benchmark,
+    released_leaderboard,
+    released_population,
+)
+from flatscope_training.benchmarking.scores import CHANCE, ORACLE, score_all, with_controls
+from flatscope_training.sweeps.store import Store
+from flatscope_training.sweeps.work import stored_problem, train_and_measure
 
 QUICK = ["l2_norm", "path_norm", "parameter_count", "distance_from_initialization"]
 
