@@ -49,13 +49,8 @@ def run(code: str, *words: str, without: tuple[str, ...]) -> subprocess.Complete
 
 def test_the_packages_announce_what_the_library_finds_by_name() -> None:
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    announced = project["entry-points"][parts.GROUP].values()
-    assert {place.partition(":")[0] for place in announced} == set(parts.PACKAGES)
-    found = [
-        getattr(importlib.import_module(module), name) for module, _, name in (p.partition(":") for p in announced)
-    ]
+    assert set(project["entry-points"][parts.GROUP].values()) == set(parts.PACKAGES)
     assert [part.package for part in parts.parts()] == list(parts.PACKAGES)
-    assert {id(part) for part in found} == {id(part) for part in parts.parts()}
 
 
 def test_all_that_is_offered_is_there() -> None:

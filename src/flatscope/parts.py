@@ -2,7 +2,7 @@
 
 `flatscope` measures trained networks. Packages beside it, its parts, train them (`flatscope_training`) and repeat the
 studies of papers (`flatscope_papers`). The library imports none of them. Each announces itself by an entry point of the
-group `flatscope.parts`, which leads to a `Offer`: a table of names, so that nothing is loaded before it is asked for.
+group `flatscope.parts` and has an `OFFER`: a table of names, so that nothing is loaded before it is asked for.
 """
 
 from __future__ import annotations

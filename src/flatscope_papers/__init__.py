@@ -1,6 +1,6 @@
 """Every figure and table of the four papers as a study with claims and verdicts.
 
-The library finds this package by its entry point in the group `flatscope.parts`, which leads to `OFFER`.
+The library finds this package by its entry point in the group `flatscope.parts`, and asks it for `OFFER`.
 """
 
 from typing import TYPE_CHECKING, Any

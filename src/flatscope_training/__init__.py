@@ -1,6 +1,6 @@
 """Networks in training, one or many: loops, models, populations, sweeps, the benchmark, the edge of stability.
 
-The library finds this package by its entry point in the group `flatscope.parts`, which leads to `OFFER`.
+The library finds this package by its entry point in the group `flatscope.parts`, and asks it for `OFFER`.
 """
 
 from typing import TYPE_CHECKING, Any
