@@ -13,9 +13,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import flatscope as fs
+from flatscope.data.loading import load
 from flatscope.live import Recorder
-from flatscope.training.data import load
-from flatscope.training.models import build
+from flatscope_training.models import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true")

@@ -13,9 +13,9 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope.training.data import load, random_labels
-from flatscope.training.loop import TrainConfig, train
-from flatscope.training.models import build
+from flatscope.data.loading import load, random_labels
+from flatscope_training.loop import TrainConfig, train
+from flatscope_training.models import build
 
 # Of the paper, which names neither network nor objective: mean and deviation over minima.
 PRINTED = {("natural", "all"): "45.4 ± 2.7", ("random", "all"): "6.9 ± 1.0"}

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 
 import flatscope as fs
-from flatscope.training.data import Data, load, random_labels
-from flatscope.training.loop import TrainConfig, evaluate, train
-from flatscope.training.models import build
+from flatscope.data.loading import Data, load, random_labels
 from flatscope_papers.neyshabur2017.bi_criteria import kl_at_sharpness
 from flatscope_papers.neyshabur2017.desiderata import desiderata
+from flatscope_training.loop import TrainConfig, evaluate, train
+from flatscope_training.models import build
 
 LEVEL = 0.05  # expected sharpness at which the divergence is read off, as in the paper's text
 NORMS = [f"{norm}_over_margin" for norm in ("l2_norm", "l1_path_norm", "l2_path_norm", "spectral_norm")]

@@ -13,10 +13,10 @@ import pytest
 from scipy import stats
 
 import flatscope as fs
-from flatscope.reports.atlas_making import FEWEST
 from flatscope.reports.page import save_figures
 from flatscope.stats.resampled import copies, intervals, weighted_correlation
-from flatscope.sweeps.store import Store
+from flatscope_training.populations.atlas_making import FEWEST
+from flatscope_training.sweeps.store import Store
 
 ROOT = Path(__file__).parents[1]
 CORRELATIONS: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
@@ -351,7 +351,7 @@ def test_files_give_it_back_and_half_of_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) -> None:
-    from flatscope.cli.run_population import chosen_rows, read_looks
+    from flatscope_training.terminal.run_population import chosen_rows, read_looks
 
     frame = followed(12)
     store = Store(tmp_path / "store")

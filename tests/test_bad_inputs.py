@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 import flatscope as fs
 from flatscope.cli.output import check_place
 from flatscope.cli.sources import load_model, parse_dtype, parse_model_options, parse_options
+from flatscope.data.loading import load
 from flatscope.factories import find_factory
-from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.data import load
-from flatscope.training.loop import train
-from flatscope.training.weight_files import load_weights
+from flatscope.weight_files import load_weights
+from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.loop import train
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3

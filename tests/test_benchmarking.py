@@ -18,14 +18,21 @@ from test_cli import run as run  # a fixture
 from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, state
 
 from flatscope import stats
-from flatscope.benchmarking import leaderboard, recipe
-from flatscope.benchmarking.leaderboard import Leaderboard, benchmark, released_leaderboard, released_population
-from flatscope.benchmarking.scores import CHANCE, ORACLE, score_all, with_controls
 from flatscope.errors import InputError
+from flatscope.factories import find_factory
 from flatscope.registry import declarations
 from flatscope.reports.page import page_text
-from flatscope.sweeps.store import Store
-from flatscope.sweeps.work import stored_problem, train_and_measure
+from flatscope_training.benchmarking import leaderboard, recipe
+from flatscope_training.benchmarking.leaderboard import (
+    Leaderboard,
+    benchmark,
+    released_leaderboard,
+    released_population,
+)
+from flatscope_training.benchmarking.scores import CHANCE, ORACLE, score_all, with_controls
+from flatscope_training.sweeps.configuration import key_of
+from flatscope_training.sweeps.store import Store
+from flatscope_training.sweeps.work import stored_problem, train_and_measure
 
 QUICK = ["l2_norm", "path_norm", "parameter_count", "distance_from_initialization"]
 
@@ -383,3 +390,9 @@ def test_the_command_shows_chosen_measures(run: Run, tmp_path: Path) -> None:
     assert lines[1][-1] == "1.00"
     for words in (["no_such_measure"], ["margin", "--networks", "many"], ["--rebuild", str(tmp_path)]):
         assert run("benchmark", *words).code != 0
+
+
+def test_networks_that_version_0_2_trained_are_found_by_their_names() -> None:
+    config = recipe.configuration(recipe.records(recipe.networks())[0], recipe.STOPS[0])
+    assert key_of(config) == "cd0fa0b06c697532616ca1672315050e"
+    assert find_factory(config["model"]["name"]) is recipe.small_network

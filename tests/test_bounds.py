@@ -26,7 +26,6 @@ from flatscope.bounds.classical import (
 from flatscope.bounds.norm_based import L1Class, l1_class, local_margin_bound, margin_bound
 from flatscope.bounds.pac_bayes import complexity_term, gaussian_kl
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
-from flatscope.training.loop import TrainConfig, epoch_order, train
 from flatscope_papers.theory.sample_sizes import (
     best_units,
     dudley,
@@ -38,6 +37,7 @@ from flatscope_papers.theory.sample_sizes import (
     total_error,
 )
 from flatscope_papers.theory.sharpness_lemmas import unit_prior_kl
+from flatscope_training.loop import TrainConfig, epoch_order, train
 
 SEEDED = torch.Generator().manual_seed(0)
 

@@ -24,14 +24,15 @@ from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
-import flatscope.cli.run_demo as demonstration
+import flatscope_training.terminal.run_demo as demonstration
 from flatscope import Table, __version__
 from flatscope.cli import commands, main
-from flatscope.cli.commands import COMMANDS, load_command
+from flatscope.cli.commands import command_names, load_command
+from flatscope.data.loading import load
 from flatscope.factories import find_factory
 from flatscope.registry import declarations, select
-from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.data import load
+from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.terminal import training_commands
 
 ROOT = Path(__file__).parents[1]
 MODEL = f"{ROOT / 'examples' / 'my_model.py'}:build"
@@ -401,13 +402,15 @@ def test_whoever_reads_the_first_line_still_gets_the_files(weights: Path, tmp_pa
 
 def test_every_function_that_is_a_command_is_in_the_help(run: Run) -> None:
     shown = run("--help").out
-    assert all(f" {name} " in shown for name in COMMANDS)
-    functions = {
-        name for name, function in inspect.getmembers(commands, inspect.isfunction)
-        if function.__module__ == commands.__name__ and not name.startswith("_")
-    }  # fmt: skip
-    parts_of_groups = {name for name in functions if name.startswith(("sweep_", "data_"))}
-    assert functions - parts_of_groups - {"command", "spread", "group", "help_line", "load_command"} <= COMMANDS.keys()
+    assert all(f" {name} " in shown for name in command_names())
+    others = {"command", "spread", "group", "command_names", "help_line", "declared", "load_command"}
+    for module in (commands, training_commands):
+        functions = {
+            name for name, function in inspect.getmembers(module, inspect.isfunction)
+            if function.__module__ == module.__name__ and not name.startswith("_")
+        }  # fmt: skip
+        parts_of_groups = {name for name in functions if name.startswith(("sweep_", "data_"))}
+        assert functions - parts_of_groups - others <= set(command_names())
 
 
 SLOW_MODEL = """
@@ -506,7 +509,7 @@ def _commands(group: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def test_no_help_is_eaten_as_markup() -> None:
-    found = dict(_commands({name: load_command(name) for name in COMMANDS}))
+    found = dict(_commands({name: load_command(name) for name in command_names()}))
     assert {"train", "sweep run"} <= set(found)
     for name, command in found.items():
         for words in [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]:

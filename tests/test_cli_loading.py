@@ -16,7 +16,7 @@ import torch
 
 import flatscope as fs
 from flatscope import measuring
-from flatscope.cli.commands import COMMANDS, help_line, load_command
+from flatscope.cli.commands import command_names, declared, help_line, load_command
 from flatscope.cli.options import (
     CheckpointsOptions,
     CompareCommand,
@@ -25,11 +25,11 @@ from flatscope.cli.options import (
     MeasureOptions,
     NetworkOptions,
     ProblemOptions,
-    TrainCommand,
 )
 from flatscope.comparing.running import TOLERANCE
-from flatscope.training.checkpoint import TrainConfig
-from flatscope.training.data import load
+from flatscope.data.loading import load
+from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.terminal.training_options import TrainCommand
 
 HEAVY = {"torch", "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
 # Runs the command line and writes what it has imported below what it says.
@@ -91,7 +91,7 @@ def test_the_shell_completes_commands_and_options(typed: str, offered: list[str]
     assert heavy == set()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", command_names())
 def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
     command = load_command(name)
     assert command.name == name
@@ -123,7 +123,7 @@ def test_a_field_of_a_bundle_is_all_that_a_new_option_needs() -> None:
 def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again(name: str) -> None:
     options = {parameter.name for parameter in load_command(name).params}
     assert {field.name for field in fields(DataOptions)} | {"model", "model_option", "seed"} <= options
-    bundle = next(kind for kind in get_type_hints(COMMANDS[name]).values() if is_dataclass(kind))
+    bundle = next(kind for kind in get_type_hints(declared(name)).values() if is_dataclass(kind))
     bundled = {field.name for bundle in BUNDLES for field in fields(bundle)}
     # Training has a batch size and a device of its own (one changes values, the other is the CPU unless told), a
     # precision of its steps instead of estimates, and needs neither model nor data where a file describes them.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import flatscope.cli.run_demo as demonstration
+import flatscope_training.terminal.run_demo as demonstration
 from flatscope.cli.app import app
 from flatscope.cli.output import check_folder, check_place
 from flatscope.errors import InputError
@@ -50,7 +50,7 @@ def test_no_folder_is_made_in_the_root() -> None:
 
 def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATSCOPE_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr("flatscope.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
+    monkeypatch.setattr("flatscope_training.sweeps.engines.run", lambda *_, **__: pytest.fail("work began first"))
     words = ["study", "run", "petzka2019-fig1", "--scale", "paper", "--store", str(tmp_path), "--out", str(tmp_path)]
     with pytest.raises(InputError, match="flatscope data fetch") as caught:
         CliRunner().invoke(app, words, catch_exceptions=False)
@@ -79,7 +79,7 @@ def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monke
     ids=lambda words: " ".join([words[0], *words[-2:]]),
 )
 def test_every_command_tries_the_place_before_its_work(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flatscope.cli.sources.load", "flatscope.training.data.load", "flatscope_papers.study_runs.study"):
+    for name in ("flatscope.cli.sources.load", "flatscope.data.loading.load", "flatscope_papers.study_runs.study"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work began first"))
     monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("work began first"))
     with pytest.raises(InputError, match=r"/proc.* may not be written to"):

@@ -19,9 +19,9 @@ from flatscope.cli.app import app
 from flatscope.cli.run_measure import Fit, show_measured
 from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
+from flatscope.data.loading import load
 from flatscope.registry import declarations
 from flatscope.reports.measured import MANY, headline_words
-from flatscope.training.data import load
 
 WIDTHS = ["--model", "mlp", "--model-option", "widths=64,8,10", "--data", "digits", "--flatten", "--train-size", "60"]
 

@@ -18,7 +18,7 @@ import flatscope
 import flatscope_papers
 from flatscope import InputError, Problem, measure
 from flatscope.cli.sources import load_model
-from flatscope.training.data import load
+from flatscope.data.loading import load
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -17,6 +17,7 @@ import torch
 
 import flatscope as fs
 from flatscope import files
+from flatscope.data.formats import read_npz
 from flatscope.errors import FlatscopeError
 from flatscope.files import (
     foreign_parquet,
@@ -27,8 +28,7 @@ from flatscope.files import (
     read_tensors,
     tensor_bytes,
 )
-from flatscope.training.formats import read_npz
-from flatscope.training.weight_files import read_weights, save_weights
+from flatscope.weight_files import read_weights, save_weights
 
 KINDS = fuzz.kinds()
 

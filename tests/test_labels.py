@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from flatscope.data.loading import confusion_set, corrupt_labels, load, random_labels
 from flatscope.errors import InputError
-from flatscope.training.data import confusion_set, corrupt_labels, load, random_labels
 
 Y = torch.arange(20_000) % 10
 

@@ -23,7 +23,7 @@ from flatscope.cli.sources import load_model
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
-from flatscope.training.weight_files import save_weights
+from flatscope.weight_files import save_weights
 
 
 def test_seed_decides_and_nothing_else_is_touched() -> None:

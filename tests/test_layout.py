@@ -17,16 +17,18 @@ from flatscope.registry import Declaration, declarations
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flatscope"
+TRAINING_SOURCE = ROOT / "src" / "flatscope_training"
 PAPERS_SOURCE = ROOT / "src" / "flatscope_papers"
 LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "version"},
     {"formatting", "noise"},
-    {"progress", "guards", "params", "factories", "registry", "stats", "ranks"},
-    {"files"},
-    {"results"},
+    {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin"},
+    {"files", "factories"},
+    {"results", "weight_files"},
     {"samples", "table"},
+    {"data"},
     {"loss"},
     {"network"},
     {"inspection"},
@@ -39,14 +41,41 @@ LEVELS = (
     {"measures"},
     {"bounds"},
     {"auditing", "landscapes", "interpolation", "spectra"},
-    {"training", "comparing", "live"},
-    {"stability"},
-    {"sweeps"},
-    {"benchmarking"},
+    {"comparing", "live"},
     {"reports"},
     {"cli"},
     {"__init__", "__main__"},
 )
+# The package of networks in training, likewise.
+TRAINING_LEVELS = (
+    {"fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps"},
+    {"fused_source", "models", "evaluation", "stacked_layers"},
+    {"fused_device", "loop", "trials"},
+    {"stack", "stacked_measures", "population_result"},
+    {"fused_stack"},
+    {"group_training"},
+    {"population"},
+    {"stability", "sweeps", "populations"},
+    {"benchmarking"},
+    {"training_kinds"},
+    {"terminal"},
+    {"__init__"},
+)
+# It stands on all of the library but the command line and the report, of which it takes these.
+TRAINING_USES = {
+    "cli.commands",
+    "cli.options",
+    "cli.output",
+    "cli.run_compare",
+    "cli.sources",
+    "reports.figures",
+    "reports.items",
+    "reports.kinds",
+    "reports.markup",
+    "reports.measured",
+    "reports.page",
+    "reports.plots",
+}
 # The package of the papers, likewise; papers do not import each other.
 PAPERS_LEVELS = (
     {"claims", "curves", "smoke_data", "theory"},
@@ -58,10 +87,12 @@ PAPERS_LEVELS = (
     {"kept_tables", "reproduction"},
     {"study_runs"},
     {"pages"},
+    {"study_kind"},
     {"study_commands"},
     {"__init__"},
 )
-# What a paper may import of the library is public: names of `flatscope` itself, its errors and its statistics. These
+ALL_LEVELS = {"flatscope": LEVELS, "flatscope_training": TRAINING_LEVELS, "flatscope_papers": PAPERS_LEVELS}
+# What a paper may import of the others is public: names of `flatscope` itself, its errors and its statistics. These
 # modules are used beside it for want of a public name. The list grows only when code of the library that nothing but
 # the papers uses moves to them.
 PUBLIC_MODULES = {"flatscope", "flatscope.errors", "flatscope.stats"}
@@ -85,26 +116,28 @@ USED_INSIDE = {
     "flatscope.network.program",
     "flatscope.network.units",
     "flatscope.params",
+    "flatscope.parts",
     "flatscope.progress",
     "flatscope.registry",
+    "flatscope.reports.kinds",
     "flatscope.reports.markup",
     "flatscope.samples",
     "flatscope.stats.estimate",
     "flatscope.stopping",
-    "flatscope.sweeps.configuration",
-    "flatscope.sweeps.engines",
-    "flatscope.sweeps.store",
-    "flatscope.sweeps.work",
+    "flatscope_training.sweeps.configuration",
+    "flatscope_training.sweeps.engines",
+    "flatscope_training.sweeps.store",
+    "flatscope_training.sweeps.work",
     "flatscope.symmetries.basis_paths",
     "flatscope.symmetries.folding",
     "flatscope.symmetries.path_skeleton",
-    "flatscope.training.data",
-    "flatscope.training.data_set",
-    "flatscope.training.langevin",
-    "flatscope.training.loop",
-    "flatscope.training.models",
-    "flatscope.training.population",
-    "flatscope.training.trials",
+    "flatscope.data.loading",
+    "flatscope.data.data_set",
+    "flatscope.langevin",
+    "flatscope_training.loop",
+    "flatscope_training.models",
+    "flatscope_training.population",
+    "flatscope_training.trials",
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()
@@ -113,8 +146,10 @@ MOST_HIDDEN_IMPORTS = 4
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "misc", "core", "impl", "settings"}
 OPTIONAL = ("ray", "pooch", "playwright", "requests", "lightning", "transformers", "tensorboard", "mlflow", "wandb")
 
-LIBRARY_FILES, PAPERS_FILES = sorted(SOURCE.rglob("*.py")), sorted(PAPERS_SOURCE.rglob("*.py"))
-FILES = LIBRARY_FILES + PAPERS_FILES
+LIBRARY_FILES, TRAINING_FILES, PAPERS_FILES = (
+    sorted(folder.rglob("*.py")) for folder in (SOURCE, TRAINING_SOURCE, PAPERS_SOURCE)
+)
+FILES = LIBRARY_FILES + TRAINING_FILES + PAPERS_FILES
 
 
 @functools.cache
@@ -124,7 +159,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def package_of(path: Path) -> str:
-    """`flatscope` or `flatscope_papers`."""
+    """`flatscope`, `flatscope_training` or `flatscope_papers`."""
     return path.relative_to(SOURCE.parent).parts[0]
 
 
@@ -155,8 +190,7 @@ def imports(tree: ast.AST, package: str = "flatscope") -> Iterator[tuple[int, st
 
 def level(name: str, package: str = "flatscope") -> int:
     top = name.split(".")[0]
-    levels = LEVELS if package == "flatscope" else PAPERS_LEVELS
-    found = [number for number, names in enumerate(levels) if top in names]
+    found = [number for number, names in enumerate(ALL_LEVELS[package]) if top in names]
     assert found, f"{top} has no place in the levels of {package}: say there what it stands on"
     return found[0]
 
@@ -168,18 +202,35 @@ def wrong_imports(name: str, tree: ast.AST, package: str = "flatscope") -> list[
         own = target.split(".")[0] == name.split(".")[0]
         if not own and level(target, package) >= level(name, package):
             wrong.append(f"line {line}: {name} imports {target}")
-    if package == "flatscope":
-        wrong += [f"line {line}: {name} imports the papers" for line, _ in imports(tree, "flatscope_papers")]
+    above = list(ALL_LEVELS)[list(ALL_LEVELS).index(package) + 1 :]
+    if (package, name) == ("flatscope", "__init__"):
+        tree = without_types(tree)
+    wrong += [f"line {line}: {name} imports {other}" for other in above for line, _ in imports(tree, other)]
     return wrong
 
 
+def without_types(tree: ast.AST) -> ast.AST:
+    """The file without what only type checkers read: there the library says which types its parts' names have."""
+    kept = ast.parse("")
+    kept.body = [node for node in ast.iter_child_nodes(tree) if not _for_types(node)]  # type: ignore[misc]
+    return kept
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def inner_imports(tree: ast.AST) -> set[str]:
-    """Modules of the library that are imported although they are not public."""
+    """Modules of the other packages that are imported although they are not public."""
     public = {
         node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in PUBLIC_MODULES
     }
-    found = {f"flatscope.{target}".removesuffix(".__init__") for line, target in imports(tree) if line not in public}
-    return found - PUBLIC_MODULES
+    return {
+        f"{package}.{target}".removesuffix(".__init__")
+        for package in ("flatscope", "flatscope_training")
+        for line, target in imports(tree, package)
+        if line not in public
+    } - PUBLIC_MODULES
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
@@ -241,16 +292,17 @@ def test_few_imports_of_our_own_hide_inside_functions() -> None:
     """Each one hides what a module stands on; only commands have one each, so that their help is quick."""
     hidden = {
         f"{module_name(path)}, line {line}"
-        for path in FILES
-        if package_of(path) == "flatscope" and module_name(path) != "cli.commands"
+        for path in LIBRARY_FILES + TRAINING_FILES
+        if module_name(path) not in ("cli.commands", "terminal.training_commands")
         for function in ast.walk(tree_of(path))
         if isinstance(function, ast.FunctionDef)
-        for line, _ in imports(function)
+        for package in ALL_LEVELS
+        for line, _ in imports(function, package)
     }
     assert len(hidden) <= MOST_HIDDEN_IMPORTS, sorted(hidden)
 
 
-@pytest.mark.parametrize("package", ["flatscope", "flatscope_papers"])
+@pytest.mark.parametrize("package", ALL_LEVELS)
 def test_no_module_imports_itself_by_detours(package: str) -> None:
     graph = {
         module_name(path): {t for _, t in imports(tree_of(path), package) if t != module_name(path)}
@@ -260,7 +312,12 @@ def test_no_module_imports_itself_by_detours(package: str) -> None:
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_papers_use_no_more_of_the_librarys_inside_than_is_listed() -> None:
+def test_training_uses_no_more_of_commands_and_reports_than_is_listed() -> None:
+    used = {target for path in TRAINING_FILES for _, target in imports(tree_of(path))}
+    assert {target for target in used if target.split(".")[0] in ("cli", "reports")} == TRAINING_USES
+
+
+def test_papers_use_no_more_of_the_others_inside_than_is_listed() -> None:
     used = set().union(*(inner_imports(tree_of(path)) for path in PAPERS_FILES))
     assert used == USED_INSIDE, "take what is no longer used off the list; use public names instead of adding to it"
 
@@ -275,7 +332,7 @@ def test_nothing_is_unpickled_evaluated_or_printed() -> None:
     unsafe = {str(path): unsafe_calls(tree_of(path)) for path in FILES}
     assert {path: found for path, found in unsafe.items() if found} == {}
     # Results belong to the caller, progress and notes to stderr: only commands print.
-    silent = [path for path in FILES if path.parent.name != "cli" and path.name != "command.py"]
+    silent = [path for path in FILES if path.parent.name not in ("cli", "terminal")]
     printing = [f"{path}:{call.lineno}" for path in silent for call, name in calls(tree_of(path)) if name == "print"]
     assert printing == []
 
@@ -287,10 +344,16 @@ def test_the_checks_above_find_what_they_look_for() -> None:
     assert wrong_imports("problem", ast.parse("from flatscope.errors import InputError")) == []
     assert wrong_imports("curvature.sweep", ast.parse("from flatscope.curvature import probe")) == []
     assert wrong_imports("problem", ast.parse("def f():\n    import flatscope_papers.declaration"))
+    assert wrong_imports("problem", ast.parse("if TYPE_CHECKING:\n    from flatscope_training import Atlas"))
+    assert wrong_imports("loop", ast.parse("import flatscope_papers.declaration"), "flatscope_training")
+    assert wrong_imports("loop", ast.parse("from flatscope_training.stack import Stack"), "flatscope_training")
+    typed = "if TYPE_CHECKING:\n    from flatscope_training import Atlas"
+    assert wrong_imports("__init__", ast.parse(typed)) == []
+    assert wrong_imports("__init__", ast.parse("from flatscope_training import Atlas"))
     assert wrong_imports("claims", ast.parse("from flatscope_papers.declaration import Study"), "flatscope_papers")
     assert wrong_imports("yi2019.a", ast.parse("from flatscope_papers.zhang2017 import b"), "flatscope_papers")
-    inner = "from flatscope import Problem, stats\nfrom flatscope.context import Context\nimport flatscope.sweeps.store"
-    assert inner_imports(ast.parse(inner)) == {"flatscope.context", "flatscope.sweeps.store"}
+    inner = "from flatscope import stats\nfrom flatscope.context import Context\nimport flatscope_training.sweeps.store"
+    assert inner_imports(ast.parse(inner)) == {"flatscope.context", "flatscope_training.sweeps.store"}
     for code in ("torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f)", "pickle.load(f)", "eval(s)"):
         assert unsafe_calls(ast.parse(code)), code
     assert unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f, allow_pickle=False)")) == []

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.training.models import build
-from flatscope.training.vision_models import _PreActivationBlock
+from flatscope_training.models import build
+from flatscope_training.vision_models import _PreActivationBlock
 
 NARROW = 3
 SIDES = {"vgg": (8, 32), "plainnet18": (8, 32), "wide_resnet": (4, 28)}  # of the narrow copy and of the paper's

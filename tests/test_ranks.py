@@ -26,8 +26,8 @@ from flatscope.cli.app import app
 from flatscope.context import Context
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
-from flatscope.training.models import build
-from flatscope.training.weight_files import save_weights
+from flatscope.weight_files import save_weights
+from flatscope_training.models import build
 
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 

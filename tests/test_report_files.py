@@ -18,9 +18,9 @@ from flatscope.errors import InputError
 from flatscope.files import figure_bytes
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text
-from flatscope.reports.population_frame import PopulationFrame
 from flatscope_papers.claims import Answer, Claim, Finding
 from flatscope_papers.study_result import StudyResult
+from flatscope_training.populations.population_frame import PopulationFrame
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -17,8 +17,8 @@ import flatscope as fs
 from flatscope.auditing import audit
 from flatscope.comparing.comparison import Comparison
 from flatscope.comparing.verdicts import Standing
-from flatscope.reports.population_frame import PopulationFrame
 from flatscope.table import Table
+from flatscope_training.populations.population_frame import PopulationFrame
 
 VIEWS = [(width, scheme) for width in (1400, 768, 390) for scheme in ("light", "dark")]
 NOTHING: dict[str, list[str]] = {check: [] for check in ("collisions", "cut", "outside", "faint", "unnamed")}

@@ -15,7 +15,7 @@ from flatscope.errors import InputError
 from flatscope.registry import declarations
 from flatscope.reports.items import by_kind
 from flatscope.reports.page import page_text, report, save_figures
-from flatscope.reports.population_frame import (
+from flatscope_training.populations.population_frame import (
     PopulationFrame,
     base_name,
     colouring,
@@ -23,7 +23,7 @@ from flatscope.reports.population_frame import (
     network_names,
     target_column,
 )
-from flatscope.reports.population_page import summary_sentences
+from flatscope_training.populations.population_page import summary_sentences
 
 NETWORK_WIDE = [name for name, entry in declarations().items() if entry.per == "network"]
 

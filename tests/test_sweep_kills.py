@@ -23,9 +23,9 @@ from trial_work import completions, log_of
 
 import flatscope as fs
 from flatscope.errors import Interrupted
-from flatscope.sweeps.engines import run
-from flatscope.sweeps.store import Store
-from flatscope.training.loop import train
+from flatscope_training.loop import train
+from flatscope_training.sweeps.engines import run
+from flatscope_training.sweeps.store import Store
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,8 +13,8 @@ from trial_work import completions, log_of
 
 from flatscope.cli import main
 from flatscope.errors import InputError
-from flatscope.sweeps.configuration import Sweep
-from flatscope.sweeps.store import Store
+from flatscope_training.sweeps.configuration import Sweep
+from flatscope_training.sweeps.store import Store
 
 FILE = """
 work = "trial_work:square_or_raise"

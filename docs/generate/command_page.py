@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flatscope.cli.commands import COMMANDS, load_command
+from flatscope.cli.commands import command_names, load_command
 
 INTRODUCTION = """# Commands
 
@@ -17,7 +17,7 @@ they mean the same everywhere: [your own model](how-to/command-line.md).
 def page() -> str:
     """All commands with their options, in Markdown."""
     lines = [INTRODUCTION]
-    for name in COMMANDS:
+    for name in command_names():
         lines += _described(load_command(name), f"flatscope {name}", "##")
     return "\n".join(lines) + "\n"
 

@@ -33,7 +33,7 @@ AT_ROOT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # Pages that are made of a file: documents link to the file, which is there wherever they are read.
 MADE_OF = AT_ROOT | {
     "benchmarks/RESULTS.md": "benchmarks.md",
-    "src/flatscope/benchmarking/leaderboard.parquet": "leaderboard.md",
+    "src/flatscope_training/benchmarking/leaderboard.parquet": "leaderboard.md",
     "docs/networks.json": "networks.md",
     "docs/symmetries/found.json": "symmetries.md",
     "src/flatscope/cli/commands.py": "commands.md",

@@ -4,15 +4,13 @@ import importlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from flatscope.factories import from_papers
+from flatscope.parts import public_name
 from flatscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flatscope import stats as stats
     from flatscope.auditing import Audit as Audit
     from flatscope.auditing import audit as audit
-    from flatscope.benchmarking.leaderboard import Leaderboard as Leaderboard
-    from flatscope.benchmarking.leaderboard import benchmark as benchmark
     from flatscope.comparing.comparison import Comparison as Comparison
     from flatscope.comparing.running import compare as compare
     from flatscope.context import Context as Context
@@ -23,34 +21,36 @@ if TYPE_CHECKING:
     from flatscope.interpolation import interpolate as interpolate
     from flatscope.landscapes.making import landscape as landscape
     from flatscope.landscapes.surface import Surface as Surface
+    from flatscope.langevin import SGLD as SGLD
     from flatscope.measuring import bounds as bounds
     from flatscope.measuring import measure as measure
     from flatscope.problem import Problem as Problem
-    from flatscope.reports.atlas_curves import Atlas as Atlas
-    from flatscope.reports.atlas_making import atlas as atlas
     from flatscope.reports.page import report as report
-    from flatscope.reports.population_frame import PopulationFrame as PopulationFrame
     from flatscope.spectra.density import Eigenpairs as Eigenpairs
     from flatscope.spectra.density import SpectralDensity as SpectralDensity
     from flatscope.spectra.finding import eigenpairs as eigenpairs
     from flatscope.spectra.finding import gauss_newton as gauss_newton
     from flatscope.spectra.finding import hessian as hessian
     from flatscope.spectra.finding import spectral_density as spectral_density
-    from flatscope.stability.recording import StabilityRecorder as StabilityRecorder
-    from flatscope.stability.sharpness_record import Stability as Stability
     from flatscope.symmetries.basis_paths import BasisPaths as BasisPaths
     from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
     from flatscope.symmetries.scaling import rescale as rescale
     from flatscope.table import Table as Table
-    from flatscope.training.langevin import SGLD as SGLD
-    from flatscope.training.population import Population as Population
-    from flatscope.training.population import train_population as train_population
+    from flatscope_papers import study as study
+    from flatscope_training import Atlas as Atlas
+    from flatscope_training import Leaderboard as Leaderboard
+    from flatscope_training import Population as Population
+    from flatscope_training import PopulationFrame as PopulationFrame
+    from flatscope_training import Stability as Stability
+    from flatscope_training import StabilityRecorder as StabilityRecorder
+    from flatscope_training import atlas as atlas
+    from flatscope_training import benchmark as benchmark
+    from flatscope_training import train_population as train_population
 
 # Where each public name lives. It is loaded when first asked for: torch, pandas and scipy take seconds, which the help
 # of a command or a misspelt word should not cost.
 _HOMES = {
-    "SGLD": "training.langevin",
-    "Atlas": "reports.atlas_curves",
+    "SGLD": "langevin",
     "Audit": "auditing",
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
@@ -58,20 +58,13 @@ _HOMES = {
     "Eigenpairs": "spectra.density",
     "FlatscopeError": "errors",
     "InputError": "errors",
-    "Leaderboard": "benchmarking.leaderboard",
     "NumericalWarning": "errors",
-    "Population": "training.population",
-    "PopulationFrame": "reports.population_frame",
     "Problem": "problem",
     "Simplex": "interpolation",
     "SpectralDensity": "spectra.density",
-    "Stability": "stability.sharpness_record",
-    "StabilityRecorder": "stability.recording",
     "Surface": "landscapes.surface",
     "Table": "table",
-    "atlas": "reports.atlas_making",
     "audit": "auditing",
-    "benchmark": "benchmarking.leaderboard",
     "compare": "comparing.running",
     "eigenpairs": "spectra.finding",
     "fold_batchnorm": "symmetries.folding",
@@ -83,23 +76,36 @@ _HOMES = {
     "report": "reports.page",
     "rescale": "symmetries.scaling",
     "spectral_density": "spectra.finding",
-    "train_population": "training.population",
 }
 # Packages that are public themselves; `bounds` can be called.
 _PACKAGES = ("bounds", "stats")
-__all__ = sorted((*_HOMES, *_PACKAGES, "__version__", "study"))
+# Names of the packages beside this one, which are asked for them.
+_IN_PARTS = (
+    "Atlas",
+    "Leaderboard",
+    "Population",
+    "PopulationFrame",
+    "Stability",
+    "StabilityRecorder",
+    "atlas",
+    "benchmark",
+    "study",
+    "train_population",
+)
+__all__ = sorted((*_HOMES, *_PACKAGES, *_IN_PARTS, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
-    if name == "study":  # the studies live in a package of their own
-        return from_papers("study")
-    if name not in _HOMES and name not in _PACKAGES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     state = random.getstate()
     try:
         if name in _PACKAGES:
             return importlib.import_module(f"flatscope.{name}")
-        found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
+        if name in _IN_PARTS:
+            found = public_name(name)
+        else:
+            found = getattr(importlib.import_module(f"flatscope.{_HOMES[name]}"), name)
     finally:
         random.setstate(state)  # packages that are loaded here draw from it (rich does)
     globals()[name] = found  # asked once only

@@ -1,9 +1,4 @@
-"""Code that the library finds by name: functions of the user's, and the studies of the four papers.
-
-A user's function is named on the command line as `file.py:name` or `package.module:name`. The package of the papers
-announces itself by an entry point and is asked for four names: `study` (a function), `command` (the commands
-`flatscope study …`), `report_section` (studies on the page of a report) and `load_result` (a saved result).
-"""
+"""Functions that are found by name: `file.py:name` or `package.module:name`, on the command line and in sweeps."""
 
 from __future__ import annotations
 
@@ -12,12 +7,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from flatscope.errors import InputError, UnknownNameError
+from flatscope.parts import present_module
 
 
 def find_factory(source: str) -> Callable[..., Any]:
@@ -36,7 +31,7 @@ def find_factory(source: str) -> Callable[..., Any]:
 def _from_path(target: str) -> ModuleType:
     try:
         with _importing_from(Path.cwd()):  # a console script does not have it on its path, unlike `python -m`
-            return importlib.import_module(target)
+            return importlib.import_module(present_module(target))
     except Exception as error:
         fix = "A file is named with its ending: path/to/file.py:factory"
         raise InputError("a module that can be imported", _said(error), target, fix) from error
@@ -70,24 +65,3 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-GROUP = "flatscope.papers"
-PACKAGE = "flatscope_papers"  # found by this name where the source runs without being installed
-
-
-def from_papers(name: str) -> Any:
-    """What the package of the papers offers under that name.
-
-    Raises:
-        InputError: the package is not there; the error says what to install.
-    """
-    for point in entry_points(group=GROUP):
-        return getattr(point.load(), name)
-    try:
-        return getattr(importlib.import_module(PACKAGE), name)
-    except ModuleNotFoundError as missing:
-        if missing.name != PACKAGE:
-            raise
-        fix = f"Install the whole of flatscope (pip install flatscope), which brings {PACKAGE}"
-        raise InputError(f"the package {PACKAGE}", "not installed", where="studies", fix=fix) from missing

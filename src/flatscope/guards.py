@@ -40,6 +40,23 @@ def untouched_randomness(generators: Iterable[torch.Generator] = ()) -> Iterator
             generator.set_state(state)
 
 
+@contextmanager
+def private_randomness(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run the block with the global generators seeded, then put them back as they were.
+
+    For code that can only draw from the global state, such as dropout and the constructors of torch's
+    modules.
+    """
+    on_gpu = device is not None and device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        # torch.manual_seed would also seed accelerators that nobody forked; so each generator by itself.
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
 def let_go(problem: BaseException) -> None:
     """Clear the variables of the frames that an exception came through: they hold the tensors that did not fit."""
     seen: set[int] = set()

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from flatscope import InputError
-from flatscope.sweeps.store import Store
+from flatscope_training.sweeps.store import Store
 
 FORMER_MODULES = {
     "flatscope_papers.smoke_data": "flatscope.studies.smoke_data",

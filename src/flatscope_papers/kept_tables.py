@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatscope import FlatscopeError
-from flatscope.sweeps.configuration import plain
-from flatscope.sweeps.store import Store, Stored
 from flatscope_papers.former_names import with_former_names
+from flatscope_training.sweeps.configuration import plain
+from flatscope_training.sweeps.store import Store, Stored
 
 
 class KeptTables(Store):

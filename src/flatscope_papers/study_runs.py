@@ -17,11 +17,9 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope import FlatscopeError, InputError, __version__
+from flatscope.data.loading import available
 from flatscope.files import figure_bytes
 from flatscope.inspection import usable_device
-from flatscope.sweeps import engines
-from flatscope.sweeps.store import Store
-from flatscope.training.data import available
 from flatscope_papers.claims import judge
 from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_scale, name_of
 from flatscope_papers.former_names import take_over
@@ -29,6 +27,8 @@ from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.known_studies import find_study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.study_result import StudyResult
+from flatscope_training.sweeps import engines
+from flatscope_training.sweeps.store import Store
 
 STORE_VARIABLE = "FLATSCOPE_STORE"
 DPI = 110  # small files: a page shows some fifty of them

@@ -11,7 +11,7 @@ from torch import nn
 
 from flatscope import SGLD
 from flatscope.errors import InputError
-from flatscope.training.langevin import temperature_of_noise
+from flatscope.langevin import temperature_of_noise
 from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, quadratic_variance, run_chains
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from flatscope.data.data_set import Raw
+from flatscope.data.loading import load
 from flatscope.errors import InputError
-from flatscope.sweeps.store import Store
-from flatscope.training.data import load
-from flatscope.training.data_set import Raw
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
 from flatscope_papers.declaration import Config, Measured, each_trial, name_of
@@ -23,6 +22,7 @@ from flatscope_papers.former_names import take_over, with_former_names
 from flatscope_papers.known_studies import FOLDERS
 from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
 from flatscope_papers.tables import words_of
+from flatscope_training.sweeps.store import Store
 
 FILE = """
 [texts]

@@ -16,24 +16,36 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flatscope.cli.options import (
-    AtlasCommand,
     AuditCommand,
-    BenchmarkCommand,
     CompareCommand,
-    EngineOptions,
     LandscapeCommand,
     MeasureCommand,
     ReportCommand,
     SpectrumCommand,
-    StabilityCommand,
-    StoreRoot,
-    TrainCommand,
 )
-from flatscope.factories import from_papers
+from flatscope.parts import Offer, missing_part, parts
 
-# In the order of the help, which is that of this file: what declares a command puts it here.
 Run = Callable[..., None]
-COMMANDS: dict[str, Callable[..., None] | typer.Typer | None] = {}
+OWN_COMMANDS: dict[str, Run | typer.Typer] = {}  # what declares a command puts it here
+# In the order of the help; a command that is not named here comes last.
+ORDER = (
+    "demo",
+    "measure",
+    "compare",
+    "audit",
+    "landscape",
+    "spectrum",
+    "stability",
+    "train",
+    "watch",
+    "atlas",
+    "report",
+    "measures",
+    "benchmark",
+    "sweep",
+    "data",
+    "study",
+)
 # Several processes of these would write the same files at once, and each would do all of the work.
 ALONE = ("demo", "landscape", "stability", "train", "benchmark", "sweep", "study")
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
@@ -42,7 +54,7 @@ DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of th
 
 def command(given: Run) -> Run:
     """Make a function a command of its name."""
-    COMMANDS[given.__name__] = given
+    OWN_COMMANDS[given.__name__] = given
     return given
 
 
@@ -78,21 +90,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 def group(name: str, line: str) -> typer.Typer:
     """A command with commands of its own."""
-    COMMANDS[name] = made = typer.Typer(help=line, no_args_is_help=True)
+    OWN_COMMANDS[name] = made = typer.Typer(help=line, no_args_is_help=True)
     return made
-
-
-@command
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the report, figures, tables and weights.")] = Path(
-        "flatscope-demo"
-    ),
-    seed: Annotated[int, typer.Option(help="Of the initial weights and the sample order.")] = 0,
-) -> None:
-    """Train two networks on the embedded digits, measure both, write a report. Needs no download."""
-    from flatscope.cli.run_demo import demonstrate
-
-    demonstrate(out, seed)
 
 
 @command
@@ -136,50 +135,6 @@ def spectrum(given: SpectrumCommand) -> None:
 
 
 @command
-def stability(given: StabilityCommand) -> None:
-    """See whether a training stood at the edge of stability: the sharpness of its checkpoints against its step size."""
-    from flatscope.cli.run_stability import run_stability
-
-    run_stability(given)
-
-
-@command
-def train(context: typer.Context, given: TrainCommand) -> None:
-    """Train a model with SGD, or many at once; run the same command again to resume."""
-    from flatscope.cli.run_train import run_train
-
-    run_train(given, typed=[name for name in context.params if _typed(context, name)])
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-@command
-def watch(
-    run: Annotated[
-        str, typer.Argument(help="The --out of flatscope train, of one network or many, or a sweep's --store.")
-    ],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 5.0,
-    report: Annotated[Path | None, typer.Option(help="A page that refreshes itself, .html.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
-) -> None:
-    """Follow a training or a sweep while it goes on: progress, losses, measures so far."""
-    from flatscope.cli.run_report import watch_run
-
-    watch_run(run, every, report, once)
-
-
-@command
-def atlas(given: AtlasCommand) -> None:
-    """Correlate measures with the gap along training: after every epoch, at every training loss and accuracy."""
-    from flatscope.cli.run_population import run_atlas
-
-    run_atlas(given)
-
-
-@command
 def report(given: ReportCommand) -> None:
     """Make one self-contained HTML page from saved results, and figures for papers."""
     from flatscope.cli.run_report import run_report
@@ -198,65 +153,13 @@ def measures(
     list_measures(names, everything)
 
 
-@command
-def benchmark(given: BenchmarkCommand) -> None:
-    """Score measures, also your own, on the released population: do they rank networks as generalization does?"""
-    from flatscope.cli.run_population import run_benchmark
-
-    run_benchmark(given)
-
-
-sweep = group("sweep", "Many trials, each trained and measured once; kills lose nothing.")
-
-
-@sweep.command("run")
-@spread
-def sweep_run(
-    file: Annotated[Path, typer.Argument(help="TOML file that describes the sweep.")], given: EngineOptions
-) -> None:
-    """Run what the store does not have; run the same command again, or `resume`, after a kill."""
-    from flatscope.cli.run_sweep import run_file
-
-    run_file(file, given)
-
-
-@sweep.command("resume")
-@spread
-def sweep_resume(
-    given: EngineOptions,
-    name: Annotated[str | None, typer.Option(help="Which sweep, if the store has several.")] = None,
-) -> None:
-    """Go on with a sweep that the store remembers."""
-    from flatscope.cli.run_sweep import run_remembered
-
-    run_remembered(name, given)
-
-
-@sweep.command("status")
-def sweep_status(store: StoreRoot) -> None:
-    """How far the sweeps of a store are; exit code 1 if trials failed."""
-    from flatscope.cli.run_sweep import show_status
-
-    show_status(store)
-
-
-@sweep.command("export")
-def sweep_export(
-    out: Annotated[Path, typer.Argument(help="File to write: .parquet or .csv.")], store: StoreRoot
-) -> None:
-    """Write all results of a store to one table: a row per trial, its settings and its metrics."""
-    from flatscope.cli.run_sweep import export_results
-
-    export_results(out, store)
-
-
 data = group("data", "The data sets: what is here, get them, check them.")
 
 
 @data.command("list")
 def data_list(data_root: DataRoot = None) -> None:
     """Which data sets are here, and where."""
-    from flatscope.cli.run_train import list_sets
+    from flatscope.cli.run_data import list_sets
 
     list_sets(data_root)
 
@@ -264,7 +167,7 @@ def data_list(data_root: DataRoot = None) -> None:
 @data.command("fetch")
 def data_fetch(name: SetName, data_root: DataRoot = None) -> None:
     """Download a data set; every file is verified before it takes its name."""
-    from flatscope.cli.run_train import fetch_set
+    from flatscope.cli.run_data import fetch_set
 
     fetch_set(name, data_root)
 
@@ -272,40 +175,57 @@ def data_fetch(name: SetName, data_root: DataRoot = None) -> None:
 @data.command("verify")
 def data_verify(name: SetName, data_root: DataRoot = None) -> None:
     """Compare the files with the published ones, byte for byte; exit code 1 if one differs."""
-    from flatscope.cli.run_train import verify_set
+    from flatscope.cli.run_data import verify_set
 
     verify_set(name, data_root)
 
 
-# Studies come with the package of the papers, which is asked when it is needed.
-STUDY_LINE = "Figures and tables of the four papers, re-run with a verdict."
-COMMANDS["study"] = None
-
-
 class Commands(TyperGroup):
-    """A group that lists its commands from the table above, and builds the one that is to run."""
+    """A group that lists its commands, those of the parts too, and builds the one that is to run."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands.update({name: TyperCommand(name, help=help_line(name)) for name in COMMANDS})
+        self.commands.update({name: TyperCommand(name, help=help_line(name)) for name in command_names()})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the words name, itself and not its entry in the list."""
+        if args and args[0] in ORDER and args[0] not in command_names():
+            raise missing_part(f"flatscope {args[0]}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
 
 
+def command_names() -> list[str]:
+    """Names of all commands, in the order of the help."""
+    known = {*OWN_COMMANDS, *_in_parts()}
+    return [*(name for name in ORDER if name in known), *sorted(known - set(ORDER))]
+
+
+def _in_parts() -> dict[str, tuple[Offer, str, str]]:
+    """Commands of the parts: whose it is, its line, its place."""
+    return {name: (part, *found) for part in parts() for name, found in part.commands.items()}
+
+
 def help_line(name: str) -> str:
     """What a command does, in a line."""
-    found = COMMANDS[name]
-    if found is None:
-        return STUDY_LINE
+    if name not in OWN_COMMANDS:
+        return _in_parts()[name][1]
+    found = OWN_COMMANDS[name]
     return str(found.info.help) if isinstance(found, typer.Typer) else str(found.__doc__)
+
+
+def declared(name: str) -> Run | typer.Typer:
+    """The function of a command, or its group."""
+    if name in OWN_COMMANDS:
+        return OWN_COMMANDS[name]
+    part, _, place = _in_parts()[name]
+    found: Run | typer.Typer = part.load(place)
+    return found
 
 
 def load_command(name: str) -> Any:
     """One of the commands, built."""
-    found = COMMANDS[name] or from_papers("command")
+    found = declared(name)
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name

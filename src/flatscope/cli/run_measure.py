@@ -38,6 +38,7 @@ from flatscope.cli.sources import (
 )
 from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.context import Context, make_effort
+from flatscope.data.loading import Data, DataSource
 from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
@@ -46,8 +47,7 @@ from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, declarations, family_name, measure_page
 from flatscope.reports.measured import MANY, RESCALINGS, headline_words, lines
 from flatscope.table import Table
-from flatscope.training.data import Data, DataSource
-from flatscope.training.weight_files import read_weights
+from flatscope.weight_files import read_weights
 
 if TYPE_CHECKING:
     from flatscope.cli.options import MeasureCommand

@@ -35,7 +35,7 @@ from flatscope.ranks import process_group
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.spectra.finding import eigenpairs, spectral_density
 from flatscope.symmetries.scaling import WAYS, ways_of
-from flatscope.training.weight_files import read_weights
+from flatscope.weight_files import read_weights
 
 if TYPE_CHECKING:
     from flatscope.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand

@@ -16,16 +16,15 @@ from torch import nn
 
 from flatscope.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
 from flatscope.cli.output import command_line, show_note
+from flatscope.data.loading import Data, DataSource, load, load_or_read
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.factories import find_factory
 from flatscope.files import file_digest, from_json_bytes
+from flatscope.guards import private_randomness
+from flatscope.parts import built_in_models
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
-from flatscope.training import models
-from flatscope.training.checkpoint import STATE_FILE
-from flatscope.training.data import Data, DataSource, load, load_or_read
-from flatscope.training.initialization import private_randomness
-from flatscope.training.weight_files import WEIGHTS_FILE, load_weights
+from flatscope.weight_files import STATE_FILE, WEIGHTS_FILE, load_weights
 
 Options = dict[str, dict[str, Any]]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -54,7 +53,7 @@ def load_model(
             built = _call(factory, given, f"--model {model}")
         if not isinstance(built, nn.Module):
             raise InputError("a factory that returns a torch.nn.Module", type(built).__name__, where=f"--model {model}")
-    elif model in models.available():
+    elif model in (models := built_in_models()).available():
         fitting: dict[str, object] = {}
         if isinstance(data, Data) and "input_shape" in models.model_options(model):
             fitting = {"input_shape": data.input_shape, "classes": data.n_classes}
@@ -84,7 +83,8 @@ def _call(factory: Callable[..., Any], options: dict[str, Any], where: str) -> A
 
 def _build(model: str, seed: int, options: dict[str, Any]) -> nn.Module:
     try:
-        return models.build(model, seed=seed, **options)
+        built: nn.Module = built_in_models().build(model, seed=seed, **options)
+        return built
     except InputError as problem:
         fix = f"{problem.fix.rstrip('.')}. " if problem.fix else ""
         fix += "Options are given as --model-option name=value, as in --model-option widths=64,32,10"

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from flatscope.auditing import Audit
-from flatscope.benchmarking.leaderboard import Leaderboard
 from flatscope.comparing.comparison import Comparison
 from flatscope.errors import InputError
-from flatscope.factories import from_papers
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
-from flatscope.reports.atlas_curves import Atlas
-from flatscope.reports.atlas_page import atlas_plots, atlases_part
+from flatscope.parts import offered_kinds
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
-from flatscope.reports.leaderboard_page import leaderboard_plots, leaderboards_part
-from flatscope.reports.markup import Colours, Part
+from flatscope.reports.kinds import Kind
+from flatscope.reports.markup import Colours
 from flatscope.reports.plots import Plot
-from flatscope.reports.population_frame import PopulationFrame, is_population, target_column
-from flatscope.reports.population_page import population_plots, populations_part
 from flatscope.reports.sections import (
     audits_part,
     bounds_part,
@@ -40,44 +36,13 @@ from flatscope.reports.sections import (
     spectra_part,
     spectrum_kind,
     spectrum_plots,
-    studies_part,
 )
-from flatscope.reports.stability_page import stability_part, stability_plots
 from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
-from flatscope.stability.sharpness_record import Stability
 from flatscope.table import BOUND_COLUMNS, Table
 
 T = TypeVar("T")
-
-
-def _no_plots(items: Mapping[str, Any], colours: Colours) -> Iterable[Plot]:
-    return ()
-
-
-class Kind(NamedTuple):
-    """How a kind of thing is recognised, called in messages, shown, drawn, and named where the caller gives no name."""
-
-    words: str
-    of: type[Result] | tuple[type[Result], ...] | Callable[[object], bool]  # its classes, or what recognises it
-    name: str | Callable[[Any], str]
-    render: Callable[[Mapping[str, Any], Colours], Part]
-    aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
-    plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = _no_plots  # its figures as files
-
-    @property
-    def classes(self) -> tuple[type[Result], ...]:
-        """Classes of results, all of which are of this kind."""
-        return self.of if isinstance(self.of, tuple) else (self.of,) if isinstance(self.of, type) else ()
-
-    def accepts(self, item: object) -> bool:
-        """Whether the item is of this kind."""
-        return isinstance(item, self.of) if isinstance(self.of, type | tuple) else self.of(item)
-
-    def name_of(self, item: Any) -> str:
-        """What to call an item."""
-        return self.name if isinstance(self.name, str) else self.name(item)
 
 
 def _is_bounds(item: object) -> bool:
@@ -90,13 +55,9 @@ def _is_measures(item: object) -> bool:
 
 def is_history(item: object) -> bool:
     """One row per epoch; the frame of a Table is not one, whatever its index is called."""
-    if not isinstance(item, pd.DataFrame) or "measure" in item.columns or is_population(item):
+    if not isinstance(item, pd.DataFrame) or "measure" in item.columns:
         return False
     return "epoch" in item.columns or item.index.name == "epoch"
-
-
-def _is_population(item: object) -> bool:
-    return isinstance(item, PopulationFrame) or (isinstance(item, pd.DataFrame) and is_population(item))
 
 
 def _is_figure(item: object) -> bool:
@@ -115,39 +76,37 @@ def _network_name(item: Any) -> str:
     return str(item.meta.get("name", "network")) if isinstance(item, named) else "network"
 
 
-def _is_study(item: object) -> bool:
-    """By its parts: the class stands on Matplotlib, for which a page of tables should not wait."""
-    return all(hasattr(item, part) for part in ("findings", "rows", "svg", "scale", "provenance"))
-
-
-def _scale(study: Any) -> str:
-    return f"{study.scale} scale"
-
-
 def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     yield from comparison_plot(tables, colours)
     yield from measured_plots(tables, colours)
 
 
-# In the order of the page. A new kind of thing is one entry here, beside the function that renders it.
-KINDS: dict[str, Kind] = {
-    "leaderboards": Kind(
-        "a Leaderboard of measures", Leaderboard, "leaderboard", leaderboards_part, plots=leaderboard_plots
-    ),
+# In the order of the page; a kind that is not named here comes last.
+ORDER = (
+    "leaderboards",
+    "comparisons",
+    "populations",
+    "atlases",
+    "surfaces",
+    "stability",
+    "measures",
+    "audits",
+    "spectra",
+    "simplexes",
+    "histories",
+    "bounds",
+    "studies",
+    "figures",
+)
+# A new kind of thing is one entry here, or in a part's table, beside the function that renders it.
+OWN_KINDS: dict[str, Kind] = {
     "comparisons": Kind("a Comparison of networks", Comparison, "comparison", comparisons_part),
-    "populations": Kind(
-        "a PopulationFrame, or a pandas frame with a column `generalization_gap` and columns named after measures",
-        _is_population,
-        "population",
-        populations_part,
-        plots=population_plots,
-    ),
-    "atlases": Kind("an Atlas of correlations along training", Atlas, "atlas", atlases_part, plots=atlas_plots),
     "surfaces": Kind(
         "a Surface of a landscape", Surface, _network_name, surfaces_part, surface_words, plots=surface_plots
     ),
-    "stability": Kind("a Stability of a training", Stability, "training", stability_part, plots=stability_plots),
-    "measures": Kind("a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots),
+    "measures": Kind(
+        "a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots, saved_as=(Table,)
+    ),
     "audits": Kind("an Audit", Audit, _network_name, audits_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
@@ -168,15 +127,15 @@ KINDS: dict[str, Kind] = {
         plots=history_plots,
     ),
     "bounds": Kind("a Table of bounds", _is_bounds, _network_name, bounds_part),
-    "studies": Kind("the result of a study", _is_study, lambda item: str(item.name), studies_part, _scale),
     "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part, plots=given_plots),
 }
-# What files may hold: these, and two classes that are recognised by what they contain.
-RESULTS: tuple[type[Result], ...] = (
-    *(each for kind in KINDS.values() for each in kind.classes),
-    PopulationFrame,
-    Table,
-)
+
+
+@functools.cache
+def shown_kinds() -> dict[str, Kind]:
+    """All that a report can show, in the order of the page."""
+    found = OWN_KINDS | dict(offered_kinds())
+    return {name: found[name] for name in dict.fromkeys((*ORDER, *found)) if name in found}
 
 
 def by_kind(items: object) -> dict[str, dict[str, Any]]:
@@ -185,14 +144,15 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
     Args:
         items: a thing that can be shown, a (name, thing) pair, or a list or dictionary of these, nested at will.
     """
-    named: dict[str, list[tuple[str | None, Any]]] = {kind: [] for kind in KINDS}
+    named: dict[str, list[tuple[str | None, Any]]] = {kind: [] for kind in shown_kinds()}
     for name, item in _flat(items, None):
         named[_kind_of(item)].append((name, item))
     if not any(named.values()):
         raise InputError("at least one thing to show", "none", where="report", fix=_accepted())
-    populations = named["populations"]
-    named["populations"] = [(n, PopulationFrame(i) if isinstance(i, pd.DataFrame) else i) for n, i in populations]
-    return {kind: _unique(KINDS[kind], pairs) for kind, pairs in named.items()}
+    return {
+        name: _unique(kind, [(given, kind.shown_as(item)) for given, item in named[name]])
+        for name, kind in shown_kinds().items()
+    }
 
 
 def _flat(items: object, name: str | None) -> Iterator[tuple[str | None, object]]:
@@ -208,10 +168,13 @@ def _flat(items: object, name: str | None) -> Iterator[tuple[str | None, object]
         yield name, items
 
 
+def _recognised(item: object) -> str | None:
+    return next((name for name, kind in shown_kinds().items() if kind.accepts(item)), None)
+
+
 def _kind_of(item: object) -> str:
-    for name, kind in KINDS.items():
-        if kind.accepts(item):
-            return name
+    if (name := _recognised(item)) is not None:
+        return name
     got = type(item).__name__
     if isinstance(item, pd.DataFrame):
         got = f"a frame with columns {', '.join(map(str, item.columns[:6])) or 'none'}"
@@ -219,8 +182,8 @@ def _kind_of(item: object) -> str:
 
 
 def _accepted() -> str:
-    kinds = "; ".join(kind.words for kind in KINDS.values())
-    return f"Accepted are {kinds}; and (name, thing) pairs, lists and dictionaries of these"
+    words = "; ".join(kind.words for kind in shown_kinds().values())
+    return f"Accepted are {words}; and (name, thing) pairs, lists and dictionaries of these"
 
 
 def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
@@ -238,7 +201,7 @@ def _unique(kind: Kind, pairs: list[tuple[str | None, Any]]) -> dict[str, Any]:
     return result
 
 
-HISTORY_FILE, VERDICTS_FILE = "history.csv", "verdicts.json"
+HISTORY_FILE = "history.csv"
 ACCEPTED = (
     "Accepted are tables, audits, atlases, leaderboards and recorded stability (.parquet, .json), comparisons "
     "(.json), surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories "
@@ -287,14 +250,15 @@ def _named(given: str) -> tuple[str, Path]:
 
 
 def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
-    """The result of a study; or a training run: its history, and what was measured into the same folder."""
-    if (path / VERDICTS_FILE).is_file():
-        return [(name, from_papers("load_result")(path))]
+    """What a kind of folders holds; or a training run: its history, and what was measured into the same folder."""
+    for kind in shown_kinds().values():
+        if kind.read_folder is not None and (path / kind.folder_file).is_file():
+            return [(name, kind.read_folder(path))]
     if not (path / HISTORY_FILE).is_file():
         raise InputError(f"a folder with {HISTORY_FILE}", "a folder without", where=str(path), fix=ACCEPTED)
     history = _csv(path / HISTORY_FILE)
-    if not is_history(history):
-        raise _unknown(path / HISTORY_FILE, _columns_words(history))
+    if _recognised(history) != "histories":
+        raise _unknown(path / HISTORY_FILE, columns_words(history))
     found: list[tuple[str, Any]] = [(name, history)]
     for file in sorted(path.iterdir()):
         if file.suffix == ".npz" or (file.suffix == ".parquet" and _written_as(file)):
@@ -313,7 +277,12 @@ def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
 def _written_as(path: Path) -> type[Result] | None:
     """Which class of results wrote a Parquet file; None for a frame of somebody else."""
     metadata = _content(path, parquet_metadata, "a Parquet file")
-    return next((kind for kind in RESULTS if kind.parquet_key() in metadata), None)
+    return next((kind for kind in _saved_classes() if kind.parquet_key() in metadata), None)
+
+
+def _saved_classes() -> list[type[Result]]:
+    """What files may hold."""
+    return [each for kind in shown_kinds().values() for each in kind.classes]
 
 
 def _parquet(path: Path) -> Any:
@@ -323,7 +292,7 @@ def _parquet(path: Path) -> Any:
 
 def _json(path: Path) -> Any:
     content = _content(path, from_json_bytes, "a JSON file")
-    for kind in RESULTS:
+    for kind in _saved_classes():
         if isinstance(content, dict) and f"flatscope_{kind.WORD}" in content:
             return kind.load(path)
     raise _unknown(path, "JSON of another kind")
@@ -341,18 +310,16 @@ def _csv(path: Path) -> pd.DataFrame:
 
 
 def _frame(path: Path, frame: pd.DataFrame, target: str, measures: Sequence[str]) -> Any:
-    if is_history(frame):
+    if _recognised(frame) == "histories":
         return frame
-    if target or measures or is_population(frame):
-        return PopulationFrame(frame, target, tuple(measures), meta={"file": str(path)})
-    if target_column(map(str, frame.columns)):
-        fix = "Add a column named after each measure; a sweep (flatscope sweep run, then export) has them"
-        raise InputError("a population with measures", "a gap, but no column of a measure", where=str(path), fix=fix)
-    fix = "Name the column of the generalization gap with --target, and the measures with --measure. " + ACCEPTED
-    raise InputError("a training history or a population", _columns_words(frame), where=str(path), fix=fix)
+    for kind in shown_kinds().values():
+        if kind.read_frame is not None:
+            return kind.read_frame(path, frame, target, measures)
+    raise InputError("a training history", columns_words(frame), where=str(path), fix=ACCEPTED)
 
 
-def _columns_words(frame: pd.DataFrame) -> str:
+def columns_words(frame: pd.DataFrame) -> str:
+    """The first columns of a frame, for an error."""
     shown = ", ".join(map(str, frame.columns[:6]))
     return f"columns {shown}{', …' if len(frame.columns) > 6 else ''}"
 

@@ -20,7 +20,7 @@ from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.guards import whole_file
 from flatscope.reports.figures import save_plots
-from flatscope.reports.items import KINDS, by_kind
+from flatscope.reports.items import by_kind, shown_kinds
 from flatscope.reports.markup import Cell, breakable, element, fragment, listed, source, table
 from flatscope.reports.measured import MeasuredCell, headline_words, lines, minimum_verdict
 from flatscope.reports.plots import COLOURS
@@ -117,7 +117,7 @@ def save_figures(items: object, folder: str | os.PathLike[str], formats: str | I
     """
     kinds = with_comparison(by_kind(items))
     colours = _colours(kinds)
-    plots = (plot for name, kind in KINDS.items() for plot in kind.plots(kinds[name], colours))
+    plots = (plot for name, kind in shown_kinds().items() for plot in kind.plots(kinds[name], colours))
     return save_plots(plots, folder, formats)
 
 
@@ -127,7 +127,7 @@ def page_text(
     """The page that `report` writes."""
     kinds = with_comparison(by_kind(items))
     colours = _colours(kinds)
-    parts = {name: kind.render(kinds[name], colours) for name, kind in KINDS.items() if kinds[name]}
+    parts = {name: kind.render(kinds[name], colours) for name, kind in shown_kinds().items() if kinds[name]}
     script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
     style = "".join([*map(source, STYLES), *(part.style for part in parts.values())])
     sections = [section for part in parts.values() for section in part.sections]
@@ -157,7 +157,7 @@ def page_text(
 
 def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """A colour for every network that something on the page is about."""
-    networks = dict.fromkeys(name for kind in COLOURED for name in kinds[kind])
+    networks = dict.fromkeys(name for kind in COLOURED for name in kinds.get(kind, ()))
     return {name: n % len(COLOURS) for n, name in enumerate(networks)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
-from flatscope.factories import from_papers
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, percent, some_of, typeset, written
 from flatscope.interpolation import Simplex
@@ -325,12 +324,6 @@ def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
     """One figure per interpolation, and whether a barrier lies between the networks."""
     gist = "loss of mixtures of the networks"
     return _drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
-
-
-def studies_part(studies: Mapping[str, Any], colours: Colours) -> Part:
-    """Claims and verdicts, as the package of the papers shows them."""
-    part: Part = from_papers("report_section")(studies, colours)
-    return part
 
 
 def given_plots(figures: Mapping[str, Figure], _: Colours) -> Iterator[Plot]:

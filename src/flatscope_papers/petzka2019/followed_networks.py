@@ -18,13 +18,13 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flatscope import Population, train_population
+from flatscope.data.loading import Data, load
 from flatscope.guards import own_settings, write_whole
-from flatscope.sweeps.configuration import from_json, to_json
-from flatscope.sweeps.store import Store
-from flatscope.sweeps.work import CHECKPOINT_SECONDS, trial_of
-from flatscope.training.data import Data, load
-from flatscope.training.loop import evaluate
-from flatscope.training.population import PopulationView
+from flatscope_training.loop import evaluate
+from flatscope_training.population import PopulationView
+from flatscope_training.sweeps.configuration import from_json, to_json
+from flatscope_training.sweeps.store import Store
+from flatscope_training.sweeps.work import CHECKPOINT_SECONDS, trial_of
 
 Report = Callable[[float, str], None]
 Pair = tuple[Tensor, Tensor]

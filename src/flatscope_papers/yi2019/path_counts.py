@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from flatscope import BasisPaths
 from flatscope.params import Params, named_parameters
-from flatscope.sweeps.store import Store
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
@@ -27,6 +26,7 @@ from flatscope_papers.theory.path_matrix import (
     path_sum,
     path_values,
 )
+from flatscope_training.sweeps.store import Store
 
 SIZES = grid(__name__)
 

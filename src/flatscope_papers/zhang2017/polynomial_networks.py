@@ -14,7 +14,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from flatscope.training.models import build
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
@@ -25,6 +24,7 @@ from flatscope_papers.zhang2017.errors_by_size import (
     curve_found,
 )
 from flatscope_papers.zhang2017.errors_by_width import against_parameters
+from flatscope_training.models import build
 
 RADIUS, DEGREE = 5.0, 10
 

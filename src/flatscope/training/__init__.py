@@ -1,1 +1,0 @@
-"""Data, labels, models and plain training: what the networks to be measured come from."""

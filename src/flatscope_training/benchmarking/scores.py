@@ -1,0 +1,112 @@
+"""How well a measure does on a population: six scores, each for one data set and one stop, each with an interval.
+
+Networks are what is independent: each has a seed of its own. Intervals of tau resample them (BCa bootstrap), those of Ψ
+and of the information add up or leave out whole networks, and those of the worst environment rest on pairs that share
+no network, since a setting has two values and every combination of settings was trained once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flatscope.registry import declarations
+from flatscope.stats import (
+    Estimate,
+    conditional_mutual_information,
+    correlate,
+    granulated_kendall,
+    sign_error,
+)
+from flatscope_training.benchmarking.recipe import RESCALED, SETTINGS, STOPS
+
+TARGET = "gap"
+# What each says, and the best that can be reached.
+SCORES: dict[str, tuple[str, float]] = {
+    "tau": ("Kendall’s tau with the gap over all networks", 1.0),
+    "psi": ("granulated Ψ (Jiang et al. 2020): tau when one setting at a time changes, averaged over settings", 1.0),
+    "information": ("conditional mutual information (Jiang et al. 2020), least over two settings given", 1.0),
+    "worst_error": (
+        "sign-error in the worst environment (Dziugaite et al. 2020): a setting whose change it misreads",
+        0.0,
+    ),
+    "survival": ("Kendall’s tau between the networks and twins with rescaled units that compute the same", 1.0),
+    "tau_rescaled": ("Kendall’s tau with the gap, measured on the rescaled twins", 1.0),
+}
+OF_TWINS = ("survival", "tau_rescaled")  # taken at the last stop, of the networks that have a twin
+SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should rise with the gap
+ORACLE, CHANCE = "oracle", "chance"  # the test error itself, and random numbers: what measures lie between
+SMALLEST_DIFFERENCE = 0.01  # of two gaps: two standard errors of an error on 10,000 test images
+RESAMPLES = 1_000
+COLUMNS = {
+    **{"measure": "object", "data": "object", "stop": "float64", "score": "object"},
+    **{"value": "float64", "low": "float64", "high": "float64", "networks": "int64", "note": "object"},
+}
+
+
+def with_controls(population: pd.DataFrame) -> pd.DataFrame:
+    """The population with two more columns of values: what no measure can beat, and what every measure should."""
+    draws = np.random.RandomState(0).standard_normal((2, len(population)))
+    there = population["reached"].to_numpy(bool)
+    twins = there & (population["stop"] == STOPS[-1]).to_numpy()
+    made: dict[str, Any] = {
+        ORACLE: population["test_error"],
+        f"{RESCALED}{ORACLE}": population["test_error"].where(twins),
+    }
+    made |= {CHANCE: np.where(there, draws[0], math.nan), f"{RESCALED}{CHANCE}": np.where(twins, draws[1], math.nan)}
+    return population.assign(**made)
+
+
+def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """All scores of these columns of a population, for each of its data sets and stops.
+
+    Args:
+        population: a row per network and stop: settings, `gap`, a column per measure, and `rescaled.…` of twins.
+        names: columns of measures; of those that are not declared, low is taken to be good.
+    """
+    known = {name: entry.direction for name, entry in declarations().items()}
+    rows = []
+    for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
+        for name in names:
+            sign = SIGNS[known.get(name, "lower")]
+            for score, found in _scores(part, name, sign, twins=stop == STOPS[-1]).items():
+                ends = (found.value, found.low, found.high, found.n, found.note)
+                rows.append((name, data, stop, score, *ends))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[str, Estimate]:
+    """The scores of one measure on the networks of one data set at one stop."""
+    settings = [setting for setting in SETTINGS if part[setting].nunique() > 1]
+    turned = part.assign(turned=sign * part[name].astype(float)) if name in part else part.assign(turned=math.nan)
+    turned = turned[np.isfinite(turned["turned"])]
+    constant = turned["turned"].nunique() < 2
+    if len(turned) < 2 or constant or not settings:
+        note = "the same on all networks" if len(turned) > 1 and constant else "no values"
+        return {
+            score: Estimate(math.nan, n=len(turned), note=note) for score in SCORES if twins or score not in OF_TWINS
+        }
+    signs = sign_error(turned, "turned", TARGET, settings, smallest_difference=SMALLEST_DIFFERENCE)
+    found = {
+        "tau": correlate(turned["turned"], turned[TARGET], "kendall", resamples=RESAMPLES),
+        "psi": granulated_kendall(turned, "turned", TARGET, settings).average,
+        "information": conditional_mutual_information(turned, "turned", TARGET, settings),
+        "worst_error": _noted(signs.worst, signs.worst_environment),
+    }
+    if twins:
+        after = (
+            sign * turned[f"{RESCALED}{name}"].astype(float)
+            if f"{RESCALED}{name}" in turned
+            else turned["turned"] * math.nan
+        )
+        found["survival"] = correlate(turned["turned"], after, "kendall", resamples=RESAMPLES)
+        found["tau_rescaled"] = correlate(after, turned[TARGET], "kendall", resamples=RESAMPLES)
+    return found
+
+
+def _noted(found: Estimate, note: str) -> Estimate:
+    return Estimate(found.value, found.low, found.high, n=found.n, method=found.method, note=note)

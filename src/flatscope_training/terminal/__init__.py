@@ -1,0 +1,1 @@
+"""The commands that train, and what they do."""
