@@ -361,8 +361,10 @@ def keeps_its_symmetries(entry: Declaration, tiny: Tiny, symmetry: str) -> None:
     """A declared symmetry leaves every value unchanged (up to a permutation of units); an undeclared one moves it."""
     other = transformed(tiny, symmetry)
     options = STRONG_OPTIONS.get((entry.name, symmetry), {})
+    enough = AGAINST_TWINS.get(entry.name, {})
     before, after = (
-        with_all_draws(entry, network, options) if options else values_of(entry, network) for network in (tiny, other)
+        with_all_draws(entry, network, options) if options else values_of(entry, network, **enough)
+        for network in (tiny, other)
     )
     if entry.per == "network":  # a product over layers may stand still while its factors move
         before = {key: value for key, value in before.items() if key[0] == ""}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,10 @@ FAST = {
     "verdicts", "walls",
 }
 # fmt: on
+gc.disable()  # until all tests are collected: imports leave little behind
+# Processes that tests start, and the next run, find compiled what this one has compiled, whatever the shell says.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).parent)
 
 
@@ -32,6 +38,13 @@ def pytest_configure() -> None:
     # Processes that a test starts use the flatscope of the test, whatever is installed, and find its files.
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, (SOURCE, TESTS, *known))))
+
+
+def pytest_collection_finish() -> None:
+    # A million objects of modules and collected tests, which every collection of garbage would look through.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,12 @@ def _tensors(found: dict[str, Any]) -> str:
     return repr({name: (str(value.dtype), value.tolist()) for name, value in sorted(found.items())})
 
 
+NEWER: dict[str, type[Result]] = {
+    "eigenpairs": fs.Eigenpairs, "density": fs.SpectralDensity, "atlas": fs.Atlas, "leaderboard": fs.Leaderboard,
+    "stability": fs.Stability,
+}  # fmt: skip
+
+
 def _newer(name: str) -> Result:
     """A result of a kind that version 0.1 did not have."""
     problem = fs.Problem(old_network(0), train=old_data())
@@ -122,13 +129,19 @@ def _newer(name: str) -> Result:
     return recorder.stability
 
 
-def _result(made: Result, ending: str) -> Kind:
+@cache
+def _made(name: str) -> Result:
+    """Made when a file of it is first asked for, not for a list of names."""
+    return _newer(name) if name in NEWER else made_again(name)
+
+
+def _result(name: str, ending: str) -> Kind:
 
     def read(folder: Path) -> str:
-        again: Result = type(made).load(folder / f"file{ending}")
+        again: Result = type(_made(name)).load(folder / f"file{ending}")
         return repr(again.to_frame().to_csv()) + again.to_json()
 
-    return Kind(lambda folder: made.save(folder / f"file{ending}"), read)
+    return Kind(lambda folder: _made(name).save(folder / f"file{ending}"), read)
 
 
 def _train(folder: Path, **settings: Any) -> Any:
@@ -194,16 +207,15 @@ def _foreign_weights(folder: Path) -> None:
 def kinds() -> dict[str, Kind]:
     """Every kind of file."""
     found = {
-        f"{name}{ending}": _result(made_again(name), ending)
+        f"{name}{ending}": _result(name, ending)
         for name, endings in {
             "table": (".json", ".parquet"), "audit": (".json", ".parquet"), "comparison": (".json",),
             "surface": (".npz", ".parquet", ".json"), "simplex": (".npz", ".json"),
         }.items()
         for ending in endings
     }  # fmt: skip
-    for name in ("eigenpairs", "density", "atlas", "leaderboard", "stability"):
-        made = _newer(name)
-        found |= {f"{name}{ending}": _result(made, ending) for ending in made.READABLE}
+    for name, kind in NEWER.items():
+        found |= {f"{name}{ending}": _result(name, ending) for ending in kind.READABLE}
     return found | {
         "weights.safetensors": Kind(
             lambda folder: void(save_weights(old_network(0), folder / "w.safetensors")),

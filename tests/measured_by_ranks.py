@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import flatscope as fs
 from flatscope.cli import main
 
-N = 101  # neither 2 nor 3 ranks get equal shares
+N = 53  # neither 2 nor 3 ranks get equal shares, all of more than one batch
 NETWORKS = (mlp, lenet_like, batchnorm_conv, regression, smooth, attention)
 
 

@@ -75,7 +75,8 @@ class Dense:
         return self._hessians[key]
 
     def _hessian_of(self, names: list[str]) -> Tensor:
-        return torch.autograd.functional.hessian(lambda v: self.loss_of(v, names), self.vector(names))
+        vector = self.vector(names)
+        return torch.autograd.functional.hessian(lambda v: self.loss_of(v, names), vector, vectorize=True)
 
     @property
     def hessian(self) -> Tensor:

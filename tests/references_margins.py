@@ -52,7 +52,9 @@ def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
     weight = (model[-1].weight[y] - model[-1].weight[j]).detach().numpy()
     offset = float((model[-1].bias[y] - model[-1].bias[j]).detach())
     best = _nearest_by_solver(dense, x, y, j) * 1.01 if len(z) > 6 else math.inf  # saves work where there are many
-    for on in _patterns(A, z, weight, offset, best):
+    for least, on in _patterns(A, z, weight, offset, best):
+        if least >= best:  # and so are all that follow
+            break
         # Constraints Gd ≥ h: units keep the pattern, and class j is at least as high.
         G = np.vstack([(2 * on - 1)[:, None] * A, -(weight * on) @ A])
         h = np.append(-(2 * on - 1) * z, (weight * on) @ z + offset)
@@ -67,14 +69,16 @@ def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
     return best
 
 
-def _patterns(A: np.ndarray, z: np.ndarray, weight: np.ndarray, offset: float, best: float) -> np.ndarray:
-    """Patterns of active units, the nearest first, without those of which one constraint alone lies beyond the best."""
+def _patterns(
+    A: np.ndarray, z: np.ndarray, weight: np.ndarray, offset: float, best: float
+) -> list[tuple[float, np.ndarray]]:
+    """Patterns of active units, by how far one constraint alone is, the nearest first; none beyond the best."""
     on = np.array(list(itertools.product((0.0, 1.0), repeat=len(z))))
     units = np.maximum(-(2 * on - 1) * z, 0) / np.maximum(np.linalg.norm(A, axis=1), 1e-12)
     last = np.maximum(on * weight @ z + offset, 0) / np.maximum(np.linalg.norm(on * weight @ A, axis=1), 1e-12)
     least = np.maximum(units.max(axis=1), last)
     order = np.argsort(least, kind="stable")
-    return on[order[least[order] < best]]
+    return [(float(least[number]), on[number]) for number in order if least[number] < best]
 
 
 def _convex(G: np.ndarray, h: np.ndarray) -> float:

@@ -44,7 +44,7 @@ class InPathSpace:
 @twin
 def psi_trace(dense: Dense, rule: str = "max_product", **options: Any) -> float:
     space = InPathSpace(dense, rule)
-    return float(torch.autograd.functional.hessian(space.loss, space.v).trace())
+    return float(torch.autograd.functional.hessian(space.loss, space.v, vectorize=True).trace())
 
 
 @twin

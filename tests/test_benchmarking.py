@@ -165,6 +165,7 @@ def test_interrupts_change_nothing_of_the_callers_and_no_score(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Networks are trained and measured in this very process; what was done before the interrupt is not done again."""
+    monkeypatch.setitem(recipe.SETTINGS, "width", (24,))  # four networks are as good as eight
     board = leaderboard.rebuild(tmp_path, str(tmp_path / "first"), workers=0)
     population = leaderboard.from_parquet_bytes(
         (tmp_path / leaderboard.POPULATION_FILE).read_bytes(), leaderboard.POPULATION_KEY

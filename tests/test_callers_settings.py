@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
@@ -155,57 +155,80 @@ def test_the_callers_settings_change_no_number_and_are_left_as_they_are(setting:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_every_public_function_takes_the_callers_settings(setting: str, tmp_path: Path) -> None:
-    def everything() -> list[float]:
-        problem = fs.Problem(model, (X, Y), test=(X[:6], Y[:6]))
-        audit = fs.audit(problem, ["gradient_norm", "psi_trace"], trials=1).to_frame()
-        surface = fs.landscape(problem, grid=3)
-        simplex = fs.interpolate([model, other], (X, Y), resolution=2)
-        ranking = fs.compare({"one": model, "other": other}, (X, Y), ["hessian_trace", "margin"]).to_frame()
-        twin = fs.rescale(model, X, seed=1)
-        paths = fs.BasisPaths(model, X)
-        bound = fs.bounds(problem, ["pac_bayes"], options={"pac_bayes": {"draws": 20}}).to_frame()
-        back = paths.to_model(paths.values())
-        folded = fs.fold_batchnorm(normalised, X)
-        vector = torch.ones(73, dtype=torch.float64, device="cpu")
-        trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
-        followed = fs.atlas(looks, ["margin"], kinds=["pearson"], resamples=100).to_frame()
-        scores = fs.benchmark("path_norm", networks=8).to_frame()
-        recorder = fs.StabilityRecorder((X, Y), batch=4, density_every=1)
-        recorder.record(model, 0, lr=0.1)
-        table = fs.measure(problem, ["l2_norm"])
-        fs.report(table, tmp_path / "page.html")
-        return [
-            *fs.eigenpairs(problem, top=2).values.tolist(),
-            *fs.spectral_density(problem, draws=2).nodes.flatten().tolist(),
-            *(fs.hessian(problem) @ vector).tolist(),
-            *(fs.gauss_newton(problem) @ vector).tolist(),
-            *(float(value.detach().double().sum()) for value in folded.parameters()),
-            *trained.frame()["train_loss"].tolist(),
-            *audit["after"].tolist(),
-            *surface.loss.flatten().tolist(),
-            *simplex.loss.tolist(),
-            *ranking.select_dtypes("number").to_numpy().ravel().tolist(),
-            *(float(value.detach().double().sum()) for value in (*twin.parameters(), *back.parameters())),
-            *bound["value"].tolist(),
-            *recorder.stability.rows.select_dtypes("number").iloc[0].tolist(),
-            *(value for found in (followed, scores) for value in found["value"].dropna().tolist()),
-        ]
+class Things(NamedTuple):
+    """What the public functions are given."""
 
+    model: nn.Sequential
+    other: nn.Sequential
+    small: nn.Sequential
+    normalised: nn.Sequential
+    looks: pd.DataFrame
+
+
+def things() -> Things:
     rows = [{"network": k, "epoch": e, "gap": k, "margin": k * e + k % 3} for k in range(12) for e in (0, 1)]
-    looks = pd.DataFrame(rows)
     model, other, small = plain(), plain(), plain().float()
     normalised = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
     with torch.no_grad():
         other[0].weight.mul_(1.5)
+    return Things(model, other, small, normalised, pd.DataFrame(rows))
+
+
+def everything(given: Things, folder: Path) -> list[float]:
+    model, other, small, normalised, looks = given
+    problem = fs.Problem(model, (X, Y), test=(X[:6], Y[:6]))
+    audit = fs.audit(problem, ["gradient_norm", "psi_trace"], trials=1).to_frame()
+    surface = fs.landscape(problem, grid=3)
+    simplex = fs.interpolate([model, other], (X, Y), resolution=2)
+    ranking = fs.compare({"one": model, "other": other}, (X, Y), ["hessian_trace", "margin"]).to_frame()
+    twin = fs.rescale(model, X, seed=1)
+    paths = fs.BasisPaths(model, X)
+    bound = fs.bounds(problem, ["pac_bayes"], options={"pac_bayes": {"draws": 20}}).to_frame()
+    back = paths.to_model(paths.values())
+    folded = fs.fold_batchnorm(normalised, X)
+    vector = torch.ones(73, dtype=torch.float64, device="cpu")
+    trained = fs.train_population(lambda _: copy.deepcopy(small), [{"seed": 1, "epochs": 2}], (X.float(), Y))
+    followed = fs.atlas(looks, ["margin"], kinds=["pearson"], resamples=100).to_frame()
+    scores = fs.benchmark("path_norm", networks=8).to_frame()
+    recorder = fs.StabilityRecorder((X, Y), batch=4, density_every=1)
+    recorder.record(model, 0, lr=0.1)
+    table = fs.measure(problem, ["l2_norm"])
+    fs.report(table, folder / "page.html")
+    return [
+        *fs.eigenpairs(problem, top=2).values.tolist(),
+        *fs.spectral_density(problem, draws=2).nodes.flatten().tolist(),
+        *(fs.hessian(problem) @ vector).tolist(),
+        *(fs.gauss_newton(problem) @ vector).tolist(),
+        *(float(value.detach().double().sum()) for value in folded.parameters()),
+        *trained.frame()["train_loss"].tolist(),
+        *audit["after"].tolist(),
+        *surface.loss.flatten().tolist(),
+        *simplex.loss.tolist(),
+        *ranking.select_dtypes("number").to_numpy().ravel().tolist(),
+        *(float(value.detach().double().sum()) for value in (*twin.parameters(), *back.parameters())),
+        *bound["value"].tolist(),
+        *recorder.stability.rows.select_dtypes("number").iloc[0].tolist(),
+        *(value for found in (followed, scores) for value in found["value"].dropna().tolist()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def numbers_of_everything(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Without any setting of the caller's."""
     functions = {name for name in fs.__all__ if name.islower() and inspect.isroutine(getattr(fs, name))} - {"study"}
     assert {name for name in functions if f"fs.{name}(" not in inspect.getsource(everything)} == set()
-    expected = everything()
+    return everything(things(), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_public_function_takes_the_callers_settings(
+    setting: str, numbers_of_everything: list[float], tmp_path: Path
+) -> None:
+    given = things()
     with SETTINGS[setting]():
-        found = everything()
-    assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
+        found = everything(given, tmp_path)
+    assert found == pytest.approx(numbers_of_everything, rel=1e-9, nan_ok=True)
 
 
 def test_models_and_data_made_in_inference_mode() -> None:

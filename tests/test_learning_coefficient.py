@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import checks
@@ -88,8 +90,10 @@ def test_flat_directions_count_nothing() -> None:
     assert abs(value - 4.0) > 5 * stderr
 
 
-def fitted(tiny: Tiny, n: int = 30) -> Tiny:
-    """The network at a minimum: of the squared error on outputs of its own."""
+@cache
+def fitted(build: Callable[[], Tiny], n: int = 30) -> Tiny:
+    """The network at a minimum, of the squared error on outputs of its own; made once, and so are its chains."""
+    tiny = build()
     x = torch.randn(n, *tiny.x.shape[1:], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return replace(tiny, x=x, y=tiny.model(x).detach(), xt=None, yt=None, loss="mse", initial={})
 
@@ -109,7 +113,7 @@ def fitted(tiny: Tiny, n: int = 30) -> Tiny:
     ],
 )
 def test_rescaling_moves_them_at_a_minimum(name: str, symmetry: str, build: Any) -> None:
-    checks.keeps_its_symmetries(declarations()[name], fitted(build()), symmetry)
+    checks.keeps_its_symmetries(declarations()[name], fitted(build), symmetry)
 
 
 def test_the_row_says_when_the_chains_are_not_to_be_trusted() -> None:

@@ -9,9 +9,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ FRAME = pd.DataFrame(
 
 
 def recorder(data: Any) -> fs.StabilityRecorder:
-    return fs.StabilityRecorder(data, batch=3, noise_every=2, density_every=2)
+    return fs.StabilityRecorder(data, batch=8, noise_every=2, density_every=2)
 
 
 def recorded(model: nn.Module, data: Any) -> fs.StabilityRecorder:
@@ -186,6 +187,13 @@ def test_an_interrupt_in_any_forward_pass_leaves_nothing_behind(call: str) -> No
         assert differing(before, state(model, data)) == [], f"interrupted in forward pass {left} of {needed}"
 
 
+@cache
+def _counts(code: CodeType) -> bool:
+    """Whether a call of this is one of ours, and not of what puts things back."""
+    ours = code.co_filename.startswith(OURS) and not code.co_filename.endswith("guards.py")
+    return ours and not code.co_flags & inspect.CO_GENERATOR
+
+
 class CtrlC:
     """Counts calls of our functions, and is an interrupt at one of them; what puts things back is left to do so."""
 
@@ -193,10 +201,7 @@ class CtrlC:
         self.calls, self.at = 0, at
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
-        code = frame.f_code
-        if event != "call" or code.co_flags & inspect.CO_GENERATOR or not code.co_filename.startswith(OURS):
-            return
-        if code.co_filename.endswith("guards.py"):
+        if event != "call" or not _counts(frame.f_code):
             return
         self.calls += 1
         if self.calls > self.at:

@@ -178,6 +178,8 @@ def linear_problem(generator: torch.Generator, n: int, d: int, flips: float) -> 
 
 def true_error(posterior: Posterior, flips: float) -> float:
     """The angle to the true direction over π is the chance of a wrong sign; flips add theirs. Mean over many draws."""
+    if flips == 0.5:
+        return 0.5
     generator = torch.Generator().manual_seed(9)
     mean, sigma = posterior.mean["weight"][0], posterior.sigma["weight"][0]
     w = mean + sigma * torch.randn(4000, len(mean), generator=generator, dtype=torch.float64)

@@ -13,7 +13,8 @@ from flatscope_training.models import build
 from flatscope_training.vision_models import _PreActivationBlock
 
 NARROW = 3
-SIDES = {"vgg": (8, 32), "plainnet18": (8, 32), "wide_resnet": (4, 28)}  # of the narrow copy and of the paper's
+# Sides of images for the narrow copy and for the whole network, whose channels, not pixels, are what is rescaled.
+SIDES = {"vgg": (8, 8), "plainnet18": (8, 8), "wide_resnet": (4, 8)}
 by_network = pytest.mark.parametrize("name", SIDES)
 
 
@@ -111,8 +112,9 @@ def test_one_pass_equals_products_of_dense_matrices(name: str, p: float, pooling
 @by_network
 def test_unit_rescaling_changes_no_path_norm_of_the_full_network(name: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(2, 3, SIDES[name][1], SIDES[name][1], dtype=torch.float64)
-    model = seeded(build(name))
+    shape = (3, SIDES[name][1], SIDES[name][1])
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    model = seeded(build(name, input_shape=shape))
     other = fs.rescale(copy.deepcopy(model), x[:1], by="unit", low=0.2, high=5.0, seed=1)
     names, y = ["l1_path_norm", "l2_path_norm", "l2_norm"], torch.tensor([0, 1])
     before, after = (fs.measure(fs.Problem(m, train=(x, y)), names) for m in (model, other))

@@ -88,7 +88,7 @@ def test_operator_is_the_dense_hessian() -> None:
     ctx = Context(tiny.problem())
     paths = path_coordinates(ctx, "cyclic")
     space = InPathSpace(Dense(tiny), "cyclic")
-    dense = torch.autograd.functional.hessian(space.loss, space.v)
+    dense = torch.autograd.functional.hessian(space.loss, space.v, vectorize=True)
     found = PathHessian(ctx, paths, torch.arange(paths.count)) @ torch.eye(paths.count, dtype=torch.float64)
     torch.testing.assert_close(found, dense, rtol=1e-9, atol=1e-9 * float(dense.abs().max()))
 

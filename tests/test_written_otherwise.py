@@ -290,7 +290,7 @@ def dense_hessian(case: Case, name: str) -> Tensor:
         return functional.cross_entropy(functional_call(case.model, given, (case.x,)), case.y)
 
     with sdpa_kernel(SDPBackend.MATH):
-        return torch.autograd.functional.hessian(loss, params[name].reshape(-1))
+        return torch.autograd.functional.hessian(loss, params[name].reshape(-1), vectorize=True)
 
 
 def dense_values(matrix: Tensor, hessian: Tensor, index: Tensor) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -138,7 +139,7 @@ def sign_error(
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
         for rows in _others_fixed(codes, place):
-            first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+            first, second = (rows[side] for side in _all_pairs(len(rows)))
             a, b = (
                 np.minimum(codes[first, place], codes[second, place]),
                 np.maximum(codes[first, place], codes[second, place]),
@@ -185,11 +186,17 @@ def _others_fixed(codes: Codes, place: int) -> Iterator[Codes]:
             yield rows
 
 
+@lru_cache(maxsize=8)
+def _all_pairs(n: int) -> tuple[Codes, Codes]:
+    """Both numbers of every pair among n: groups are many, and most of one size."""
+    return np.triu_indices(n, 1)
+
+
 def _pairs_of_groups(codes: Codes, place: int) -> list[tuple[Codes, Codes]]:
     """Of each group of networks that agree in every column but one: the pairs that differ there."""
     found = []
     for rows in _others_fixed(codes, place):
-        first, second = (rows[side] for side in np.triu_indices(len(rows), 1))
+        first, second = (rows[side] for side in _all_pairs(len(rows)))
         differ = codes[first, place] != codes[second, place]
         if differ.any():
             found.append((first[differ], second[differ]))
