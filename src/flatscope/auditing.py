@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -76,10 +76,6 @@ class Audit(Result):
 
     def __len__(self) -> int:
         return len(self._frame)
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        return cls(frame, head)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure and symmetry.

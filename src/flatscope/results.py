@@ -73,7 +73,7 @@ class Result(ABC):
     @classmethod
     def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
         """The result of which `to_frame` and `_head` gave these."""
-        raise NotImplementedError(f"{cls.__name__} cannot be read from a frame")
+        return cls(frame, head)  # type: ignore[call-arg]
 
     def __eq__(self, other: object) -> bool:
         """Equal numbers (NaN equals NaN) and equal metadata."""
@@ -260,17 +260,8 @@ def reading(expected: str, where: str) -> Iterator[None]:
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    columns = [str(name) for name in frame.columns]
-    return [
-        {name: _jsonable(value) for name, value in zip(columns, row, strict=True)}
-        for row in frame.itertuples(index=False, name=None)
-    ]
-
-
-def _jsonable(value: Any) -> Any:
-    if value is pd.NA:
-        return None
-    return without_nan(value.item() if hasattr(value, "item") else value)
+    rows = frame.to_dict("records")
+    return [{str(name): None if value is pd.NA else without_nan(value) for name, value in row.items()} for row in rows]
 
 
 def _markdown_cell(text: str) -> str:
