@@ -71,9 +71,8 @@ def _figure_title(figure: Any) -> str:
     return next((title for title in titles if title), "figure")
 
 
-def _network_name(item: Any) -> str:
-    named = (Table, Surface, SpectralDensity, Eigenpairs)
-    return str(item.meta.get("name", "network")) if isinstance(item, named) else "network"
+def _network_name(item: Result) -> str:
+    return str(item.meta.get("name", "network"))
 
 
 def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
@@ -107,7 +106,7 @@ OWN_KINDS: dict[str, Kind] = {
     "measures": Kind(
         "a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots, saved_as=(Table,)
     ),
-    "audits": Kind("an Audit", Audit, _network_name, audits_part),
+    "audits": Kind("an Audit", Audit, "network", audits_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
         (SpectralDensity, Eigenpairs),
@@ -224,7 +223,7 @@ def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> lis
     Raises:
         InputError: nothing there, or nothing that a report can show.
     """
-    name, path = _named(given)
+    name, path = named_path(given)
     if path.is_dir():
         return _folder(path, name or path.name)
     if not path.is_file():
@@ -244,7 +243,8 @@ def network_name(path: Path) -> str:
     return ASPECT.sub("", path.stem) or path.stem
 
 
-def _named(given: str) -> tuple[str, Path]:
+def named_path(given: str) -> tuple[str, Path]:
+    """The parts of `name=path`; the name is empty where a path alone is given."""
     name, equals, path = given.partition("=")
     return (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
 

@@ -118,18 +118,13 @@ def _name(label: str) -> Markup:
 
 def _described(line: Line) -> Markup:
     """Name, options, formula and what the measure is."""
-    parts = [element("span", breakable(line.name), class_="name")]
+    parts = [_name(line.name)]
     if line.options:
         parts.append(element("small", line.options, class_="options"))
     if line.entry is not None:
         parts.append(element("span", formula(line.entry.symbol), class_="formula"))
-        parts.append(element("small", _plain(line.entry.summary)))
+        parts.append(element("small", line.entry.summary.replace("`", "")))
     return Markup("").join(parts)
-
-
-def _plain(text: str) -> str:
-    """A line of a docstring without its marks of code."""
-    return text.replace("`", "")
 
 
 def _value(cell: MeasuredCell | None) -> Cell:
