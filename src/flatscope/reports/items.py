@@ -19,24 +19,11 @@ from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.parts import offered_kinds
+from flatscope.reports import sections
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.kinds import Kind
 from flatscope.reports.markup import Colours
 from flatscope.reports.plots import Plot
-from flatscope.reports.sections import (
-    audits_part,
-    bounds_part,
-    comparisons_part,
-    figures_part,
-    given_plots,
-    histories_part,
-    measures_part,
-    simplex_plots,
-    simplexes_part,
-    spectra_part,
-    spectrum_kind,
-    spectrum_plots,
-)
 from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
@@ -99,34 +86,45 @@ ORDER = (
 )
 # A new kind of thing is one entry here, or in a part's table, beside the function that renders it.
 OWN_KINDS: dict[str, Kind] = {
-    "comparisons": Kind("a Comparison of networks", Comparison, "comparison", comparisons_part),
+    "comparisons": Kind("a Comparison of networks", Comparison, "comparison", sections.comparisons_part),
     "surfaces": Kind(
         "a Surface of a landscape", Surface, _network_name, surfaces_part, surface_words, plots=surface_plots
     ),
     "measures": Kind(
-        "a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots, saved_as=(Table,)
+        "a Table of measures",
+        _is_measures,
+        _network_name,
+        sections.measures_part,
+        plots=_table_plots,
+        saved_as=(Table,),
     ),
-    "audits": Kind("an Audit", Audit, "network", audits_part),
+    "audits": Kind("an Audit", Audit, "network", sections.audits_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
         (SpectralDensity, Eigenpairs),
         _network_name,
-        spectra_part,
-        spectrum_kind,
-        plots=spectrum_plots,
+        sections.spectra_part,
+        sections.spectrum_kind,
+        plots=sections.spectrum_plots,
     ),
     "simplexes": Kind(
-        "a Simplex of interpolated networks", Simplex, "interpolation", simplexes_part, plots=simplex_plots
+        "a Simplex of interpolated networks",
+        Simplex,
+        "interpolation",
+        sections.simplexes_part,
+        plots=sections.simplex_plots,
     ),
     "histories": Kind(
         "a pandas frame of training history with a column `epoch`",
         is_history,
         "network",
-        histories_part,
+        sections.histories_part,
         plots=history_plots,
     ),
-    "bounds": Kind("a Table of bounds", _is_bounds, _network_name, bounds_part),
-    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part, plots=given_plots),
+    "bounds": Kind("a Table of bounds", _is_bounds, _network_name, sections.bounds_part),
+    "figures": Kind(
+        "a Matplotlib Figure", _is_figure, _figure_title, sections.figures_part, plots=sections.given_plots
+    ),
 }
 
 
