@@ -99,13 +99,9 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
         "standard error where it is known.",
         on_axes(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
         ["measure", *data.networks],
-        [[m, *(_factor_text(f, e) for f, e in zip(fs, es, strict=True))]
+        [[m, *(" ± ".join(filter(None, with_error(f, e))) for f, e in zip(fs, es, strict=True))]
          for m, fs, es in zip(data.measures, data.factors, data.errors, strict=True)],
     )  # fmt: skip
-
-
-def _factor_text(factor: float, error: float) -> str:
-    return " ± ".join(filter(None, with_error(factor, error)))
 
 
 def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:

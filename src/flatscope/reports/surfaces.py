@@ -203,13 +203,15 @@ def _plane_card(network: str, surface: Surface, scale: Scale) -> Markup:
         **_canvas_data(network, surface, scale),
     )  # fmt: skip
     relief = element("div", canvas, element("output", aria_live="off"), class_="relief", hidden="")
+    step = max(_stride(len(axis)) for axis in surface.axes)
+    thinned = "" if step == 1 else f" The surface is drawn with one in {step} points of an axis, the map with all."
     header, rows = _sampled(surface)
     numbers = table(f"Loss of {network}, {title}", header, rows, class_="plain numbers")
     return element(
         "figure",
         element("figcaption", element("h4", title), element("p", f"{surface.directions} directions", class_="quiet")),
         element("div", relief, picture(_map(network, surface, scale)), class_="views"),
-        element("p", plane_words(surface) + _thinned(surface), class_="quiet words"),
+        element("p", plane_words(surface) + thinned, class_="quiet words"),
         element("details", element("summary", "Numbers", element("span", f" of {title}", class_="hidden")), numbers),
         class_="card",
     )
@@ -261,11 +263,6 @@ def _stride(n: int) -> int:
     return next(steps, 1) if n - 1 > FINEST else 1
 
 
-def _thinned(surface: Surface) -> str:
-    step = max(_stride(len(axis)) for axis in surface.axes)
-    return "" if step == 1 else f" The surface is drawn with one in {step} points of an axis, the map with all."
-
-
 def _sampled(surface: Surface) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a few points of the grid, for those who cannot see the picture."""
     heights = finite_heights(surface)
@@ -273,14 +270,8 @@ def _sampled(surface: Surface) -> tuple[list[str], list[list[str]]]:
         sorted({round(k * (len(axis) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}) for axis in surface.axes
     )
     header = ["t₂ \\ t₁", *(written(float(surface.axes[0][c]), 3) for c in columns)]
-    return header, [
-        [written(float(surface.axes[1][r]), 3), *(_height_words(float(heights[c, r])) for c in columns)]
-        for r in reversed(rows)
-    ]
-
-
-def _height_words(height: float) -> str:
-    return "hole" if math.isnan(height) else written(height, 3)
+    words = [["hole" if math.isnan(height) else written(height, 3) for height in row] for row in heights.T.tolist()]
+    return header, [[written(float(surface.axes[1][r]), 3), *(words[r][c] for c in columns)] for r in reversed(rows)]
 
 
 def line_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Plot]:
