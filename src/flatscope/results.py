@@ -260,8 +260,17 @@ def reading(expected: str, where: str) -> Iterator[None]:
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    rows = frame.to_dict("records")
-    return [{str(name): None if value is pd.NA else without_nan(value) for name, value in row.items()} for row in rows]
+    columns = [str(name) for name in frame.columns]
+    return [
+        {name: _jsonable(value) for name, value in zip(columns, row, strict=True)}
+        for row in frame.itertuples(index=False, name=None)
+    ]
+
+
+def _jsonable(value: Any) -> Any:
+    if value is pd.NA:
+        return None
+    return without_nan(value.item() if hasattr(value, "item") else value)
 
 
 def _markdown_cell(text: str) -> str:

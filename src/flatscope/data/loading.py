@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -153,8 +152,11 @@ def channel_moments(x: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.f
 
 def _rank_in_class(y: Array, keys: Array) -> npt.NDArray[np.int64]:
     """Position of each sample among those of its class, in the order of the keys."""
-    ranks = pd.Series(keys).groupby(y).rank(method="first")
-    return ranks.to_numpy().astype(np.int64) - 1
+    order = np.lexsort((keys, y))
+    _, starts, counts = np.unique(y[order], return_index=True, return_counts=True)
+    ranks = np.empty(len(y), np.int64)
+    ranks[order] = np.arange(len(y)) - np.repeat(starts, counts)
+    return ranks
 
 
 def _draw(samples: Pair, size: int | None, seed: int, balanced: bool, where: str) -> Pair:
