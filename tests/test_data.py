@@ -172,6 +172,12 @@ def test_npz_of_numbers_without_test_part(npz) -> None:
         load(npz(x_train=x, y_train=np.arange(10) % 2), test_size=5)
 
 
+def test_samples_with_several_labels_each_are_drawn_at_random(npz) -> None:
+    path = npz(x_train=np.ones((12, 4), np.float32), y_train=np.arange(36).reshape(12, 3) % 5)
+    x, y = load(path, train_size=6).train
+    assert (x.shape, y.shape) == ((6, 4), (6, 3))
+
+
 def test_npz_of_tokens_and_of_regression(npz) -> None:
     data = load(npz(x_train=np.arange(20, dtype=np.int32).reshape(5, 4), y_train=np.linspace(0, 1, 5)), train_size=3)
     assert data.train[0].dtype == torch.int64

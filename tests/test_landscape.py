@@ -93,7 +93,10 @@ def test_ways_of_evaluating_agree(monkeypatch: pytest.MonkeyPatch, n: int, stack
 @pytest.mark.parametrize(("space", "layers"), [("weights", {"conv1.weight"}), ("psi", {"conv1.weight"})])
 def test_first_layer_is_not_run_again_at_every_point(space: str, layers: set[str]) -> None:
     ctx = fs.Context(networks.lenet_like().problem())
-    plane, _ = making._plane(ctx, ctx.problem.model, space, "gaussian", (), 2, 0.01, True, "max_product", None)
+    if space == "psi":
+        plane, _ = making._path_plane(ctx, 2, 0.01, True, "max_product")
+    else:
+        plane, _ = making._weight_plane(ctx, ctx.problem.model, "gaussian", (), 2, 0.01, None)
     assert {weight for weight, _ in GridLosses(ctx, plane, "train")._layers} == layers
 
 

@@ -317,13 +317,13 @@ def test_standing_follows_the_declarations() -> None:
 
 @pytest.mark.parametrize(("value", "level"), [(1e-4, "yes"), (5e-3, "nearly"), (0.3, "no"), (math.nan, "unknown")])
 def test_minimum_verdict(value: float, level: str) -> None:
-    assert minimum_verdict(Table([row("gradient_norm", value)])).level == level
+    assert minimum_verdict(Table([row("gradient_norm", value)]))[0] == level
 
 
 def test_minimum_verdict_sees_downward_curvature() -> None:
     def words(smallest: float) -> str:
         spectrum = [row("hessian_max_eigenvalue", 7.0), row("hessian_min_eigenvalue", smallest)]
-        return minimum_verdict(Table([row("gradient_norm", 1e-4), *spectrum])).text
+        return minimum_verdict(Table([row("gradient_norm", 1e-4), *spectrum]))[1]
 
     assert "curves down somewhere (eigenvalue −0.05)" in words(-0.05)
     assert "curves down" not in words(-1e-6)  # rounding

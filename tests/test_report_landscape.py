@@ -19,7 +19,7 @@ from flatscope.landscapes.surface import Surface
 from flatscope.reports.figures import measured_plots
 from flatscope.reports.items import read_item
 from flatscope.reports.page import page_text, save_figures
-from flatscope.reports.surfaces import HOLE, Scale, height_scale, placed, planes
+from flatscope.reports.surfaces import HOLE, Scale, height_scale, planes
 from flatscope.table import Table
 
 
@@ -138,7 +138,7 @@ def test_height_scale_and_bands() -> None:
     steep = height_scale(planes({"n": bowl(steep=100.0)})["n"])
     assert steep.log
     assert steep.low <= steep.ticks()[0] < steep.ticks()[-1] <= steep.high
-    places = placed(np.array([[0.5, math.nan], [5.5, 3.0]]), Scale(0.5, 5.5))
+    places = Scale(0.5, 5.5)(np.array([[0.5, math.nan], [5.5, 3.0]]))
     assert np.array_equal(places, [[0.0, math.nan], [1.0, 0.5]], equal_nan=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -76,10 +76,6 @@ class Audit(Result):
 
     def __len__(self) -> int:
         return len(self._frame)
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        return cls(frame, head)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure and symmetry.
@@ -303,77 +299,57 @@ def _row(
 ) -> dict[str, Any]:
     """The verdict on one measure under one symmetry, with the value that shows it best."""
     sort_units = way == "permutation" and entry.per == "unit"
-    first = _Values.of(before, entry, sort_units)
-    others = [_Values.of(table, entry, sort_units) for table in after]
-    missing = next((values.reason for values in (first, *others) if not len(values.read.value)), None)
+    places, first, _ = found = _values(before, entry, sort_units)
+    others = [_values(table, entry, sort_units) for table in after]
+    missing = next((reason for _, read, reason in (found, *others) if not len(read.value)), None)
     if missing is not None:
         return _untested(entry, way, missing or "no value")
-    if any(not first.places.equals(values.places) for values in others):
+    if any(not places.equals(theirs) for theirs, _, _ in others):
         return _untested(entry, way, "has values for other layers or units after the change")
-    comparisons = len(first.read.value) * len(others)
-    worst = max((_worst(first.read, v.read, comparisons, dtype) for v in others), key=lambda change: change.excess)
-    moved = worst.excess > 1
-    if not moved and worst.stderr > NOISY:
-        return _untested(entry, way, f"an estimate with a standard error of {100 * worst.stderr:.0f} % cannot tell")
+    comparisons = len(first.value) * len(others)
+    worst = (_worst(first, read, comparisons, dtype) for _, read, _ in others)
+    beyond, searched, columns = max(worst, key=lambda change: change[0])
+    moved, error = beyond > 1, columns["stderr"]
+    if not moved and error > NOISY:
+        return _untested(entry, way, f"an estimate with a standard error of {100 * error:.0f} % cannot tell")
     remarks = [remark] if remark else []
-    if not moved and worst.stderr > 0:
+    if not moved and error > 0:
         remarks.append("no change beyond the error of the estimate")
-    if not moved and worst.searched:
+    if not moved and searched:
         remarks.append(f"a searched maximum, judged to {100 * SEARCH:g} %")
-    return _untested(entry, way, "; ".join(remarks)) | {
-        "before": worst.before,
-        "after": worst.after,
-        "relative_change": worst.relative,
-        "stderr": worst.stderr,
-        "verdict": "moved" if moved else "invariant",
-    }
+    verdict = {"verdict": "moved" if moved else "invariant"}
+    return _untested(entry, way, "; ".join(remarks)) | columns | verdict
 
 
-class _Values(NamedTuple):
-    """The numbers of one measure at one point, and where they stand."""
-
-    places: pd.MultiIndex
-    read: Readings
-    reason: str
-
-    @classmethod
-    def of(cls, table: Table, entry: Declaration, sort_units: bool) -> _Values:
-        """The rows of a measure; of a network-wide one the network's value alone, whose factors may well move."""
-        frame = table.to_frame()
-        frame = frame[frame["measure"] == entry.name]
-        if entry.per == "network":
-            frame = frame[frame["layer"] == ""]
-        reason = next((str(text) for text in frame["reason"] if text), "")
-        frame = frame[frame["value"].notna()]
-        if sort_units:  # which unit stands where is all that a permutation changes
-            frame = frame.sort_values(["layer", "options", "value"], kind="stable")
-            frame = frame.assign(unit=frame.groupby(["layer", "options"]).cumcount())
-        places = pd.MultiIndex.from_frame(frame[["layer", "options", "unit", "sample"]].astype("string"))
-        return cls(places, Readings.of(frame), reason)
+def _values(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.MultiIndex, Readings, str]:
+    """Where the numbers of a measure stand, the numbers, a reason; of the network alone where it is network-wide."""
+    frame = table.to_frame()
+    frame = frame[frame["measure"] == entry.name]
+    if entry.per == "network":  # its factors by layer may well move
+        frame = frame[frame["layer"] == ""]
+    reason = next((str(text) for text in frame["reason"] if text), "")
+    frame = frame[frame["value"].notna()]
+    if sort_units:  # which unit stands where is all that a permutation changes
+        frame = frame.sort_values(["layer", "options", "value"], kind="stable")
+        frame = frame.assign(unit=frame.groupby(["layer", "options"]).cumcount())
+    places = pd.MultiIndex.from_frame(frame[["layer", "options", "unit", "sample"]].astype("string"))
+    return places, Readings.of(frame), reason
 
 
-class _Change(NamedTuple):
-    before: float
-    after: float
-    relative: float
-    stderr: float
-    excess: float
-    searched: bool
-
-
-def _worst(first: Readings, other: Readings, comparisons: int, dtype: torch.dtype) -> _Change:
-    """The entry whose change exceeds most what rounding, estimation and search can explain."""
+def _worst(
+    first: Readings, other: Readings, comparisons: int, dtype: torch.dtype
+) -> tuple[float, bool, dict[str, Any]]:
+    """How far the most moved entry exceeds what noise explains, whether it was searched, and its columns of the row."""
     scale = float(np.abs(first.value[np.isfinite(first.value)]).max(initial=0.0)) or 1.0
     exceeding = excess(first, other, scale=scale, rounding=ROUNDING.get(dtype, 1e-2), comparisons=comparisons)
     place = int(np.argmax(exceeding))
-    return _Change(
-        before=float(first.value[place]),
-        after=float(other.value[place]),
-        relative=float(changes(first, other)[place] / scale),
-        stderr=float(np.hypot(first.stderr, other.stderr)[place] / scale),
-        excess=float(exceeding[place]),
-        searched=bool(first.searched[place] | other.searched[place]),
-    )
+    columns = {
+        "before": float(first.value[place]),
+        "after": float(other.value[place]),
+        "relative_change": float(changes(first, other)[place] / scale),
+        "stderr": float(np.hypot(first.stderr, other.stderr)[place] / scale),
+    }
+    return float(exceeding[place]), bool(first.searched[place] | other.searched[place]), columns
 
 
 def _cell(row: Any) -> str:

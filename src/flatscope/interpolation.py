@@ -7,6 +7,7 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -147,10 +148,10 @@ class Simplex(DrawnResult):
     @classmethod
     def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
         shares = [name for name in frame if str(name).startswith("lambda")]
-        accuracy = torch.tensor(frame["accuracy"].to_numpy()) if head["classes"] else None
-        return cls(
-            torch.tensor(frame[shares].to_numpy()), torch.tensor(frame["loss"].to_numpy()), accuracy, head["meta"]
-        )
+        arrays = {"weights": frame[shares].to_numpy(), "loss": frame["loss"].to_numpy()}
+        if head["classes"]:
+            arrays["accuracy"] = frame["accuracy"].to_numpy()
+        return cls._from_arrays(arrays, head["meta"])
 
     def _npz_head(self) -> dict[str, Any]:
         return self.meta  # whether there are classes, the arrays tell
@@ -161,7 +162,7 @@ class Simplex(DrawnResult):
 
     @classmethod
     def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays if name != cls.NPZ_HEAD}
+        tensors = {name: torch.tensor(arrays[name]) for name in arrays if name != cls.NPZ_HEAD}
         return cls(tensors["weights"], tensors["loss"], tensors.get("accuracy"), head)
 
 
@@ -251,10 +252,8 @@ def _checked(problem: Problem, model: nn.Module, number: int) -> Params:
 
 def _mixtures(corners: int, resolution: int) -> Tensor:
     """All λ whose entries are multiples of 1/resolution, made of whole numbers: the corners are exact."""
-    whole = range(resolution + 1)
-    counts: list[tuple[int, ...]] = [(resolution - i, i) for i in whole]
-    if corners == 3:
-        counts = [(resolution - i - j, i, j) for i in whole for j in range(resolution + 1 - i)]
+    others = itertools.product(range(resolution + 1), repeat=corners - 1)
+    counts = [(resolution - sum(some), *some) for some in others if sum(some) <= resolution]
     return torch.tensor(counts, dtype=torch.float64) / resolution
 
 

@@ -312,7 +312,7 @@ def lightning_callback_class() -> Any:
     """`FlatscopeCallback`: a Callback of whichever package of Lightning is in use."""
     packages = ("lightning.pytorch", "pytorch_lightning")
     used = [name for name in packages if name in sys.modules]  # the base that the user's trainer knows
-    bases = [_module(name).Callback for name in used] or [_first_of(packages, "lightning").Callback]
+    bases = [importlib.import_module(name).Callback for name in used] or [_first_of(packages, "lightning").Callback]
     return _made("FlatscopeCallback", LightningHooks, *bases)
 
 
@@ -327,14 +327,10 @@ def _made(name: str, *bases: type) -> type:
     return type(name, bases, {"__doc__": bases[0].__doc__, "__module__": "flatscope.live"})
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
 def _first_of(names: tuple[str, ...], package: str) -> Any:
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            return _module(name)
+            return importlib.import_module(name)
     fix = "Run pip install wandb" if package == "wandb" else 'Run pip install "flatscope[live]"'
     raise InputError(f"the package {package}", "none installed", where="flatscope.live", fix=fix)
 

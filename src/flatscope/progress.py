@@ -42,12 +42,11 @@ def progress(
         shown: False where the caller wants no progress.
     """
     console = console or Console(stderr=True)
-    if not shown or os.environ.get("RANK", "0") != "0":  # of several ranks the first one speaks
-        yield lambda steps=1, note="": None
-    elif console.is_terminal:
+    shown = shown and os.environ.get("RANK", "0") == "0"  # of several ranks the first one speaks
+    if shown and console.is_terminal:
         with _bar(description, total, console, counted) as advance:
             yield advance
-    elif lines:
+    elif shown and lines:
         with _lines(description, total, console) as advance:
             yield advance
     else:

@@ -74,7 +74,7 @@ class Result(ABC):
     @classmethod
     def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
         """The result of which `to_frame` and `_head` gave these."""
-        raise NotImplementedError(f"{cls.__name__} cannot be read from a frame")
+        return cls(frame, head)  # type: ignore[call-arg]
 
     def __eq__(self, other: object) -> bool:
         """Equal numbers (NaN equals NaN) and equal metadata."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import torch
@@ -82,31 +82,21 @@ class Table(Result):
 
     def layer(self, name: str) -> dict[str, float]:
         """Value by layer, in forward order."""
-        rows = self._rows(name)
-        rows = rows[(rows["layer"] != "") & rows["unit"].isna() & rows["sample"].isna()]
-        if rows.empty:
-            raise self._none(name, "value per layer", "layer")
+        rows = self._rows(name, "layer", "value per layer", "layer")
         _one_each(name, rows, rows["layer"])
         return dict(zip(rows["layer"], rows["value"].astype(float), strict=True))
 
     def units(self, name: str, layer: str) -> Tensor:
         """Values of the units of one layer, 1-D, float64."""
-        rows = self._rows(name)
-        rows = rows[rows["unit"].notna()]
-        if rows.empty:
-            raise self._none(name, "value per unit", "units")
-        layers = list(dict.fromkeys(rows["layer"]))
-        refuse_unknown(layer, layers, f"layer of {name}")
+        rows = self._rows(name, "unit", "value per unit", "units")
+        refuse_unknown(layer, list(dict.fromkeys(rows["layer"])), f"layer of {name}")
         rows = rows[rows["layer"] == layer].sort_values("unit")
         _one_each(name, rows, rows["unit"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
     def samples(self, name: str) -> Tensor:
         """Values of the samples in the order of the data, 1-D, float64."""
-        rows = self._rows(name)
-        rows = rows[rows["sample"].notna()].sort_values("sample")
-        if rows.empty:
-            raise self._none(name, "value per sample", "samples")
+        rows = self._rows(name, "sample", "value per sample", "samples").sort_values("sample")
         _one_each(name, rows, rows["sample"])
         return torch.tensor(rows["value"].to_numpy(dtype="float64"))
 
@@ -129,17 +119,13 @@ class Table(Result):
         """One number per measure: that of the network, else the mean over its layers, units or samples."""
         found = {}
         for name, rows in self._frame.groupby("measure", sort=False):
-            whole = rows[rows["layer"].eq("") & rows["unit"].isna() & rows["sample"].isna()]
+            whole = rows_of(rows, "network")
             found[str(name)] = float((whole if len(whole) else rows)["value"].mean())
         return found
 
     def to_frame(self) -> pd.DataFrame:
         """A copy as a pandas frame, one row per number."""
         return self._frame.copy()
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        return cls(frame, head)
 
     @classmethod
     def parquet_key(cls) -> bytes:
@@ -169,17 +155,18 @@ class Table(Result):
             result.append([shown, str(layer), value, stderr, "" if value == "n/a" else exact, remark])
         return result
 
-    def _rows(self, name: str) -> pd.DataFrame:
+    def _rows(self, name: str, level: str = "", what: str = "", where: str = "") -> pd.DataFrame:
+        """All rows of a measure, or those of a level, of which there must be some."""
         rows = self._frame[self._frame["measure"] == name]
         if rows.empty:
             raise UnknownNameError.among(name, self.names, "measure in this table")
-        return rows
+        found = rows_of(rows, level) if level else rows
+        if found.empty:
+            raise self._none(name, what, where)
+        return found
 
     def _network_row(self, name: str) -> pd.Series[Any]:
-        rows = self._rows(name)
-        rows = rows[(rows["layer"] == "") & rows["unit"].isna() & rows["sample"].isna()]
-        if rows.empty:
-            raise self._none(name, "network-wide value", "table")
+        rows = self._rows(name, "network", "network-wide value", "table")
         _one_each(name, rows, rows["layer"])
         return rows.iloc[0]
 
@@ -194,6 +181,14 @@ class Table(Result):
         others = ", ".join(way for key, way in doors.items() if key not in where)
         fix = reason or f"Its values are of other places: {others}"
         return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
+
+
+def rows_of(frame: pd.DataFrame, level: str) -> pd.DataFrame:
+    """The rows of a table's frame with values of the "network", of every "layer", "unit" or "sample"."""
+    if level in ("unit", "sample"):
+        return frame[frame[level].notna()]
+    whole = frame["unit"].isna() & frame["sample"].isna()
+    return frame[whole & (frame["layer"].eq("") if level == "network" else frame["layer"].ne(""))]
 
 
 def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:

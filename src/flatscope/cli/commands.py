@@ -1,4 +1,4 @@
-"""The commands: what each does, in a line, and the module that does it; their options are in `options`.
+"""The commands, and the module that does the work of each; their options, and what each does in a line, in `options`.
 
 The work is imported when a command runs. Nothing here loads torch: the help of a command, and a slip in one, should
 not take seconds.
@@ -6,6 +6,7 @@ not take seconds.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
@@ -26,7 +27,6 @@ from flatscope.cli.options import (
 from flatscope.parts import Offer, missing_part, parts
 
 Run = Callable[..., None]
-OWN_COMMANDS: dict[str, Run | typer.Typer] = {}  # what declares a command puts it here
 # In the order of the help; a command that is not named here comes last.
 ORDER = (
     "demo",
@@ -50,12 +50,6 @@ ORDER = (
 ALONE = ("demo", "landscape", "stability", "train", "benchmark", "sweep", "study")
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
-
-
-def command(given: Run) -> Run:
-    """Make a function a command of its name."""
-    OWN_COMMANDS[given.__name__] = given
-    return given
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,61 +82,17 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def group(name: str, line: str) -> typer.Typer:
-    """A command with commands of its own."""
-    OWN_COMMANDS[name] = made = typer.Typer(help=line, no_args_is_help=True)
-    return made
+def handing(options: type, place: str) -> Run:
+    """A command that hands its options to "module:function" of this package; its line is that of the options."""
+
+    def run(given: Any) -> None:
+        module, _, function = place.partition(":")
+        getattr(importlib.import_module(f"flatscope.cli.{module}"), function)(given)
+
+    run.__annotations__["given"], run.__doc__ = options, options.__doc__
+    return run
 
 
-@command
-def measure(given: MeasureCommand) -> None:
-    """Measure a trained model and print the table."""
-    from flatscope.cli.run_measure import run_measure
-
-    run_measure(given)
-
-
-@command
-def compare(given: CompareCommand) -> None:
-    """Rank checkpoints by every measure that may rank them, and name those that may not."""
-    from flatscope.cli.run_compare import run_compare
-
-    run_compare(given)
-
-
-@command
-def audit(given: AuditCommand) -> None:
-    """Rewrite a network's weights without changing its function, and see which measures move."""
-    from flatscope.cli.run_network import run_audit
-
-    run_audit(given)
-
-
-@command
-def landscape(given: LandscapeCommand) -> None:
-    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
-    from flatscope.cli.run_network import run_landscape
-
-    run_landscape(given)
-
-
-@command
-def spectrum(given: SpectrumCommand) -> None:
-    """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
-    from flatscope.cli.run_network import run_spectrum
-
-    run_spectrum(given)
-
-
-@command
-def report(given: ReportCommand) -> None:
-    """Make one self-contained HTML page from saved results, and figures for papers."""
-    from flatscope.cli.run_report import run_report
-
-    run_report(given)
-
-
-@command
 def measures(
     names: Annotated[list[str] | None, typer.Argument(help="Names or globs, to be explained.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="A line for each: what it is, invariances, cost.")] = False,
@@ -153,7 +103,7 @@ def measures(
     list_measures(names, everything)
 
 
-data = group("data", "The data sets: what is here, get them, check them.")
+data = typer.Typer(help="The data sets: what is here, get them, check them.", no_args_is_help=True)
 
 
 @data.command("list")
@@ -178,6 +128,18 @@ def data_verify(name: SetName, data_root: DataRoot = None) -> None:
     from flatscope.cli.run_data import verify_set
 
     verify_set(name, data_root)
+
+
+OWN_COMMANDS: dict[str, Run | typer.Typer] = {
+    "measure": handing(MeasureCommand, "run_measure:run_measure"),
+    "compare": handing(CompareCommand, "run_compare:run_compare"),
+    "audit": handing(AuditCommand, "run_network:run_audit"),
+    "landscape": handing(LandscapeCommand, "run_network:run_landscape"),
+    "spectrum": handing(SpectrumCommand, "run_network:run_spectrum"),
+    "report": handing(ReportCommand, "run_report:run_report"),
+    "measures": measures,
+    "data": data,
+}
 
 
 class Commands(TyperGroup):
@@ -208,9 +170,9 @@ def _in_parts() -> dict[str, tuple[Offer, str, str]]:
 
 def help_line(name: str) -> str:
     """What a command does, in a line."""
-    if name not in OWN_COMMANDS:
+    found = OWN_COMMANDS.get(name)
+    if found is None:
         return _in_parts()[name][1]
-    found = OWN_COMMANDS[name]
     return str(found.info.help) if isinstance(found, typer.Typer) else str(found.__doc__)
 
 

@@ -1,8 +1,8 @@
 """Options that several commands share, declared once each, in bundles.
 
-A command takes a bundle as one parameter, and `commands.spread` gives it one option per field. A field of `DataOptions`
-goes to `data.loading.load` under its own name, a field of `ProblemOptions` to `Problem`: a new option for all commands
-is a new field here, and nothing else.
+A command takes a bundle as one parameter, and `commands.spread` gives it one option per field; its help begins with the
+line of its bundle. A field of `DataOptions` goes to `data.loading.load` under its own name, a field of `ProblemOptions`
+to `Problem`: a new option for all commands is a new field here, and nothing else.
 
 Nothing here loads torch: the help of a command, and a slip in one, should not take seconds.
 """
@@ -152,7 +152,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions, OutputOptions):
-    """Options of `flatscope measure`."""
+    """Measure a trained model and print the table."""
 
     initial: Initial = None
     bounds: Annotated[bool, typer.Option(help="Evaluate the bounds that do not take long as well.")] = False
@@ -165,7 +165,7 @@ class MeasureCommand(NetworkOptions, MeasureOptions, EffortOptions, OutputOption
 
 @dataclass(frozen=True, kw_only=True)
 class CompareCommand(CheckpointsOptions, MeasureOptions, EffortOptions, OutputOptions):
-    """Options of `flatscope compare`."""
+    """Rank checkpoints by every measure that may rank them, and name those that may not."""
 
     checkpoints: Annotated[
         list[Path], typer.Argument(help="Two or more: safetensors, state dicts, or folders of checkpoints.")
@@ -178,7 +178,7 @@ class CompareCommand(CheckpointsOptions, MeasureOptions, EffortOptions, OutputOp
 
 @dataclass(frozen=True, kw_only=True)
 class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
-    """Options of `flatscope audit`."""
+    """Rewrite a network's weights without changing its function, and see which measures move."""
 
     initial: Initial = None
     by: Annotated[
@@ -193,7 +193,7 @@ class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LandscapeCommand(NetworkOptions, OutputOptions):
-    """Options of `flatscope landscape`."""
+    """Draw the loss around a network, in weight space or in path space, where rescaling cannot change the picture."""
 
     space: Annotated[str, typer.Option(help="weights, or psi: the same for every way of writing the function.")] = (
         "weights"
@@ -222,7 +222,7 @@ class LandscapeCommand(NetworkOptions, OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumCommand(NetworkOptions, OutputOptions):
-    """Options of `flatscope spectrum`."""
+    """Find the largest eigenvalues of a network's Hessian and how all of them are spread."""
 
     top: Annotated[int, typer.Option(help="How many of the largest eigenvalues to find.")] = 10
     bottom: Annotated[int, typer.Option(help="How many of the smallest.")] = 0
@@ -241,7 +241,7 @@ class SpectrumCommand(NetworkOptions, OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand:
-    """Options of `flatscope report`."""
+    """Make one self-contained HTML page from saved results, and figures for papers."""
 
     items: Annotated[
         list[str],

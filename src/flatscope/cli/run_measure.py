@@ -171,14 +171,11 @@ def _show_families() -> None:
     rows = []
     for family, members in families.items():
         plain = [name for name in members if not name.endswith(VARIANTS)]
-        rows.append([family, ", ".join(f"{name}*" if _varied(name, members) else name for name in plain)])
+        varied = [name for name in plain if any(f"{name}{ending}" in members for ending in VARIANTS)]
+        rows.append([family, ", ".join(f"{name}*" if name in varied else name for name in plain)])
     show_grid(["family", "names"], [*rows, ["bounds", ", ".join(declarations("bound"))]])
     endings = " and ".join(f"_{ending.strip('_')}" for ending in VARIANTS)
     show_note(f"* also with {endings}. flatscope measures NAME explains one, flatscope measures --all lists each")
-
-
-def _varied(name: str, members: list[str]) -> bool:
-    return any(f"{name}{ending}" in members for ending in VARIANTS)
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,12 @@ def run_audit(given: AuditCommand) -> None:
 
 def show_audit(found: Audit) -> None:
     """The matrix of measures and symmetries; red where a verdict contradicts the declaration."""
-    rows = [
-        [Text(name), *(Text(text, style="bold red" if wrong else _style(text)) for text, wrong in cells)]
-        for (name, _), *cells in found.lines()
-    ]
+
+    def styled(text: str, wrong: bool) -> Text:
+        style = next((style for verdict, style in _STYLES.items() if text.startswith(verdict)), "")
+        return Text(text, style="bold red" if wrong else style)
+
+    rows = [[Text(name), *(styled(*cell) for cell in cells)] for (name, _), *cells in found.lines()]
     header = ["measure", *(name.replace("_", " ") for name in found.symmetries)]
     show_grid(header, rows, title="relative change of each measure, same function")
     for reason, names in found.notes().items():
@@ -81,10 +83,6 @@ def show_audit(found: Audit) -> None:
     for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
         says = "declared invariant, and moved" if declared else "not declared invariant, yet stands still"
         show_note(f"{name} under {symmetry.replace('_', ' ')}: {says}")
-
-
-def _style(text: str) -> str:
-    return next((style for verdict, style in _STYLES.items() if text.startswith(verdict)), "")
 
 
 def run_landscape(given: LandscapeCommand) -> None:
@@ -97,20 +95,9 @@ def run_landscape(given: LandscapeCommand) -> None:
     options = parse_model_options(given.model_option)
     problem, loaded = load_problem(given)
     others = [load_model(given.model, path, loaded, given.seed, options) for path in given.to or ()]
-    surface = landscape(
-        problem,
-        given.space,
-        others if len(others) > 1 else others[0] if others else given.directions,
-        given.grid,
-        given.span,
-        given.seed,
-        dimensions=given.dimensions,
-        part=given.part,
-        noise=given.noise,
-        relative=given.relative,
-        rule=given.rule,
-        checkpoint=given.checkpoint,
-    )
+    directions = others if len(others) > 1 else others[0] if others else given.directions
+    same = ("space", "grid", "span", "seed", "dimensions", "part", "noise", "relative", "rule", "checkpoint")
+    surface = landscape(problem, directions=directions, **{name: getattr(given, name) for name in same})
     surface.meta.update(network_meta(given))
     note_missing_weights(given.weights)
     if not (given.out or given.report or given.as_json):

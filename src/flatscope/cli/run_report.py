@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatscope.cli.output import check_folder, check_place, command_line, show_note
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.formatting import numbered
-from flatscope.reports.items import HISTORY_FILE, read_item, shown_kinds
+from flatscope.reports.items import HISTORY_FILE, named_path, read_item, shown_kinds
 from flatscope.reports.page import report, save_figures
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ def run_report(given: ReportCommand) -> None:
 
 def _with_scales(given: str) -> list[str]:
     """What was given; for the folder of a study, the folders of the scales at which it was run."""
-    name, equals, path = given.partition("=")
-    name, folder = (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
+    name, folder = named_path(given)
     marks = [kind.folder_file for kind in shown_kinds().values() if kind.folder_file]
     if any((folder / file).is_file() for file in (HISTORY_FILE, *marks)):
         return [given]

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
 import pandas as pd
 
-from flatscope.comparing.rankings import (
-    Conclusion,
-    agreement,
-    close_text,
-    conclude,
-    consensus,
-    family_ranks,
-    order_text,
-    places,
-    ranked,
-)
+from flatscope.comparing import rankings
 from flatscope.comparing.verdicts import (
     Quantity,
     Remark,
@@ -120,10 +111,10 @@ class Comparison(Result):
         return self._verdicts[self._quantity(measure).label]
 
     @property
-    def conclusion(self) -> Conclusion:
+    def conclusion(self) -> rankings.Conclusion:
         """Which network is flatter, by which measures and by how much."""
         comparable = [self._quantities[label] for label in self.comparable]
-        return conclude(self.names, self.distinct, comparable, self.not_comparable())
+        return rankings.conclude(self.names, self.distinct, comparable, self.not_comparable())
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
@@ -144,11 +135,11 @@ class Comparison(Result):
                 raise NotApplicable("two different functions to rank", "copies of one", where="ranking")
             if not self.comparable:
                 raise NotApplicable("a measure that is comparable here", "none", where="ranking", fix=self.summary())
-            return consensus([self._quantities[label] for label in self.comparable], self.distinct, level)
+            return rankings.consensus([self._quantities[label] for label in self.comparable], self.distinct, level)
         quantity = self._quantity(measure)
         if (verdict := self._verdicts[quantity.label]).word in ("no value", "no direction"):
             raise NotApplicable(f"a measure that can rank: {verdict.reason}", measure, where="ranking")
-        return ranked(quantity, self.distinct, level).to_frame()
+        return rankings.ranked(quantity, self.distinct, level).to_frame()
 
     def agreement(self, everything: bool = False) -> pd.DataFrame:
         """Kendall's tau-b between the rankings of every two measures, over the distinct functions.
@@ -158,14 +149,14 @@ class Comparison(Result):
         """
         words = ("comparable", "not comparable") if everything else ("comparable",)
         chosen = [q for label, q in self._quantities.items() if self._verdicts[label].word in words]
-        return agreement(chosen, self.distinct)
+        return rankings.agreement(chosen, self.distinct)
 
     def orders(self, word: str = "comparable") -> dict[str, list[str]]:
         """Which orders of the networks the measures give, best first, and which measures give each."""
         found: dict[str, list[str]] = {}
         for label, quantity in self._quantities.items():
             if self._verdicts[label].word == word and len(self.distinct) > 1:
-                found.setdefault(order_text(ranked(quantity, self.distinct)), []).append(label)
+                found.setdefault(rankings.order_text(rankings.ranked(quantity, self.distinct)), []).append(label)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     @property
@@ -175,40 +166,27 @@ class Comparison(Result):
         for label, quantity in self._quantities.items():
             verdict = self._verdicts[label]
             orderable = verdict.word in ("comparable", "not comparable") and len(self.distinct) > 1
-            order = order_text(ranked(quantity, self.distinct)) if orderable else ""
+            order = rankings.order_text(rankings.ranked(quantity, self.distinct)) if orderable else ""
             rows.append([label, *quantity.value.values(), order, verdict.word, verdict.reason])
         columns = ["measure", *self.names, "order", "verdict", "reason"]
         return pd.DataFrame(rows, columns=columns).set_index("measure")
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure and network; rank and its interval where the measure ranks that network."""
-        rows = []
         level = float(self.meta.get("confidence", 0.95))
+        ranks = ["rank", "rank_low", "rank_high", "probability_best"]
+        rows = []
         for label, quantity in self._quantities.items():
             verdict = self._verdicts[label]
-            places: dict[str, dict[str, Any]] = {}
+            places: dict[str, list[float]] = {}
             if verdict.word in ("comparable", "not comparable"):
-                found = ranked(quantity, self.distinct, level).to_frame().drop(columns=["value", "stderr"])
-                places = {str(name): dict(row) for name, row in found.set_index("name").iterrows()}
+                found = rankings.ranked(quantity, self.distinct, level).to_frame()
+                places = dict(zip(found["name"], found[ranks].to_numpy().tolist(), strict=True))
             for name in self.names:
-                place = places.get(name, {})
-                rows.append(
-                    {
-                        "measure": quantity.measure,
-                        "options": quantity.options,
-                        "network": name,
-                        "value": quantity.value[name],
-                        "stderr": quantity.stderr[name],
-                        "data_stderr": quantity.data_stderr[name],
-                        "rank": place.get("rank"),
-                        "rank_low": place.get("rank_low"),
-                        "rank_high": place.get("rank_high"),
-                        "probability_best": place.get("probability_best"),
-                        "verdict": verdict.word,
-                        "reason": verdict.reason,
-                    }
-                )
-        floats = ["value", "stderr", "data_stderr", "rank", "rank_low", "rank_high", "probability_best"]
+                numbers = [quantity.value[name], quantity.stderr[name], quantity.data_stderr[name]]
+                numbers += places.get(name, [math.nan] * len(ranks))
+                rows.append([quantity.measure, quantity.options, name, *numbers, verdict.word, verdict.reason])
+        floats = ["value", "stderr", "data_stderr", *ranks]
         columns = ["measure", "options", "network", *floats, "verdict", "reason"]
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(floats, "float64"))
 
@@ -237,7 +215,7 @@ class Comparison(Result):
         if self.comparable:
             ranking = self.ranking()
             lines.append("All comparable measures together, norms and margins included:")
-            for place, row in zip(places(ranking), ranking.itertuples(index=False), strict=True):
+            for place, row in zip(rankings.places(ranking), ranking.itertuples(index=False), strict=True):
                 voices = f"first in {row.families_first} of the {row.families} families of measures"
                 voices = "in the only family of measures" if row.families == 1 else voices
                 lines.append(
@@ -263,17 +241,15 @@ class Comparison(Result):
             lines.append("A family in which several share the first place counts for each of them.")
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
         lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
-        voices = family_ranks([self._quantities[label] for label in self.comparable], self.distinct)
-        return lines + close_text(voices, self.distinct)
+        voices = rankings.family_ranks([self._quantities[label] for label in self.comparable], self.distinct)
+        return lines + rankings.close_text(voices, self.distinct)
 
     def not_comparable(self) -> dict[str, list[str]]:
         """Reasons why measures do not rank these networks, with the measures concerned."""
         found: dict[str, list[str]] = {}
         for label, verdict in self._verdicts.items():
             if verdict.word == "not comparable":
-                reason = verdict.reason
-                if reason.startswith("differs by"):
-                    reason = _COPIES_DIFFER
+                reason = _COPIES_DIFFER if verdict.code == "copy" else verdict.reason
                 found.setdefault(reason, []).append(label)
         return found
 

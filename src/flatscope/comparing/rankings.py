@@ -49,6 +49,8 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
     """
     from scipy.stats import rankdata
 
+    from flatscope.stats.estimate import rank_spread
+
     families = _by_family(found)
     drawn = np.zeros((DRAWS, len(names)))
     for family, members in enumerate(families.values()):
@@ -59,10 +61,7 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
             drawn += noisy / (len(members) * len(families))
     voices = np.array(list(family_ranks(found, names).values()))  # (families, networks)
     means, first = voices.mean(axis=0), (voices == voices.min(axis=1, keepdims=True)).sum(axis=0)
-    ranks = rankdata(drawn.round(9), axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(ranks, [tail, 1 - tail], axis=0, method="closest_observation")
-    best = ranks == ranks.min(axis=1, keepdims=True)
+    low, high, best = rank_spread(rankdata(drawn.round(9), axis=1), confidence)
     frame = pd.DataFrame(
         {
             "name": list(names),
@@ -70,7 +69,7 @@ def consensus(found: Sequence[Quantity], names: Sequence[str], confidence: float
             "rank": rankdata(means.round(9)),
             "rank_low": low,
             "rank_high": high,
-            "probability_best": (best / best.sum(axis=1, keepdims=True)).mean(axis=0),
+            "probability_best": best,
             "families_first": first,
             "families": len(families),
         }
@@ -144,16 +143,7 @@ def places(ranking: pd.DataFrame) -> list[str]:
 
 def agreement(found: Sequence[Quantity], names: Sequence[str]) -> pd.DataFrame:
     """Kendall's tau-b between the rankings of every two measures; NaN where one does not tell networks apart."""
-    from flatscope.stats.correlation import correlate
-
-    badness = {q.label: _badness(q, names) for q in found}
-    labels = list(badness)
-    matrix = np.eye(len(labels))
-    for row, one in enumerate(labels):
-        for column, other in enumerate(labels[:row]):
-            tau = correlate(badness[one], badness[other], "kendall", resamples=0).value
-            matrix[row, column] = matrix[column, row] = tau
-    return pd.DataFrame(matrix, index=labels, columns=labels)
+    return pd.DataFrame({q.label: _badness(q, names) for q in found}).corr(method="kendall")
 
 
 def order_text(ranking: Ranking) -> str:

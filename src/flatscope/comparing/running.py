@@ -111,11 +111,12 @@ def compare(
         finally:
             context.forget()
         tables[name].meta["name"] = name
+    first = next(iter(problems.values()))
     meta = {
         "version": __version__,
-        "loss": next(iter(problems.values())).loss.name,
-        "n_train": next(iter(problems.values())).n_train,
-        "n_test": _n_test(next(iter(problems.values()))),
+        "loss": first.loss.name,
+        "n_train": first.n_train,
+        "n_test": 0 if first.test is None else first.test.n,
         "one_errs": differ,
         "seed": seed,
         "tolerance": tolerance,
@@ -189,10 +190,6 @@ def _prepared(problem: Problem) -> Problem:
     return double.with_model(fold_batchnorm(double.model, double.example()))
 
 
-def _n_test(problem: Problem) -> int:
-    return 0 if problem.test is None else problem.test.n
-
-
 def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]) -> float | None:
     """Share of test samples on which one of the networks with the lowest and the highest test error errs, not both.
 
@@ -219,10 +216,10 @@ def find_copies(problems: Mapping[str, Problem], tolerance: float = TOLERANCE) -
         tolerance: largest difference of the outputs, relative to the largest output.
     """
     gaps, samples = _gaps(problems)
-    alike = {pair: gap for pair, gap in gaps.items() if gap <= tolerance}
     return [
         SameFunction(one, other, gap, samples, _how(problems[one], problems[other]))
-        for (one, other), gap in alike.items()
+        for (one, other), gap in gaps.items()
+        if gap <= tolerance
     ]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pandas as pd
-
 from flatscope.context import Context
 from flatscope.errors import FlatscopeError
 from flatscope.formatting import labelled, number
@@ -16,7 +14,7 @@ from flatscope.guards import own_settings
 from flatscope.network.tracing import trace
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
-from flatscope.table import Table
+from flatscope.table import Table, rows_of
 
 _KEYS = ["measure", "options"]
 
@@ -61,49 +59,27 @@ class Quantity:
 
 def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
     """The network-wide values of all tables, in the order in which they first appear."""
-    known = declarations()
-    rows: dict[str, dict[tuple[str, str], pd.Series[Any]]] = {}
-    for name, table in tables.items():
-        frame = table.to_frame()
-        frame = frame[(frame["layer"] == "") & frame["unit"].isna() & frame["sample"].isna()]
-        first = frame.drop_duplicates(_KEYS)
-        rows[name] = {(str(row["measure"]), str(row["options"])): row for _, row in first.iterrows()}
-    for measure, options in dict.fromkeys(key for found in rows.values() for key in found):
+    known, cells = declarations(), {name: _cells(table) for name, table in tables.items()}
+    for measure, options in dict.fromkeys(key for found in cells.values() for key in found):
         entry = known.get(measure)
         if entry is not None and entry.per != "network":
             continue  # a refusal of a measure per layer or sample: there is nothing to rank
-        found = {name: rows[name].get((measure, options)) for name in tables}
-        yield Quantity(
-            measure,
-            options,
-            entry,
-            value={name: _number(row, "value", math.nan) for name, row in found.items()},
-            stderr={name: _number(row, "stderr", 0.0) for name, row in found.items()},
-            data_stderr={name: _number(row, "data_stderr", 0.0) for name, row in found.items()},
-            width={name: _width(row) for name, row in found.items()},
-            searched={name: _searched(row) for name, row in found.items()},
-            reason=next((reason for row in found.values() if (reason := _refusal(row))), ""),
-        )
+        found = [cells[name].get((measure, options), _NO_CELL) for name in tables]
+        columns: list[Any] = [dict(zip(tables, column, strict=True)) for column in zip(*found, strict=True)]
+        columns[-1] = next(filter(None, columns[-1].values()), "")  # the first reason
+        yield Quantity(measure, options, entry, *columns)
 
 
-def _number(row: pd.Series[Any] | None, column: str, otherwise: float) -> float:
-    value = otherwise if row is None else float(row[column])
-    return otherwise if math.isnan(value) else value
+_NO_CELL = (math.nan, 0.0, 0.0, 0.0, False, "")
 
 
-def _width(row: pd.Series[Any] | None) -> float:
-    if row is None or not row["exact"]:
-        return 0.0
-    width = (float(row["high"]) - float(row["low"])) / 2
-    return width if math.isfinite(width) else 0.0
-
-
-def _searched(row: pd.Series[Any] | None) -> bool:
-    return row is not None and not row["exact"] and float(row["stderr"]) == 0
-
-
-def _refusal(row: pd.Series[Any] | None) -> str:
-    return str(row["reason"]) if row is not None and math.isnan(float(row["value"])) else ""
+def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """{(measure, options): value, both standard errors, width, searched, reason without a value} of a network."""
+    frame = rows_of(table.to_frame(), "network").drop_duplicates(_KEYS)
+    read, errors = Readings.of(frame), frame[["stderr", "data_stderr"]].fillna(0.0)
+    numbers = (frame["value"], errors["stderr"], errors["data_stderr"], read.width, read.searched)
+    columns = [*(column.tolist() for column in numbers), frame["reason"].where(frame["value"].isna(), "").tolist()]
+    return dict(zip(frame[_KEYS].itertuples(index=False, name=None), zip(*columns, strict=True), strict=True))
 
 
 # Losses further apart than this factor make curvature a statement about the loss. Cross-entropy's curvature is

@@ -116,7 +116,8 @@ def from_function(spec: str) -> Raw | DataSource:
         raise InputError(WANTED, f"an empty {type(made).__name__}" if empty else type(made).__name__, where=spec)
     if not all(_is_source(part) for part in (train_part, test_part) if part is not None):
         raise InputError(WANTED, "parts that are none of these", where=spec)
-    if not all(_is_array_pair(part) for part in (train_part, test_part) if part is not None):
+    pairs = [part for part in (train_part, test_part) if part is not None]
+    if not all(isinstance(part, tuple | list) and len(part) == 2 and all(map(_is_array, part)) for part in pairs):
         return DataSource(name, train_part, test_part, spec)
     test = None if test_part is None else _as_arrays(test_part)
     return _checked(name, _as_arrays(train_part), test, None, spec)
@@ -144,10 +145,8 @@ def _parts(made: Any) -> tuple[Any, Any]:
         return made["train"], made.get("test")
     if isinstance(made, list) and all(isinstance(part, Mapping) for part in made):
         return made, None  # batches, also where there are two of them
-    two = isinstance(made, tuple | list) and len(made) == 2
-    if two and not _is_array(made[1]) and not _is_numbers(made[1]):
-        return made[0], made[1]
-    return made, None
+    two = isinstance(made, tuple | list) and len(made) == 2 and not _is_array(made[1])
+    return (made[0], made[1]) if two else (made, None)
 
 
 def _is_source(part: Any) -> bool:
@@ -158,16 +157,10 @@ def _is_source(part: Any) -> bool:
     return readable and not isinstance(part, str | bytes | Tensor | np.ndarray | nn.Module)
 
 
-def _is_array_pair(part: Any) -> bool:
-    return isinstance(part, tuple | list) and len(part) == 2 and all(_is_array(p) or _is_numbers(p) for p in part)
-
-
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray)
-
-
-def _is_numbers(value: Any) -> bool:
-    """Numbers in a list, or lists of them."""
+    """An array, or numbers in a list, or lists of them."""
+    if isinstance(value, Tensor | np.ndarray):
+        return True
     while isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple):
         value = value[0]
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], int | float)

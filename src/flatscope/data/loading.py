@@ -166,7 +166,7 @@ def _draw(samples: Pair, size: int | None, seed: int, balanced: bool, where: str
     if isinstance(size, bool) or not 1 <= size <= len(y):
         fix = "Leave it out to take all of them"
         raise InputError(f"a number of samples from 1 to {len(y)}", repr(size), where, fix)
-    chosen = sample_order(y, seed, balanced=balanced and y.dtype.kind in "iu")[:size]
+    chosen = sample_order(y, seed, balanced=balanced and y.ndim == 1 and y.dtype.kind in "iu")[:size]
     return x[chosen], y[chosen]
 
 

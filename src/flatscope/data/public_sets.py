@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from flatscope.data import formats
 from flatscope.data.known_files import SETS, Download, KnownFile, Part, PublicSet
-from flatscope.errors import DataFileError, InputError, UnknownNameError
+from flatscope.errors import DataFileError, InputError, refuse_unknown
 from flatscope.progress import Advance, progress
 
 Arrays = tuple[formats.Bytes, npt.NDArray[np.int64]]
@@ -79,8 +79,7 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def public_set(name: str) -> PublicSet:
     """The public set of that name."""
-    if name not in SETS:
-        raise UnknownNameError.among(name, [*SETS, EMBEDDED], "data set")
+    refuse_unknown(name, [*SETS, EMBEDDED], "data set")
     return SETS[name]
 
 

@@ -30,12 +30,17 @@ def orthogonal_normals(generator: torch.Generator, size: int, number: int) -> li
         raise InputError(f"at least {number} parameters for {number} directions", str(size), where="landscape")
     found: list[Tensor] = []
     for _ in range(number):
-        vector = torch.randn(size, generator=generator, dtype=torch.float64)
-        for _ in range(2):  # twice is enough to be orthogonal to rounding
-            for other in found:
-                vector = vector - (vector @ other) / (other @ other) * other
+        vector = orthogonal(torch.randn(size, generator=generator, dtype=torch.float64), found)
         found.append(vector * (size**0.5 / vector.norm()))
     return found
+
+
+def orthogonal(vector: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """What a vector has beside others, which are orthogonal to each other."""
+    for _ in range(2):  # twice is enough to be orthogonal to rounding
+        for other in others:
+            vector = vector - (vector @ other) / (other @ other).clamp_min(1e-300) * other
+    return vector
 
 
 def gaussian(ctx: Context, number: int, length: float) -> list[Params]:
@@ -75,11 +80,10 @@ def hessian(ctx: Context, number: int, length: float) -> list[Params]:
     generator, like = ctx.generator("landscape"), ctx.trainable
     operator = Hessian(ctx, list(like))
     pairs = extreme_eigenpairs(operator, generator, Wanted(number, tolerance=1e-6))
-    vectors = [pair.vector.double().cpu() for pair in pairs]
-    for i, vector in enumerate(vectors):  # orthogonal to the solver's accuracy only
-        for other in vectors[:i]:
-            vector = vector - (vector @ other) * other
-        vectors[i] = vector / vector.norm()
+    vectors: list[Tensor] = []
+    for pair in pairs:  # orthogonal to the solver's accuracy only
+        vector = orthogonal(pair.vector.double().cpu(), vectors)
+        vectors.append(vector / vector.norm())
     return [_on_device(ctx, unflatten(vector * length, like)) for vector in vectors]
 
 

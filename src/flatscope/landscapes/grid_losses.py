@@ -58,9 +58,7 @@ class ReplayedPoints:
         with torch.no_grad():
             for begun, (_, _, known) in zip(self._begun, self._batches, strict=True):
                 for name, parts in known.items():
-                    begun[name].copy_(parts[0])
-                    for coordinate, part in zip(points[0, :-1].tolist(), parts[1:-1], strict=True):
-                        begun[name].add_(part, alpha=coordinate)
+                    begun[name].copy_(_common(parts, points[0]))
             for i in range(len(points)):
                 torch._foreach_copy_(targets, [weights[name][i] for name in self._weights])
                 self._last.copy_(lasts[i])

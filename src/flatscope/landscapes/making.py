@@ -29,6 +29,7 @@ from flatscope.landscapes.directions import (
     filter_normalised,
     gaussian,
     hessian,
+    orthogonal,
     orthogonal_normals,
     rayleigh,
     towards,
@@ -37,7 +38,7 @@ from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.measuring import folded_context
-from flatscope.params import Params, count, dot, flatten, norm, unflatten
+from flatscope.params import Params, count, flatten, norm, unflatten
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.symmetries.folding import has_batchnorm
@@ -112,11 +113,13 @@ def landscape(
         ctx = Context(problem, seed=seed)
         if has_batchnorm(problem.model):
             ctx = folded_context(ctx)
-        plane, about = _plane(
-            ctx, problem.model, space, directions, others, dimensions, noise, relative, rule, checkpoint
-        )
-        if isinstance(plane, PathPlane):
+        plane: Plane
+        if space == "psi":
+            plane, about = _path_plane(ctx, dimensions, noise, relative, rule)
             about["largest_noise"] = noise * plane.reach(span)
+        else:
+            length = noise * (norm(ctx.trainable) if relative else count(ctx.trainable.values()) ** 0.5)
+            plane, about = _weight_plane(ctx, problem.model, directions, others, dimensions, length, checkpoint)
         axes = tuple(_axis(grid, span, towards=i < len(others)) for i in range(dimensions))
         losses = GridLosses(ctx, plane, part)
         centre, centre_error, _ = losses(torch.zeros(1, dimensions, dtype=torch.float64))
@@ -179,34 +182,37 @@ def _rows(losses: GridLosses, axes: tuple[Tensor, ...], kept: KeptRows) -> tuple
     return loss, torch.cat(errors).reshape(shape) if errors else None, poles
 
 
-def _plane(
-    ctx: Context,
-    template: nn.Module,
-    space: str,
-    directions: Any,
-    others: tuple[Any, ...],
-    dimensions: int,
-    noise: float,
-    relative: bool,
-    rule: str,
+def _path_plane(
+    ctx: Context, dimensions: int, noise: float, relative: bool, rule: str
+) -> tuple[PathPlane, dict[str, Any]]:
+    """The plane in path space, and what is worth knowing about it."""
+    paths = path_coordinates(ctx, rule)
+    drawn = [noise * xi for xi in orthogonal_normals(ctx.generator("landscape"), paths.count, dimensions)]
+    sizes = paths.log_values()[0].exp()
+    about = {
+        "rule": rule,
+        "parameters": paths.count,
+        "lengths": [float(xi.norm()) for xi in drawn],
+        "path_values": {"min": float(sizes.min()), "median": float(sizes.median()), "max": float(sizes.max())},
+        "seed": ctx.seed,
+        "noise": noise,
+        "relative": relative,
+    }
+    return PathPlane(ctx, paths, drawn, relative), about
+
+
+def _weight_plane(
+    ctx: Context, template: nn.Module, directions: Any, others: tuple[Any, ...], dimensions: int, length: float,
     checkpoint: str | os.PathLike[str] | None,
-) -> tuple[Plane, dict[str, Any]]:
-    """The plane, and what is worth knowing about it."""
-    if space == "psi":
-        paths = path_coordinates(ctx, rule)
-        drawn = [noise * xi for xi in orthogonal_normals(ctx.generator("landscape"), paths.count, dimensions)]
-        log, _ = paths.log_values()
-        sizes = {name: float(value) for name, value in zip(("min", "median", "max"), _spread(log.exp()), strict=True)}
-        lengths = [float(xi.norm()) for xi in drawn]
-        about = {"rule": rule, "parameters": paths.count, "lengths": lengths, "path_values": sizes}
-        return PathPlane(ctx, paths, drawn, relative), {**about, "seed": ctx.seed, "noise": noise, "relative": relative}
-    size = count(ctx.trainable.values())
-    length = noise * (norm(ctx.trainable) if relative else size**0.5)
-    about = {"parameters": size}
+) -> tuple[WeightPlane, dict[str, Any]]:  # fmt: skip
+    """The plane in weight space, and what is worth knowing about it."""
+    about: dict[str, Any] = {"parameters": count(ctx.trainable.values())}
     if others:
         found = towards(ctx, template, others)
         if len(found) < dimensions:
-            found.append(_beside(found[0], gaussian(ctx, 1, norm(found[0]))[0]))
+            way, drawn = (flatten(each) for each in (found[0], gaussian(ctx, 1, norm(found[0]))[0]))
+            beside = orthogonal(drawn, [way])
+            found.append(unflatten(beside * (way.norm() / beside.norm()), found[0]))
     elif isinstance(directions, list):
         found, about["path"], about["explained"] = along(towards(ctx, template, tuple(directions)), dimensions)
     elif directions == "hessian":
@@ -223,15 +229,6 @@ def _plane(
         about["cosine"] = cosine(found[0], found[1])
     about["plane"] = [fingerprint(direction) for direction in found]
     return WeightPlane(ctx, found), about
-
-
-def _beside(way: Params, drawn: Params) -> Params:
-    """A direction orthogonal to the way and as long."""
-    for _ in range(2):
-        share = dot(drawn, way) / max(dot(way, way), 1e-300)
-        drawn = {name: value - share * way[name] for name, value in drawn.items()}
-    scale = norm(way) / norm(drawn)
-    return {name: value * scale for name, value in drawn.items()}
 
 
 def _axis(grid: int, span: float, towards: bool) -> Tensor:
@@ -278,10 +275,6 @@ def _check(space: str, dimensions: int, grid: int, span: float, noise: float, to
         raise InputError("a span above 0.5 on the way to a network", str(span), where="span", fix="1 goes all the way")
 
 
-def _spread(values: Tensor) -> tuple[float, float, float]:
-    return float(values.min()), float(values.median()), float(values.max())
-
-
 def _pole_text(surface: Surface) -> str:
     blocked, total = int(surface.poles.sum()), surface.poles.numel()
     return (
@@ -322,10 +315,10 @@ class KeptRows:
 
     def read(self, number: int, size: int) -> Row | None:
         """A finished row; None if there is none, or none that can be read."""
-        if self._folder is None or not (self._folder / _name(number)).exists():
+        if self._folder is None:
             return None
         try:
-            stored = from_npz_bytes((self._folder / _name(number)).read_bytes())
+            stored = from_npz_bytes((self._folder / f"row-{number:05d}.npz").read_bytes())
             arrays = {name: torch.from_numpy(array) for name, array in stored.items()}
             row = arrays["loss"], arrays.get("error"), arrays["poles"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -340,7 +333,7 @@ class KeptRows:
         arrays: dict[str, Any] = {"loss": loss.numpy(), "poles": poles.numpy()}
         if error is not None:
             arrays["error"] = error.numpy()
-        write_whole(self._folder / _name(number), npz_bytes(arrays))
+        write_whole(self._folder / f"row-{number:05d}.npz", npz_bytes(arrays))
 
 
 def kept_directions(
@@ -373,7 +366,3 @@ def fingerprint(params: Params) -> str:
         digest.update(name.encode())
         digest.update(params[name].detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _name(number: int) -> str:
-    return f"row-{number:05d}.npz"

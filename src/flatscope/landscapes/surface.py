@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -121,9 +120,8 @@ class Surface(DrawnResult):
             return None
         levels = _levels(low, high, log)
         extend = "both" if max(abs(low), abs(high)) < MOST else "neither"
-        filled = ax.contourf(
-            first, second, shown, levels=levels, cmap="viridis", extend=extend, norm=_norm(levels, log)
-        )
+        look: Any = {"norm": "log" if log else "linear", "vmin": levels[0], "vmax": levels[-1], "cmap": "viridis"}
+        filled = ax.contourf(first, second, shown, levels=levels, extend=extend, **look)
         ax.contour(first, second, shown, levels=levels[::3], colors="white", linewidths=0.4, alpha=0.7)
         if _holds_origin(self):
             ax.plot([0], [0], marker="+", color="white", markersize=8, markeredgewidth=1.4)
@@ -176,11 +174,9 @@ class Surface(DrawnResult):
     @classmethod
     def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
         shape = tuple(head["shape"])
-        columns = {str(name): torch.tensor(frame[name].to_numpy()).reshape(shape) for name in frame}
-        first = columns["t1"] if len(shape) == 1 else columns["t1"][:, 0]
-        axes = (first,) if len(shape) == 1 else (first, columns["t2"][0])
-        error = columns["error"] if head["classes"] else None
-        return cls._of(head, columns["loss"], error, tuple(axis.clone() for axis in axes), columns["pole"])
+        grids = {str(name): frame[name].to_numpy().reshape(shape) for name in frame}
+        arrays = {"axis0": grids["t1"].reshape(shape[0], -1)[:, 0], "poles": grids["pole"], **grids}
+        return cls._from_arrays(arrays | ({"axis1": grids["t2"][0]} if len(shape) == 2 else {}), head)
 
     def _arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {f"axis{i}": axis.numpy() for i, axis in enumerate(self.axes)}
@@ -190,15 +186,9 @@ class Surface(DrawnResult):
 
     @classmethod
     def _from_arrays(cls, arrays: Arrays, head: Any) -> Self:
-        axes = tuple(torch.from_numpy(arrays[f"axis{i}"]) for i in range(len(head["shape"])))
-        error = torch.from_numpy(arrays["error"]) if head["classes"] else None
-        return cls._of(head, torch.from_numpy(arrays["loss"]), error, axes, torch.from_numpy(arrays["poles"]))
-
-    @classmethod
-    def _of(
-        cls, head: dict[str, Any], loss: Tensor, error: Tensor | None, axes: tuple[Tensor, ...], poles: Tensor
-    ) -> Self:
-        centre = float.fromhex(head["centre"])
+        axes = tuple(torch.tensor(arrays[f"axis{i}"]) for i in range(len(head["shape"])))
+        error = torch.tensor(arrays["error"]) if head["classes"] else None
+        loss, poles, centre = torch.tensor(arrays["loss"]), torch.tensor(arrays["poles"]), float.fromhex(head["centre"])
         return cls(loss, error, axes, centre, head["space"], head["directions"], poles, head["meta"])
 
 
@@ -241,10 +231,3 @@ def _levels(low: float, high: float, log: bool) -> np.ndarray[Any, np.dtype[np.f
     if log:
         raise InputError("heights above zero for a logarithmic scale", f"{low:.3g}", where="plot")
     return np.linspace(low, high, LEVELS)
-
-
-def _norm(levels: Any, log: bool) -> Any:
-    from matplotlib.colors import LogNorm, Normalize
-
-    low, high = float(levels[0]), float(levels[-1])
-    return LogNorm(low, high) if log and math.isfinite(low) else Normalize(low, high)

@@ -22,7 +22,9 @@ from flatscope.reports.measured import comparison_data
 from flatscope.reports.plots import (
     COLOURS,
     OTHER,
+    Curve,
     Plot,
+    curves,
     figure_of,
     legend_above,
     on_axes,
@@ -30,7 +32,7 @@ from flatscope.reports.plots import (
     shortened,
     wants_log,
 )
-from flatscope.table import Table
+from flatscope.table import Table, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,10 +79,10 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
                         color=colour_of(network, colours), label=shortened(network))  # fmt: skip
         ax.axvline(1, color="#333333", linewidth=1)
         ends = [1.0, *(factor for factors in data.factors for factor in factors)]
-        scale_axis(ax.xaxis, [min(ends), max(2.0, *ends)], log=True)
+        scale_axis(ax.xaxis, sides, [min(ends), max(2.0, *ends)], log=True)
         if max(ends) > 100 * min(ends):
             ax.xaxis.set_major_locator(LogLocator(numticks=4))
-        ax.set_xlabel(sides, fontsize=9)
+        ax.xaxis.label.set_fontsize(9)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         ax.set_yticks(range(len(data.measures)), [shortened(label, 34) for label in data.measures], fontsize=9)
         ax.tick_params(axis="y", length=0)
@@ -97,13 +99,9 @@ def comparison_plot(tables: Mapping[str, Table], colours: Colours) -> Iterator[P
         "standard error where it is known.",
         on_axes(draw, height=0.9 + ROW * len(data.measures) * (1 + 0.35 * (len(data.networks) - 1))),
         ["measure", *data.networks],
-        [[m, *(_factor_text(f, e) for f, e in zip(fs, es, strict=True))]
+        [[m, *(" ± ".join(filter(None, with_error(f, e))) for f, e in zip(fs, es, strict=True))]
          for m, fs, es in zip(data.measures, data.factors, data.errors, strict=True)],
     )  # fmt: skip
-
-
-def _factor_text(factor: float, error: float) -> str:
-    return " ± ".join(filter(None, with_error(factor, error)))
 
 
 def measured_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
@@ -123,10 +121,7 @@ def _by_measure(tables: Mapping[str, Table], level: str) -> dict[str, dict[str, 
     """{measure with its options: {network: its rows}} of the values per sample, layer or unit."""
     found: dict[str, dict[str, pd.DataFrame]] = {}
     for network, table in tables.items():
-        frame = table.to_frame()
-        whole = frame["unit"].isna() & frame["sample"].isna()
-        chosen = whole & (frame["layer"] != "") if level == "layer" else frame[level].notna()
-        for (measure, options), rows in frame[chosen].groupby(["measure", "options"], sort=False):
+        for (measure, options), rows in rows_of(table.to_frame(), level).groupby(["measure", "options"], sort=False):
             found.setdefault(labelled(str(measure), str(options)), {})[network] = rows
     return found
 
@@ -152,10 +147,8 @@ def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
             ax.stairs(shares, edges, color=colour, linewidth=1.5, label=shortened(network))
         if edges[0] < 0 < edges[-1]:
             ax.axvline(0, color="#333333", linewidth=1)
-        scale_axis(ax.xaxis, edges)
-        scale_axis(ax.yaxis, [])
-        ax.set_xlabel(shortened(measure, 40))
-        ax.set_ylabel("share of samples")
+        scale_axis(ax.xaxis, shortened(measure, 40))
+        scale_axis(ax.yaxis, "share of samples")
         legend_above(ax)
 
     numbers = [["number", *(written(len(found)) for found in values.values())]]
@@ -168,40 +161,28 @@ def _distribution(measure: str, rows: Rows, colours: Colours) -> Iterator[Plot]:
 
 def _criteria(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
     """Sharpness against divergence of all networks that have both at two noise levels or more."""
-    curves: dict[str, pd.DataFrame] = {}  # by growing alpha: sharpness, its standard error, divergence
+    measured: dict[str, pd.DataFrame] = {}  # by growing alpha: sharpness, its standard error, divergence
     for network, table in tables.items():
         both = _by_alpha(table, SHARPNESS).join(_by_alpha(table, DIVERGENCE)["value"].rename("divergence"))
         both = both[both["divergence"] > 0].sort_index()
         if len(both) > 1:
-            curves[network] = both
-    if not curves:
+            measured[network] = both
+    if not measured:
         return
-
-    def draw(ax: Axes) -> None:
-        for network, curve in curves.items():
-            errors = curve["stderr"] if curve["stderr"].any() else None
-            ax.errorbar(curve["divergence"], curve["value"], yerr=errors, marker="o", markersize=4, elinewidth=1,
-                        color=colour_of(network, colours), label=shortened(network))  # fmt: skip
-        divergence, sharpness = (pd.concat([c[name] for c in curves.values()]) for name in ("divergence", "value"))
-        scale_axis(ax.xaxis, divergence, log=True)
-        scale_axis(ax.yaxis, sharpness, log=wants_log(sharpness))
-        ax.set_xlabel("KL divergence")
-        ax.set_ylabel("expected sharpness")
-        legend_above(ax)
-
+    drawn = []
+    for network, found in measured.items():
+        look = {"yerr": found["stderr"] if found["stderr"].any() else None, "marker": "o", "markersize": 4}
+        place = found["divergence"], found["value"]
+        drawn.append(Curve(shortened(network), *place, colour_of(network, colours), look | {"elinewidth": 1}))
     yield Plot(
         "sharpness-and-divergence",
         "Expected sharpness against KL divergence",
         "One dot per noise level α, the smallest at the right; a curve nearer to the lower left is better at both.",
-        on_axes(draw),
+        curves(drawn, "KL divergence", "expected sharpness", log_x=True),
         ["network", "α", "KL divergence", "expected sharpness", "± s.e."],
         [[network, written(alpha), written(kl), written(value), written(stderr, 2) if stderr else "exact"]
-         for network, curve in curves.items() for alpha, (value, stderr, kl) in _lines(curve)],
+         for network, found in measured.items() for alpha, value, stderr, kl in found.itertuples()],
     )  # fmt: skip
-
-
-def _lines(curve: pd.DataFrame) -> Iterator[tuple[float, list[float]]]:
-    return zip(curve.index.astype(float), curve.to_numpy(dtype="float64").tolist(), strict=True)
 
 
 def _by_alpha(table: Table, measure: str) -> pd.DataFrame:
@@ -224,10 +205,9 @@ def _layers(measure: str, rows: Rows, colours: Colours) -> Plot:
             ax.barh(np.arange(len(layers)) + beside(n, len(found)), frame["value"], 0.72 / len(found),
                     color=colour_of(network, colours), label=shortened(network),
                     xerr=errors if errors.any() else None)  # fmt: skip
-        scale_axis(ax.xaxis, [])
+        scale_axis(ax.xaxis, shortened(measure, 40))
         ax.set_yticks(range(len(layers)), [shortened(layer) for layer in layers], fontsize=9)
         ax.set_ylim(len(layers) - 0.4, -0.6)
-        ax.set_xlabel(shortened(measure, 40))
         legend_above(ax)
 
     return Plot(
@@ -246,28 +226,20 @@ def _units(measure: str, layer: str, rows: Rows, colours: Colours) -> Iterator[P
     falling = {network: values for network, values in falling.items() if len(values)}
     if not falling:
         return
-    log = wants_log(np.concatenate(list(falling.values())))
-
-    def draw(ax: Axes) -> None:
-        for network, values in falling.items():
-            shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).round().astype(int))
-            marker = "." if len(shown) < 40 else ""
-            ax.plot(
-                shown + 1, values[shown], marker=marker, color=colour_of(network, colours), label=shortened(network)
-            )
-        scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, np.concatenate(list(falling.values())), log=log)
-        ax.set_xlabel("rank")
-        ax.set_ylabel(shortened(measure, 30))
-        legend_above(ax)
-
+    drawn = []
+    for network, values in falling.items():
+        shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_POINTS)).round().astype(int))
+        look = {"marker": "." if len(shown) < 40 else ""}
+        drawn.append(Curve(shortened(network), shown + 1, values[shown], colour_of(network, colours), look))
     numbers = [
         [network, *(written(float(value)) for value in (len(v), v[0], np.median(v), v[-1])), percent(_top_share(v))]
         for network, v in falling.items()
     ]
     header = ["network", "values", "largest", "median", "smallest", "share of the largest tenth"]
+    log = wants_log(np.concatenate(list(falling.values())))
     caption = f"Values by rank, the largest first{', logarithmic scale' if log else ''}."
-    yield Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, on_axes(draw), header, numbers)
+    make = curves(drawn, "rank", shortened(measure, 30))
+    yield Plot(f"units-{measure}-{layer}", f"{measure} · {layer}", caption, make, header, numbers)
 
 
 def _top_share(falling: Floats) -> float:
@@ -297,36 +269,24 @@ def _part_and_quantity(column: str) -> tuple[str, str]:
 
 
 def _curves(frames: Mapping[str, pd.DataFrame], quantity: str, colours: Colours) -> Iterator[Plot]:
-    curves: list[tuple[str, str, pd.Series]] = []  # network, part, finite values by epoch
+    drawn: list[Curve] = []  # finite values by epoch
+    numbers: list[list[str]] = []
     for network, frame in frames.items():
         for column in frame.columns:
             part, name = _part_and_quantity(str(column))
             points = frame.set_index("epoch")[column] if name == quantity else pd.Series(dtype="float64")
             points = points.astype("float64").replace([math.inf, -math.inf], math.nan).dropna()
             if len(points):
-                curves.append((network, part, points))
-    if not curves:
+                label, look = f"{network}, {part}" if part else network, {"fmt": LINES[part]}
+                drawn.append(Curve(shortened(label, 30), points.index, points, colour_of(network, colours), look))
+                ends = (points.iloc[0], points.min(), points.iloc[-1], points.index[-1])
+                numbers.append([label, *(written(float(value)) for value in ends)])
+    if not drawn:
         return
-    everything = pd.concat([points for _, _, points in curves])
-    labels = [f"{network}, {part}" if part else network for network, part, _ in curves]
-
-    def draw(ax: Axes) -> None:
-        for label, (network, part, points) in zip(labels, curves, strict=True):
-            colour = colour_of(network, colours)
-            ax.plot(points.index, points, LINES[part], color=colour, label=shortened(label, 30))
-        scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, everything, log=wants_log(everything))
-        ax.set_xlabel("epoch")
-        ax.set_ylabel(quantity)
-        legend_above(ax)
-
-    numbers = [
-        [label, *(written(float(v)) for v in (p.iloc[0], p.min(), p.iloc[-1], p.index[-1]))]
-        for label, (_, _, p) in zip(labels, curves, strict=True)
-    ]
-    caption = "By epoch" + (", logarithmic scale." if wants_log(everything) else ".")
+    log = wants_log(value for curve in drawn for value in curve.y)
+    caption = f"By epoch{', logarithmic scale' if log else ''}."
     header = ["curve", "first", "lowest", "last", "epochs"]
-    yield Plot(f"training-{quantity}", quantity, caption, on_axes(draw), header, numbers)
+    yield Plot(f"training-{quantity}", quantity, caption, curves(drawn, "epoch", quantity), header, numbers)
 
 
 def save_plots(plots: Iterable[Plot], folder: str | os.PathLike[str], formats: str | Iterable[str]) -> list[Path]:

@@ -19,24 +19,11 @@ from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.parts import offered_kinds
+from flatscope.reports import sections
 from flatscope.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope.reports.kinds import Kind
 from flatscope.reports.markup import Colours
 from flatscope.reports.plots import Plot
-from flatscope.reports.sections import (
-    audits_part,
-    bounds_part,
-    comparisons_part,
-    figures_part,
-    given_plots,
-    histories_part,
-    measures_part,
-    simplex_plots,
-    simplexes_part,
-    spectra_part,
-    spectrum_kind,
-    spectrum_plots,
-)
 from flatscope.reports.surfaces import surface_plots, surface_words, surfaces_part
 from flatscope.results import Result
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
@@ -71,9 +58,8 @@ def _figure_title(figure: Any) -> str:
     return next((title for title in titles if title), "figure")
 
 
-def _network_name(item: Any) -> str:
-    named = (Table, Surface, SpectralDensity, Eigenpairs)
-    return str(item.meta.get("name", "network")) if isinstance(item, named) else "network"
+def _network_name(item: Result) -> str:
+    return str(item.meta.get("name", "network"))
 
 
 def _table_plots(tables: Mapping[str, Table], colours: Colours) -> Iterator[Plot]:
@@ -100,34 +86,45 @@ ORDER = (
 )
 # A new kind of thing is one entry here, or in a part's table, beside the function that renders it.
 OWN_KINDS: dict[str, Kind] = {
-    "comparisons": Kind("a Comparison of networks", Comparison, "comparison", comparisons_part),
+    "comparisons": Kind("a Comparison of networks", Comparison, "comparison", sections.comparisons_part),
     "surfaces": Kind(
         "a Surface of a landscape", Surface, _network_name, surfaces_part, surface_words, plots=surface_plots
     ),
     "measures": Kind(
-        "a Table of measures", _is_measures, _network_name, measures_part, plots=_table_plots, saved_as=(Table,)
+        "a Table of measures",
+        _is_measures,
+        _network_name,
+        sections.measures_part,
+        plots=_table_plots,
+        saved_as=(Table,),
     ),
-    "audits": Kind("an Audit", Audit, _network_name, audits_part),
+    "audits": Kind("an Audit", Audit, "network", sections.audits_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
         (SpectralDensity, Eigenpairs),
         _network_name,
-        spectra_part,
-        spectrum_kind,
-        plots=spectrum_plots,
+        sections.spectra_part,
+        sections.spectrum_kind,
+        plots=sections.spectrum_plots,
     ),
     "simplexes": Kind(
-        "a Simplex of interpolated networks", Simplex, "interpolation", simplexes_part, plots=simplex_plots
+        "a Simplex of interpolated networks",
+        Simplex,
+        "interpolation",
+        sections.simplexes_part,
+        plots=sections.simplex_plots,
     ),
     "histories": Kind(
         "a pandas frame of training history with a column `epoch`",
         is_history,
         "network",
-        histories_part,
+        sections.histories_part,
         plots=history_plots,
     ),
-    "bounds": Kind("a Table of bounds", _is_bounds, _network_name, bounds_part),
-    "figures": Kind("a Matplotlib Figure", _is_figure, _figure_title, figures_part, plots=given_plots),
+    "bounds": Kind("a Table of bounds", _is_bounds, _network_name, sections.bounds_part),
+    "figures": Kind(
+        "a Matplotlib Figure", _is_figure, _figure_title, sections.figures_part, plots=sections.given_plots
+    ),
 }
 
 
@@ -224,7 +221,7 @@ def read_item(given: str, target: str = "", measures: Sequence[str] = ()) -> lis
     Raises:
         InputError: nothing there, or nothing that a report can show.
     """
-    name, path = _named(given)
+    name, path = named_path(given)
     if path.is_dir():
         return _folder(path, name or path.name)
     if not path.is_file():
@@ -244,7 +241,8 @@ def network_name(path: Path) -> str:
     return ASPECT.sub("", path.stem) or path.stem
 
 
-def _named(given: str) -> tuple[str, Path]:
+def named_path(given: str) -> tuple[str, Path]:
+    """The parts of `name=path`; the name is empty where a path alone is given."""
     name, equals, path = given.partition("=")
     return (name, Path(path)) if equals and not Path(given).exists() else ("", Path(given))
 

@@ -13,10 +13,6 @@ from flatscope.reports.plots import Plot
 from flatscope.results import Result
 
 
-def _no_plots(items: Mapping[str, Any], colours: Colours) -> Iterable[Plot]:
-    return ()
-
-
 class Kind(NamedTuple):
     """How a kind of thing is recognised, called in messages, shown, drawn, and named where the caller gives no name."""
 
@@ -25,7 +21,7 @@ class Kind(NamedTuple):
     name: str | Callable[[Any], str]
     render: Callable[[Mapping[str, Any], Colours], Part]
     aspect: Callable[[Any], str] = lambda item: ""  # tells apart things of one kind that belong to one network
-    plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = _no_plots  # its figures as files
+    plots: Callable[[Mapping[str, Any], Colours], Iterable[Plot]] = lambda items, colours: ()  # its figures as files
 
     # What its files hold, where the classes above do not say it; how a frame or a folder with a certain file is read.
     saved_as: tuple[type[Result], ...] = ()

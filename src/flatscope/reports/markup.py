@@ -154,17 +154,8 @@ def table(
         tall: whether it scrolls within itself, under a heading that stays.
     """
     shown = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    return fragment(
-        "table.html",
-        label=label,
-        header=header,
-        rows=shown,
-        class_=class_,
-        id=id_,
-        sorts=sorts,
-        standings=standings,
-        tall=tall,
-    )
+    about: dict[str, Any] = {"class_": class_, "id": id_, "sorts": sorts, "standings": standings, "tall": tall}
+    return fragment("table.html", label=label, header=header, rows=shown, **about)
 
 
 def badge(text: str, kind: str = "", title: str | None = None) -> Markup:

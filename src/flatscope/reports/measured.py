@@ -12,7 +12,7 @@ from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.formatting import options_words, with_error, written
 from flatscope.network.units import SCALES_STOP
 from flatscope.registry import Declaration, declarations
-from flatscope.table import Table
+from flatscope.table import Table, rows_of
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
 STANDING_WORDS = {
@@ -144,10 +144,8 @@ def comparison_data(tables: Mapping[str, Table]) -> ComparisonData:
 def _cell(rows: pd.DataFrame | None) -> MeasuredCell | None:
     if rows is None:
         return None
-    per_network = rows[(rows["layer"] == "") & rows["unit"].isna() & rows["sample"].isna()]
-    if len(per_network):
-        return _single(per_network.iloc[0])
-    return _several(rows)
+    per_network = rows_of(rows, "network")
+    return _single(per_network.iloc[0]) if len(per_network) else _several(rows)
 
 
 def _single(row: pd.Series[Any]) -> MeasuredCell:
@@ -171,9 +169,8 @@ def _several(rows: pd.DataFrame) -> MeasuredCell:
     folded = bool(rows["folded"].any())
     if values.empty:
         return MeasuredCell(math.nan, "n/a", reason=reason or "no value", folded=folded)
-    text = (
-        written(float(values.min())) if n == 1 else f"{written(float(values.min()))} … {written(float(values.max()))}"
-    )
+    ends = written(float(values.min())), written(float(values.max()))
+    text = ends[0] if n == 1 else " … ".join(ends)
     worst = float(rows["stderr"].max())
     error = f"≤ {written(worst, 2)}" if worst > 0 else ""
     extent = f"{written(n)} {what if n > 1 else what[:-1]}"
@@ -192,24 +189,20 @@ def headline_words() -> dict[str, str]:
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue
 
 
-class MinimumVerdict(NamedTuple):
-    """Whether this is a minimum at all: "yes", "nearly", "no" or "unknown", and the words that say so."""
+def minimum_verdict(table: Table) -> tuple[str, str]:
+    """Whether this is a minimum at all, "yes", "nearly", "no" or "unknown", and the words that say so.
 
-    level: str
-    text: str
-
-
-def minimum_verdict(table: Table) -> MinimumVerdict:
-    """Judge the gradient norm, and the smallest Hessian eigenvalue where it is known: flatness is about minima."""
+    Judged by the gradient norm, and by the smallest Hessian eigenvalue where it is known.
+    """
     value = _first_value(table, "gradient_norm")
     if "gradient_norm" not in table:
-        return MinimumVerdict("unknown", "gradient norm not measured")
+        return "unknown", "gradient norm not measured"
     if math.isnan(value):
-        return MinimumVerdict("unknown", f"no gradient norm: {table.reason('gradient_norm') or 'no reason given'}")
+        return "unknown", f"no gradient norm: {table.reason('gradient_norm') or 'no reason given'}"
     shown = f"gradient norm {written(value, 3)}{_downward(table)}"
     if value <= SETTLED:
-        return MinimumVerdict("yes", shown)
-    return MinimumVerdict("nearly", shown) if value <= NEARLY else MinimumVerdict("no", f"on a slope: {shown}")
+        return "yes", shown
+    return ("nearly", shown) if value <= NEARLY else ("no", f"on a slope: {shown}")
 
 
 def _downward(table: Table) -> str:

@@ -7,11 +7,11 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from flatscope.comparing.comparison import Comparison
@@ -28,7 +28,6 @@ from flatscope.table import Table
 from flatscope.version import __version__
 
 SCRIPTS = ("page.js", "tables.js", "surface.js")
-STYLES = ("page.css",)
 # Which pictures stand at the top, where there are several.
 PICTURES_FROM = (
     "leaderboards",
@@ -44,6 +43,14 @@ PICTURES_FROM = (
 )
 COLOURED = ("measures", "bounds", "histories", "stability")
 DETAILS = ("surfaces", "spectra", "simplexes")  # said at the top only where nothing was measured
+# Titles of pages with things of one kind alone.
+QUESTIONS = {
+    "studies": "Do the claims hold?",
+    "stability": "Is this training at the edge of stability?",
+    "audits": "Which measures depend on how the weights are written?",
+    "leaderboards": "Which measures go along with generalization?",
+    "atlases": "When does a measure go along with generalization?",
+}
 META_WORDS = {
     "version": "flatscope",
     "torch": "PyTorch",
@@ -129,7 +136,7 @@ def page_text(
     colours = _colours(kinds)
     parts = {name: kind.render(kinds[name], colours) for name, kind in shown_kinds().items() if kinds[name]}
     script = "".join([*map(source, SCRIPTS), *(part.script for part in parts.values())])
-    style = "".join([*map(source, STYLES), *(part.style for part in parts.values())])
+    style = "".join([source("page.css"), *(part.style for part in parts.values())])
     sections = [section for part in parts.values() for section in part.sections]
     drawn = [name for name in PICTURES_FROM if name in parts and parts[name].picture]
     shown = drawn[: 2 if drawn[:1] == ["surfaces"] else 1]  # maps are low, and leave room below them
@@ -163,16 +170,8 @@ def _colours(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 def _question(n_networks: int, kinds: Set[str]) -> str:
     """The title where none is given: what a reader of this page wants to know."""
-    if kinds == {"studies"}:
-        return "Do the claims hold?"
-    if kinds == {"stability"}:
-        return "Is this training at the edge of stability?"
-    if kinds == {"audits"}:
-        return "Which measures depend on how the weights are written?"
-    if kinds == {"leaderboards"}:
-        return "Which measures go along with generalization?"
-    if kinds == {"atlases"}:
-        return "When does a measure go along with generalization?"
+    if len(kinds) == 1 and (only := next(iter(kinds))) in QUESTIONS:
+        return QUESTIONS[only]
     if "populations" in kinds and not n_networks:
         return "What goes along with generalization?"
     return "How flat are these minima?" if n_networks > 1 else "How flat is this minimum?"
@@ -242,20 +241,16 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:
     """Loss, test error and the gap between test and training samples, where they are known."""
-    known = {name: _standing(name, kinds) for name in names}
+    known = [_standing(name, kinds) for name in names]
     n_test = next((int(found.meta.get("n_test") or 0) for found in kinds["comparisons"].values()), 0)
-    classes = not all(math.isnan(found.error) for found in known.values())
+    classes = not all(math.isnan(found.error) for found in known)
     what = "error" if classes else "loss"
+    gaps = [getattr(found, f"test_{what}") - getattr(found, what) for found in known]
     shown = [
-        ("Training loss", [found.loss for found in known.values()], False, 0),
-        ("Test loss", [found.test_loss for found in known.values()], False, 0),
-        ("Test error", [found.test_error for found in known.values()], True, n_test),
-        (
-            f"Gap of the {what}",
-            [getattr(found, f"test_{what}") - getattr(found, what) for found in known.values()],
-            classes,
-            0,
-        ),
+        ("Training loss", [found.loss for found in known], False, 0),
+        ("Test loss", [found.test_loss for found in known], False, 0),
+        ("Test error", [found.test_error for found in known], True, n_test),
+        (f"Gap of the {what}", gaps, classes, 0),
     ]
     return [
         [words, *(_shown(value, share, spread) for value in values)]
@@ -264,7 +259,7 @@ def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[
     ]
 
 
-def _shown(value: float, share: bool, n: int = 0) -> str:
+def _shown(value: float, share: bool, n: int) -> str:
     if math.isnan(value):
         return "n/a"
     if not share:
@@ -276,20 +271,16 @@ def _shown(value: float, share: bool, n: int = 0) -> str:
 def _standing(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> Standing:
     """From a comparison, else from the table's metadata, else the last line of a training history."""
     for found in kinds["comparisons"].values():
-        if name in found.networks and not math.isnan(found.networks[name].loss):
-            known: Standing = found.networks[name]
+        known: Standing = found.networks.get(name, UNKNOWN)
+        if not math.isnan(known.loss):
             return known
     told = told_standing(kinds["measures"][name]) if name in kinds["measures"] else UNKNOWN
     history = kinds["histories"].get(name)
-    return told if not math.isnan(told.loss) or history is None else _from_history(history)
-
-
-def _from_history(history: pd.DataFrame) -> Standing:
-    last = history.iloc[-1]
-    loss, error, test_loss, test_error = (
-        float(last.get(name, math.nan)) for name in ("train_loss", "train_error", "test_loss", "test_error")
-    )
-    return Standing("", 0, loss, error, test_loss, test_error, rescalable=True)
+    if history is None or not math.isnan(told.loss):
+        return told
+    columns = {"loss": "train_loss", "error": "train_error", "test_loss": "test_loss", "test_error": "test_error"}
+    last: dict[str, Any] = {field: float(history.iloc[-1].get(name, math.nan)) for field, name in columns.items()}
+    return replace(UNKNOWN, **last)
 
 
 def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[object]]:
@@ -298,9 +289,11 @@ def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[obj
         return []
     row: list[object] = ["At a minimum?"]
     for name in names:
-        verdict = minimum_verdict(tables[name]) if name in tables else None
-        words = [MARKS[verdict.level], element("small", verdict.text)] if verdict else ["n/a"]
-        row.append(Cell(element("span", *words), class_=f"minimum {verdict.level}" if verdict else None))
+        if name not in tables:
+            row.append(element("span", "n/a"))
+            continue
+        level, words = minimum_verdict(tables[name])
+        row.append(Cell(element("span", MARKS[level], element("small", words)), class_=f"minimum {level}"))
     return [row]
 
 

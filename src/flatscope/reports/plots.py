@@ -10,8 +10,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -78,19 +77,38 @@ def on_axes(draw: Callable[[Axes], None], width: float = WIDTH, height: float = 
     return make
 
 
+class Curve(NamedTuple):
+    """A line of a figure."""
+
+    label: str
+    x: Sequence[float] | Any
+    y: Sequence[float] | Any
+    colour: str
+    look: Mapping[str, Any] = {}  # how it is drawn, as `Axes.errorbar` takes it
+
+
+def curves(
+    drawn: Sequence[Curve], across: str, up: str, *, log_x: bool = False, columns: int = 2
+) -> Callable[[], Figure]:
+    """What makes a figure of lines: titles of both axes, heights logarithmic where they span much."""
+
+    def draw(ax: Axes) -> None:
+        for curve in drawn:
+            ax.errorbar(curve.x, curve.y, color=curve.colour, label=curve.label, **curve.look)
+        scale_axis(ax.xaxis, across, [x for curve in drawn for x in curve.x], log=log_x)
+        heights = [y for curve in drawn for y in curve.y]
+        scale_axis(ax.yaxis, up, heights, log=wants_log(heights))
+        legend_above(ax, columns)
+
+    return on_axes(draw)
+
+
 def figure_of(plot: Plot) -> Figure:
     """The plot as a Matplotlib figure, in our style."""
-    with styled():
-        return plot.make()
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Matplotlib's settings for our figures; those of the caller come back."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
-        yield
+        return plot.make()
 
 
 def picture(plot: Plot) -> Markup:
@@ -208,12 +226,12 @@ def _short(places: str) -> str:
 
 def wants_log(values: Iterable[float]) -> bool:
     """Whether values are positive and span so much that a linear axis would hide most of them."""
-    found = list(values)
+    found = [value for value in values if math.isfinite(value)]
     return bool(found) and min(found) > 0 and max(found) > 20 * min(found)
 
 
-def scale_axis(axis: Axis, values: Iterable[float], *, log: bool = False) -> None:
-    """Numbers as the page writes them, few enough not to touch; logarithmic where asked for and possible."""
+def scale_axis(axis: Axis, title: str, values: Iterable[float] = (), *, log: bool = False) -> None:
+    """Its title, and numbers as the page writes them, few enough not to touch; logarithmic where asked and possible."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     finite = [value for value in values if math.isfinite(value)]
@@ -228,6 +246,7 @@ def scale_axis(axis: Axis, values: Iterable[float], *, log: bool = False) -> Non
     else:
         axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: written(float(f"{value:.6g}"), 3)))
+    axis.set_label_text(title)
 
 
 def legend_above(ax: Axes, columns: int = 2, **look: Any) -> None:

@@ -118,18 +118,13 @@ def _name(label: str) -> Markup:
 
 def _described(line: Line) -> Markup:
     """Name, options, formula and what the measure is."""
-    parts = [element("span", breakable(line.name), class_="name")]
+    parts = [_name(line.name)]
     if line.options:
         parts.append(element("small", line.options, class_="options"))
     if line.entry is not None:
         parts.append(element("span", formula(line.entry.symbol), class_="formula"))
-        parts.append(element("small", _plain(line.entry.summary)))
+        parts.append(element("small", line.entry.summary.replace("`", "")))
     return Markup("").join(parts)
-
-
-def _plain(text: str) -> str:
-    """A line of a docstring without its marks of code."""
-    return text.replace("`", "")
 
 
 def _value(cell: MeasuredCell | None) -> Cell:
@@ -172,7 +167,14 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
     levels = sorted({float(c) for f in frames.values() for c in f["confidence"]})
     groups: dict[str, list[Line]] = {state: [] for state in ("informative", "vacuous", "without value")}
     for line in lines(tables, "bound"):
-        states = [_bound_state(cell, found.get(line.name)) for cell, found in zip(line.cells, empty, strict=True)]
+        states = [
+            "without value"
+            if cell is None or cell.exact is None
+            else "vacuous"
+            if found.get(line.name)
+            else "informative"
+            for cell, found in zip(line.cells, empty, strict=True)
+        ]
         groups[min(states)].append(line)
     told, vacuous, refused = groups.values()
     chance = ", ".join(f"{level:g}" for level in levels)
@@ -197,12 +199,6 @@ def bounds_part(tables: Mapping[str, Table], _: Colours) -> Part:
     gist = f"{len(told)} informative, {len(vacuous)} vacuous"
     provenance = {f"{name}, bounds": found.meta for name, found in tables.items()}
     return Part(Markup(""), [Section("bounds", "Bounds", Markup("").join(parts), gist)], provenance)
-
-
-def _bound_state(cell: MeasuredCell | None, vacuous: object) -> str:
-    if cell is None or cell.exact is None:
-        return "without value"
-    return "vacuous" if vacuous else "informative"
 
 
 def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:

@@ -14,7 +14,7 @@ from flatscope.formatting import written
 from flatscope.landscapes.surface import SPACES, Surface, common_heights
 from flatscope.reports.figures import colour_of
 from flatscope.reports.markup import Colours, Part, Section, element, table, told
-from flatscope.reports.plots import Plot, cards, legend_above, on_axes, picture, scale_axis, shortened, wants_log
+from flatscope.reports.plots import Curve, Plot, cards, curves, on_axes, picture, scale_axis, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,17 +40,19 @@ TURNING = (
 
 
 class Scale(NamedTuple):
-    """Heights from `low` to `high`; calling it gives the place of a height, 0 to 1."""
+    """Heights from `low` to `high`; calling it gives the places of heights, 0 to 1, holes as NaN."""
 
     low: float
     high: float
     log: bool = False
 
-    def __call__(self, value: float) -> float:
-        """The place of a height."""
+    def __call__(self, heights: Grid) -> Grid:
+        """The places of heights."""
         if self.log:
-            return math.log(max(value, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
+            found = np.log(np.maximum(heights, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
+        else:
+            found = (heights - self.low) / (self.high - self.low)
+        return np.clip(found, 0.0, 1.0)
 
     def ticks(self) -> list[float]:
         """Round numbers on the scale."""
@@ -159,11 +161,11 @@ def _title(surface: Surface) -> str:
 def _map(network: str, surface: Surface, scale: Scale, prefix: str = "") -> Plot:
     def fill(ax: Axes) -> None:
         drawn = surface.plot(ax, heights=(scale.low, scale.high), log=scale.log)
-        for axis, places in zip((ax.xaxis, ax.yaxis), surface.axes, strict=True):
-            scale_axis(axis, places.tolist())
+        for axis in (ax.xaxis, ax.yaxis):
+            scale_axis(axis, axis.get_label_text())
         if drawn is not None:
-            bar = ax.figure.colorbar(drawn, ax=ax, label="loss")
-            scale_axis(bar.ax.yaxis, [scale.low, scale.high], log=scale.log)
+            bar = ax.figure.colorbar(drawn, ax=ax)
+            scale_axis(bar.ax.yaxis, "loss", [scale.low, scale.high], log=scale.log)
 
     label = f"Contour map of {network} in {surface.space_words}"
     return Plot(f"{prefix}landscape-{network}-{surface.space}", label, plane_words(surface), on_axes(fill, *PANEL))
@@ -178,13 +180,13 @@ def _relief(surface: Surface, scale: Scale) -> Callable[[], Figure]:
         figure = Figure(figsize=(4.0, 3.4), layout="constrained")
         ax: Any = figure.add_subplot(projection="3d")
         x, y = np.meshgrid(*(axis.numpy() for axis in surface.axes))
-        heights = placed(finite_heights(surface).T, scale)
+        heights = scale(finite_heights(surface).T)
         if min(heights.shape) > 1 and np.isfinite(heights).any():
             shown = np.ma.masked_invalid(heights)
             ax.plot_surface(x, y, shown, cmap="viridis", vmin=0, vmax=1, rcount=80, ccount=80, linewidth=0)
         ticks = scale.ticks()
         ax.set_zlim(0, 1)
-        ax.set_zticks([scale(tick) for tick in ticks], [written(tick, 3) for tick in ticks])
+        ax.set_zticks(scale(np.array(ticks)), [written(tick, 3) for tick in ticks])
         ax.set_xlabel("t₁")
         ax.set_ylabel("t₂")
         ax.view_init(elev=32, azim=-52)
@@ -201,13 +203,15 @@ def _plane_card(network: str, surface: Surface, scale: Scale) -> Markup:
         **_canvas_data(network, surface, scale),
     )  # fmt: skip
     relief = element("div", canvas, element("output", aria_live="off"), class_="relief", hidden="")
+    step = max(_stride(len(axis)) for axis in surface.axes)
+    thinned = "" if step == 1 else f" The surface is drawn with one in {step} points of an axis, the map with all."
     header, rows = _sampled(surface)
     numbers = table(f"Loss of {network}, {title}", header, rows, class_="plain numbers")
     return element(
         "figure",
         element("figcaption", element("h4", title), element("p", f"{surface.directions} directions", class_="quiet")),
         element("div", relief, picture(_map(network, surface, scale)), class_="views"),
-        element("p", plane_words(surface) + _thinned(surface), class_="quiet words"),
+        element("p", plane_words(surface) + thinned, class_="quiet words"),
         element("details", element("summary", "Numbers", element("span", f" of {title}", class_="hidden")), numbers),
         class_="card",
     )
@@ -233,16 +237,10 @@ def plane_words(surface: Surface) -> str:
     return words
 
 
-def placed(heights: Grid, scale: Scale) -> Grid:
-    """Heights as places on the scale, 0 to 1, holes as NaN."""
-    places = np.array([math.nan if math.isnan(h) else min(max(scale(h), 0.0), 1.0) for h in heights.flat])
-    return places.reshape(heights.shape)
-
-
 def _canvas_data(network: str, surface: Surface, scale: Scale) -> dict[str, Any]:
     """Attributes of the canvas: heights as 16-bit places on the scale, and what turns them into numbers again."""
     across, up = surface.axes
-    places = placed(finite_heights(surface).T[:: _stride(len(up)), :: _stride(len(across))], scale)
+    places = scale(finite_heights(surface).T[:: _stride(len(up)), :: _stride(len(across))])
     numbers = np.where(np.isnan(places), HOLE, np.round(np.nan_to_num(places) * (HOLE - 1))).astype("<u2")
     return {
         "data_heights": base64.b64encode(numbers.tobytes()).decode(),
@@ -265,11 +263,6 @@ def _stride(n: int) -> int:
     return next(steps, 1) if n - 1 > FINEST else 1
 
 
-def _thinned(surface: Surface) -> str:
-    step = max(_stride(len(axis)) for axis in surface.axes)
-    return "" if step == 1 else f" The surface is drawn with one in {step} points of an axis, the map with all."
-
-
 def _sampled(surface: Surface) -> tuple[list[str], list[list[str]]]:
     """Header and rows: a few points of the grid, for those who cannot see the picture."""
     heights = finite_heights(surface)
@@ -277,14 +270,8 @@ def _sampled(surface: Surface) -> tuple[list[str], list[list[str]]]:
         sorted({round(k * (len(axis) - 1) / (SAMPLED - 1)) for k in range(SAMPLED)}) for axis in surface.axes
     )
     header = ["t₂ \\ t₁", *(written(float(surface.axes[0][c]), 3) for c in columns)]
-    return header, [
-        [written(float(surface.axes[1][r]), 3), *(_height_words(float(heights[c, r])) for c in columns)]
-        for r in reversed(rows)
-    ]
-
-
-def _height_words(height: float) -> str:
-    return "hole" if math.isnan(height) else written(height, 3)
+    words = [["hole" if math.isnan(height) else written(height, 3) for height in row] for row in heights.T.tolist()]
+    return header, [[written(float(surface.axes[1][r]), 3), *(words[r][c] for c in columns)] for r in reversed(rows)]
 
 
 def line_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Plot]:
@@ -293,27 +280,20 @@ def line_plots(surfaces: Mapping[str, Surface], colours: Colours) -> Iterator[Pl
     if not found:
         return
     heights = {name: finite_heights(surface) for name, surface in found.items()}
-    values = [float(value) for line in heights.values() for value in line[np.isfinite(line)]]
     holes = {name: int(np.isnan(line).sum()) for name, line in heights.items()}
 
-    def draw_lines(ax: Axes) -> None:
-        for name, surface in found.items():
-            style = "-" if surface.space == "weights" else "--"
-            colour = colour_of(network_of(name, surface), colours)
-            ax.plot(surface.axes[0].numpy(), heights[name], style, color=colour, label=shortened(name, 34))
-        scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, values, log=wants_log(values))
-        ax.set_xlabel("t")
-        ax.set_ylabel("loss")
-        legend_above(ax, columns=1)
-
+    drawn = []
+    for name, surface in found.items():
+        look = {"fmt": "-" if surface.space == "weights" else "--"}
+        colour = colour_of(network_of(name, surface), colours)
+        drawn.append(Curve(shortened(name, 34), surface.axes[0].numpy(), heights[name], colour, look))
     broken = f" Lines break at {sum(holes.values())} points where there is no network, or no finite loss."
     ends = {name: line[np.isfinite(line)] for name, line in heights.items()}
     yield Plot(
         "landscape-lines",
         "Loss along a line through the network",
         f"The network is at 0.{broken if any(holes.values()) else ''}",
-        on_axes(draw_lines),
+        curves(drawn, "t", "loss", columns=1),
         ["line", "lowest", "highest", "holes"],
         [[name, written(float(e.min(initial=math.inf))), written(float(e.max(initial=-math.inf))), written(holes[name])]
          for name, e in ends.items()],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -223,15 +223,20 @@ def rank_with_uncertainty(
     badness = given if lower_is_better else -given
     noise = np.random.default_rng(seed).standard_normal((draws, len(given)))
     drawn = stats.rankdata(badness + spread * noise, axis=1)  # (draws, candidates)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0, method="closest_observation")
-    first = drawn == drawn.min(axis=1, keepdims=True)
-    best = (first / first.sum(axis=1, keepdims=True)).mean(axis=0)
+    low, high, best = rank_spread(drawn, level)
     apart = badness[None, :] - badness[:, None]  # positive where the row is better
     size = np.hypot(spread[None, :], spread[:, None])
     np.fill_diagonal(size, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         better = np.where(size > 0, stats.norm.cdf(apart / size), (np.sign(apart) + 1) / 2)
     return Ranking(called, given, spread, stats.rankdata(badness), low, high, best, better, level)
+
+
+def rank_spread(drawn: Floats, level: float) -> tuple[Floats, Floats, Floats]:
+    """Ends of the interval of each candidate's rank, and its chance to be best, from ranks (draws, candidates)."""
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0, method="closest_observation")
+    first = drawn == drawn.min(axis=1, keepdims=True)
+    return low, high, (first / first.sum(axis=1, keepdims=True)).mean(axis=0)
 
 
 def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
@@ -252,18 +257,19 @@ def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
     checked_confidence(confidence)
     given = as_numbers(values, "values")
     kept = given[np.isfinite(given)]
-    n, dropped, method = len(kept), len(given) - len(kept), "mean of a correlated series"
+    n, method = len(kept), "mean of a correlated series"
+    blank = Estimate(math.nan, n=n, method=method, dropped=len(given) - n, confidence=confidence)
     if n == 0:
-        return Estimate(math.nan, n=0, method=method, dropped=dropped, note="no finite value", confidence=confidence)
+        return replace(blank, note="no finite value")
     mean, worth = float(kept.mean()), n / autocorrelation_time(kept)
     if worth < LEAST_WORTH:
         note = f"worth {worth:.1f} independent values: too few for an interval"
-        return Estimate(mean, n=n, method=method, dropped=dropped, note=note, confidence=confidence)
+        return replace(blank, value=mean, note=note)
     # The variance about their own mean of values that go together is too small by that much.
     variance = float(kept.var()) * worth / (worth - 1)
     half = float(stats.t.ppf((1 + confidence) / 2, worth - 1)) * math.sqrt(variance / worth)
     method += f", worth {worth:.1f} independent values"
-    return Estimate(mean, mean - half, mean + half, n=n, method=method, dropped=dropped, confidence=confidence)
+    return replace(blank, value=mean, low=mean - half, high=mean + half, method=method)
 
 
 def autocorrelation_time(values: Floats) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -78,12 +78,13 @@ def granulated_kendall(
     x, y, settings, dropped = columns(frame, measure, target, names)
     codes = coded(settings)
     by_parameter: dict[str, Estimate] = {}
+    blank = Estimate(math.nan, dropped=dropped, confidence=level)
     parts = []  # what each pair adds to its ψ_i, less what it would add on average
     for place, name in enumerate(names):
         pairs = _pairs_of_groups(codes, place)
         if not pairs:
-            note, method = f"no two networks differ in {name} alone", "granulated Kendall"
-            by_parameter[name] = Estimate(math.nan, n=0, method=method, dropped=dropped, note=note, confidence=level)
+            note = f"no two networks differ in {name} alone"
+            by_parameter[name] = replace(blank, method="granulated Kendall", note=note)
             continue
         agree = [np.sign(x[one] - x[other]) * np.sign(y[one] - y[other]) for one, other in pairs]
         value = float(np.mean([signs.mean() for signs in agree]))
@@ -94,7 +95,7 @@ def granulated_kendall(
         by_parameter[name] = Estimate(value, *ends[:2], math.nan, len(pairs), METHOD, dropped, ends[2], level)
     if not parts:
         note = "no two networks differ in one hyper-parameter alone"
-        return Granulated(by_parameter, Estimate(math.nan, method="Ψ", dropped=dropped, note=note, confidence=level))
+        return Granulated(by_parameter, replace(blank, method="Ψ", note=note))
     known = [psi for psi in by_parameter.values() if psi.n]
     value = float(np.mean([psi.value for psi in known]))
     first, second, off = (np.concatenate(side) for side in zip(*parts, strict=True))
@@ -138,13 +139,9 @@ def sign_error(
     errors: dict[tuple[str, str, str], list[Floats]] = {}
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
-        for rows in _others_fixed(codes, place):
-            first, second = (rows[side] for side in _all_pairs(len(rows)))
-            a, b = (
-                np.minimum(codes[first, place], codes[second, place]),
-                np.maximum(codes[first, place], codes[second, place]),
-            )
-            counted = (a != b) & (np.abs(y[first] - y[second]) > smallest_difference)
+        for first, second in _pairs_of_groups(codes, place):
+            a, b = np.sort([codes[first, place], codes[second, place]], axis=0)
+            counted = np.abs(y[first] - y[second]) > smallest_difference
             wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
             for low, high in set(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
                 inside = counted & (a == low) & (b == high)
@@ -177,15 +174,6 @@ def _at_least_one(parameters: Sequence[str]) -> list[str]:
     return list(parameters)
 
 
-def _others_fixed(codes: Codes, place: int) -> Iterator[Codes]:
-    """Row numbers of each group of networks that agree in every column but one."""
-    groups = group_numbers(np.delete(codes, place, axis=1))
-    order = np.argsort(groups, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        if len(rows) > 1:
-            yield rows
-
-
 @lru_cache(maxsize=8)
 def _all_pairs(n: int) -> tuple[Codes, Codes]:
     """Both numbers of every pair among n: groups are many, and most of one size."""
@@ -194,8 +182,10 @@ def _all_pairs(n: int) -> tuple[Codes, Codes]:
 
 def _pairs_of_groups(codes: Codes, place: int) -> list[tuple[Codes, Codes]]:
     """Of each group of networks that agree in every column but one: the pairs that differ there."""
+    groups = group_numbers(np.delete(codes, place, axis=1))
+    order = np.argsort(groups, kind="stable")
     found = []
-    for rows in _others_fixed(codes, place):
+    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
         first, second = (rows[side] for side in _all_pairs(len(rows)))
         differ = codes[first, place] != codes[second, place]
         if differ.any():

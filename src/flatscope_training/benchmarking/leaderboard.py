@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 
@@ -115,10 +115,6 @@ class Leaderboard(Result):
     def only(self, names: Iterable[str]) -> Leaderboard:
         """The same for some of the measures."""
         return Leaderboard(self._frame[self._frame["measure"].isin(set(names))], self.meta)
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        return cls(frame, head)
 
 
 def score_words(row: pd.Series[Any] | None) -> str:

@@ -200,8 +200,7 @@ def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator
             ax.axvline(0, color="#333333", linewidth=1)
             ax.set_yticks(range(len(kept)), [shortened(measure, 30) for measure in kept], fontsize=8)
             ax.set_ylim(max(len(kept), 1) - 0.5, -0.5)
-            scale_axis(ax.xaxis, [])
-            ax.set_xlabel("granulated Ψ with the gap")
+            scale_axis(ax.xaxis, "granulated Ψ with the gap")
             legend_above(ax, columns=2, handletextpad=0.1)
 
         caption = "Granulated Ψ on each data set at each training loss, with 95 % intervals; the best on top."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -82,10 +82,6 @@ class Atlas(Result):
         complete = len(self._curves) == math.prod(len(names) for names in self._names.values())
         if not self._curves or not complete or len(places) > len(self._names["axis"]):
             raise InputError("the same points for all curves of an axis", "others, or none", where="atlas")
-
-    @classmethod
-    def _from_rows(cls, frame: pd.DataFrame, head: Any) -> Self:
-        return cls(frame, head)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per curve and point, in the order of training.

@@ -265,15 +265,13 @@ def _plot(stem: str, title: str, caption: str, axis: str, lines: Mapping[str, Se
             style, values = "-" if n < 2 else "--" if n < 4 else ":", [point.value for point in curve]
             ax.plot(places, values, style, color=COLOURS[n % len(COLOURS)], label=shortened(label, 26))
         ax.set_ylim(-1, 1)
-        scale_axis(ax.yaxis, [])
-        scale_axis(ax.xaxis, at.tolist(), log=_logarithmic(axis, at))
+        scale_axis(ax.yaxis, "correlation")
+        scale_axis(ax.xaxis, AXES[axis], at.tolist(), log=_logarithmic(axis, at))
         if axis == "train_accuracy":
             few = list(range(0, len(at), max(1, len(at) // 4)))
             ax.set_xticks(few, [level_words(axis, at[k]) for k in few])
         if axis == "train_loss":
             ax.invert_xaxis()
-        ax.set_xlabel(AXES[axis])
-        ax.set_ylabel("correlation")
         legend_above(ax)
 
     rows = [

@@ -218,8 +218,7 @@ def population_plots(populations: Mapping[str, PopulationFrame], _: Colours) -> 
             ax.set_yticks(range(len(shown)), [shortened(entry.measure, 30) for entry in shown], fontsize=8)
             ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
             ax.set_xlim(-1, 1)
-            scale_axis(ax.xaxis, [])
-            ax.set_xlabel("Kendall’s tau")
+            scale_axis(ax.xaxis, "Kendall’s tau")
 
         yield Plot(
             f"{name}-correlations",
@@ -260,12 +259,10 @@ def _scatter(
             legend_above(ax, columns=4, title=title, title_fontsize=9, handletextpad=0.1)
         else:
             drawn = marks(ax, known, c=colour_by.to_numpy(dtype="float64")[known], cmap="viridis")
-            bar = ax.figure.colorbar(drawn, ax=ax, label=shortened(str(colour_by.name), 30))
-            scale_axis(bar.ax.yaxis, [])
-        for axis, values in ((ax.xaxis, x), (ax.yaxis, y)):
-            scale_axis(axis, values.tolist(), log=wants_log(values[np.isfinite(values)].tolist()))
-        ax.set_xlabel(shortened(entry.measure, 40))
-        ax.set_ylabel(population.target)
+            bar = ax.figure.colorbar(drawn, ax=ax)
+            scale_axis(bar.ax.yaxis, shortened(str(colour_by.name), 30))
+        for axis, title, values in ((ax.xaxis, shortened(entry.measure, 40), x), (ax.yaxis, population.target, y)):
+            scale_axis(axis, title, values.tolist(), log=wants_log(values.tolist()))
 
     columns = [*(population.parameters or ()), population.target, entry.measure]
     return Plot(

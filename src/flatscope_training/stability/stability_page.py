@@ -81,10 +81,8 @@ def _sharpness(runs: Mapping[str, Stability], colours: Colours) -> Iterator[Plot
                 ax.errorbar(rows["step"], rows["normalized_batch"], yerr=errors, color=colour, fmt=".", markersize=4,
                             elinewidth=0.8, label=shortened(f"{name}, batch sharpness", 34))  # fmt: skip
         ax.set_ylim(0, CUT if high > CUT else None)
-        scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, [])
-        ax.set_xlabel("step")
-        ax.set_ylabel(symbols)
+        scale_axis(ax.xaxis, "step")
+        scale_axis(ax.yaxis, symbols)
         if len(known) > 1 or batches:
             legend_above(ax, 1 if batches else 2)
 
@@ -120,10 +118,8 @@ def _curves(runs: Mapping[str, Stability], colours: Colours, column: str, title:
     def draw(ax: Axes) -> None:
         for name, values in series.items():
             ax.plot(values.index, values, color=colour_of(name, colours), label=shortened(name))
-        scale_axis(ax.xaxis, [])
-        scale_axis(ax.yaxis, everything, log=log)
-        ax.set_xlabel("step")
-        ax.set_ylabel(title.lower() if title.isascii() else title)
+        scale_axis(ax.xaxis, "step")
+        scale_axis(ax.yaxis, title.lower() if title.isascii() else title, everything, log=log)
         if len(series) > 1:
             legend_above(ax)
 
@@ -169,8 +165,7 @@ def _densities(name: str, run: Stability) -> Plot:
             ax.spines["left"].set_visible(False)
             ax.annotate(f"step {step}", (0.0, 0.95), xycoords="axes fraction", ha="left", va="top", fontsize=9)
         rows[-1].set_xlim(float(grid[0]), float(grid[-1]))
-        scale_axis(rows[-1].xaxis, [])
-        rows[-1].set_xlabel("eigenvalue of the Hessian")
+        scale_axis(rows[-1].xaxis, "eigenvalue of the Hessian")
         return figure
 
     numbers = []
