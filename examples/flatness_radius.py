@@ -13,8 +13,9 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope.data.loading import load, random_labels
+from flatscope.data.loading import load
 from flatscope_training.loop import TrainConfig, train
+from flatscope_training.made_labels import random_labels
 from flatscope_training.models import build
 
 # Of the paper, which names neither network nor objective: mean and deviation over minima.

@@ -14,8 +14,8 @@ from scipy import stats
 
 import flatscope as fs
 from flatscope.reports.page import save_figures
-from flatscope.stats.resampled import copies, intervals, weighted_correlation
 from flatscope_training.populations.atlas_making import FEWEST
+from flatscope_training.populations.resampled import copies, intervals, weighted_correlation
 from flatscope_training.sweeps.store import Store
 
 ROOT = Path(__file__).parents[1]

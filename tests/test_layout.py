@@ -48,7 +48,7 @@ LEVELS = (
 )
 # The package of networks in training, likewise.
 TRAINING_LEVELS = (
-    {"fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps"},
+    {"fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "made_labels"},
     {"fused_source", "models", "evaluation", "stacked_layers"},
     {"fused_device", "loop", "trials"},
     {"stack", "stacked_measures", "population_result"},
@@ -135,6 +135,7 @@ USED_INSIDE = {
     "flatscope.data.data_set",
     "flatscope.langevin",
     "flatscope_training.loop",
+    "flatscope_training.made_labels",
     "flatscope_training.models",
     "flatscope_training.population",
     "flatscope_training.trials",

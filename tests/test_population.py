@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 import flatscope
-from flatscope.data.loading import corrupt_labels
 from flatscope.errors import InputError, Interrupted, UnknownNameError, WeightsError
 from flatscope_training import stack, stacked_layers
 from flatscope_training.checkpoint import TrainConfig, epoch_order, learning_rate
 from flatscope_training.loop import train
+from flatscope_training.made_labels import corrupt_labels
 from flatscope_training.models import build
 from flatscope_training.population import train_population
 from flatscope_training.stacked_layers import NotStackable, StackedNetwork

@@ -250,7 +250,7 @@ def checked_columns(frame: pd.DataFrame, types: Mapping[str, str], where: str) -
     # One by one: pandas takes milliseconds to convert columns that need no conversion, on every table.
     present = dict(zip(frame.columns, frame.dtypes, strict=True))
     wrong = [name for name, kind in types.items() if present[name] != _dtype(kind)]
-    return frame.assign(**{name: frame[name].astype(types[name]) for name in wrong}) if wrong else frame
+    return frame.astype({name: _dtype(types[name]) for name in wrong}) if wrong else frame
 
 
 @cache

@@ -16,10 +16,10 @@ from flatscope.formatting import number, numbered, some_of
 from flatscope.noise import checked_confidence
 from flatscope.progress import progress
 from flatscope.stats.estimate import Codes, Floats
-from flatscope.stats.resampled import FEWEST, copies, intervals, weighted_correlation
 from flatscope.version import __version__
 from flatscope_training.populations.atlas_curves import AXES, KINDS, Atlas
 from flatscope_training.populations.population_frame import comparable, measure_columns, target_column
+from flatscope_training.populations.resampled import FEWEST, copies, intervals, weighted_correlation
 
 ALL = "all networks"
 NAMED = ("network", "trial", "name", "key")  # columns that tell networks apart

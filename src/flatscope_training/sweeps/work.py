@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.data.known_files import SETS
-from flatscope.data.loading import Data, confusion_set, load
+from flatscope.data.loading import Data, load
 from flatscope.data.public_sets import EMBEDDED
 from flatscope.errors import FlatscopeError, InputError, UnknownNameError, refuse_unknown
 from flatscope.factories import find_factory
@@ -41,6 +41,7 @@ from flatscope.registry import declarations, select
 from flatscope.table import Table
 from flatscope_training import models
 from flatscope_training.initialization import schemes
+from flatscope_training.made_labels import confusion_set
 from flatscope_training.population import Population, PopulationView, train_population
 from flatscope_training.sweeps.configuration import to_json
 from flatscope_training.sweeps.store import Store
