@@ -23,7 +23,7 @@ from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.products import curvature_operator
-from flatscope.curvature.sweep import acting, backpropagated, find_left_out, sweep_plan, sweep_shape
+from flatscope.curvature.sweep import backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
 from flatscope.params import Params
 from flatscope.samples import Batch
@@ -86,7 +86,7 @@ class LayerBlocks:
     def __init__(self, ctx: Context) -> None:
         self._ctx, left_out = ctx, find_left_out(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
-        self.sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
+        self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
         self._columns = ctx.sweep(sweep_shape).columns
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
@@ -173,7 +173,7 @@ class LayerBlocks:
                     yield flow.weight, self._piece(flow)
 
     def _piece(self, flow: Flow) -> Piece:
-        weight = acting(self._ctx, flow.weight)
+        weight = self._ctx.params[flow.weight]
         u, s = matrices(flow, weight)
         gradients = len(u) * s.shape[1] * weight.numel() <= u.numel() + s.numel()
         if gradients or flow.weight in self._written:
@@ -182,7 +182,7 @@ class LayerBlocks:
 
     def _bytes(self, layer: Layer) -> int:
         """What keeping a layer's pieces takes, of the largest share: all ranks decide alike."""
-        weight, k = acting(self._ctx, layer.weight), self._columns
+        weight, k = self._ctx.params[layer.weight], self._columns
         rows, features = len(weight), weight[0].numel()
         if layer.input_first:
             positions, u, s = math.prod(layer.input_shape) // rows, rows, layer.groups * features

@@ -298,12 +298,8 @@ class BeyondGaussNewton(Hessian):
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
         leaves = self._leaves()
-        tensors = list(leaves.values())
         with torch.enable_grad():
             outputs = self._outputs(inputs, leaves)
             leaf = outputs.detach().requires_grad_()
             slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf)[0]
-        if not outputs.requires_grad:
-            return GradientGraph(tensors, {})
-        gradients = torch.autograd.grad((outputs * slope).sum(), tensors, create_graph=True, materialize_grads=True)
-        return GradientGraph(tensors, {i: gradient for i, gradient in enumerate(gradients) if gradient.requires_grad})
+        return GradientGraph.of((outputs * slope).sum(), list(leaves.values()))

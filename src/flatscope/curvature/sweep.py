@@ -130,17 +130,12 @@ def sweep_shape(ctx: Context) -> SweepShape:
     item = torch.finfo(ctx.problem.dtype).bits // 8
     sizes = [math.prod(call.output_shape[1:]) for call in calls]
     patches = [
-        math.prod(call.output_shape[2:]) * acting(ctx, call.weight)[0].numel()
+        math.prod(call.output_shape[2:]) * ctx.params[call.weight][0].numel()
         for call in calls
         if call.kind != "batchnorm" and not call.opaque
     ]
     per_sample = max(held[1] - held[0], held[0] / 2) + item * (max(patches, default=0) + 2 * root.width)
     return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
-
-
-def acting(ctx: Context, name: str) -> Tensor:
-    """The weight that acts in a layer."""
-    return ctx.params[name]
 
 
 def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
@@ -293,7 +288,7 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
         and calls[0].kind != "batchnorm"
         and calls[0].input.requires_grad
         and len(calls[0].input) == n
-        and by_positions(calls, acting(ctx, calls[0].weight), k)
+        and by_positions(calls, ctx.params[calls[0].weight], k)
     ]
     wanted = [call for calls in uses for call in calls]
     ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
@@ -341,7 +336,7 @@ def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, left_out: dict[str, str
     if flow.kind == "batchnorm":
         _add_vector(sums, flow.weight, scale_gradients(flow), signs, diagonal)
         return
-    weight = acting(ctx, flow.weight)
+    weight = ctx.params[flow.weight]
     u, s = matrices(flow, weight)
     forms = weight_forms(flow, u, s, weight, diagonal)
     trace = sums.add(flow.weight, "trace", forms.trace, signs)
