@@ -319,13 +319,9 @@ def _rows_of_bytes(part: Tensor) -> list[bytes]:
 
 def output_tensor(raw: Any) -> Tensor:
     """The output tensor of a model: itself, its `.logits`, or its "logits" entry."""
-    if isinstance(raw, Tensor):
-        return raw
-    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
-        logits: Tensor = raw["logits"]
-        return logits
-    if isinstance(getattr(raw, "logits", None), Tensor):
-        attribute: Tensor = raw.logits
-        return attribute
+    by_name = raw.get("logits") if isinstance(raw, Mapping) else None
+    for found in (raw, by_name, getattr(raw, "logits", None)):
+        if isinstance(found, Tensor):
+            return found
     fix = "Wrap the model in a module that returns the tensor to be measured"
     raise InputError("a model whose output is a tensor or has .logits", type(raw).__name__, "model", fix)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from flatscope.network.products import per_axis
+
 _TRANSPOSED = {torch.conv1d: False, torch.conv2d: False, torch.conv3d: False} | {
     torch.conv_transpose1d: True,
     torch.conv_transpose2d: True,
@@ -60,15 +62,10 @@ def _arguments(
     if isinstance(given.get("padding"), str) or input.ndim != weight.ndim or set(given) - set(order):
         return None
 
-    def each(name: str, default: int) -> list[int]:
-        value = given.get(name, default)
-        values = [value] if isinstance(value, int) else list(value)
-        return values * (weight.ndim - 2) if len(values) == 1 else values
-
-    geometry = Geometry(
-        each("stride", 1), each("padding", 0), each("dilation", 1), transposed, each("output_padding", 0),
-        given.get("groups", 1),
-    )  # fmt: skip
+    axes = weight.ndim - 2
+    stride, dilation = (per_axis(given.get(name, 1), axes) for name in ("stride", "dilation"))
+    padding, more = (per_axis(given.get(name, 0), axes) for name in ("padding", "output_padding"))
+    geometry = Geometry(stride, padding, dilation, transposed, more, given.get("groups", 1))
     return input, weight, bias, geometry
 
 

@@ -122,9 +122,8 @@ class LayerBlocks:
                 totals[name] += piece.product(given[name])
 
         def work(batch: Batch, numbers: Tensor, width: int) -> Params:
-            del numbers
             shares: Params = {}
-            for name, piece in self._pieces(batch, given.keys() - self._kept.keys(), width):
+            for name, piece in self._pieces(batch, numbers, given.keys() - self._kept.keys(), width):
                 share = piece.product(given[name]).double()
                 shares[name] = shares[name] + share if name in shares else share
             return shares
@@ -144,8 +143,7 @@ class LayerBlocks:
             return
 
         def work(batch: Batch, numbers: Tensor, width: int) -> list[tuple[str, Piece]]:
-            del numbers
-            return list(self._pieces(batch, filled, width))
+            return list(self._pieces(batch, numbers, filled, width))
 
         for pieces in self._passed(work):
             for name, piece in pieces:
@@ -164,10 +162,10 @@ class LayerBlocks:
         self._ctx.count("forward", self._ctx.problem.n_train)
         self._ctx.count("backward", self._ctx.problem.n_train * self._columns)
 
-    def _pieces(self, batch: Batch, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
+    def _pieces(self, batch: Batch, numbers: Tensor, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
         """What the samples of a batch give some layers."""
         others = dict.fromkeys(self._ctx.params.keys() - set(names), "")
-        for flows in backpropagated(self._ctx, batch, others, width):
+        for flows in backpropagated(self._ctx, batch, numbers, others, width):
             for flow in flows:
                 if flow.weight in names:
                     yield flow.weight, self._piece(flow)

@@ -160,9 +160,6 @@ class CurvatureOperator(ABC):
     def _batch_product(self, graph: Any, columns: Tensor) -> Tensor:
         """Sum over one batch's samples of the products; (p, k)."""
 
-    def _leaves(self) -> Params:
-        return {name: self.ctx.params[name].detach().requires_grad_() for name in self.names}
-
     def _outputs(self, inputs: Inputs, leaves: Params) -> Tensor:
         with FastConvolutions():
             return self.ctx.forward(inputs, {**self.ctx.params, **leaves})
@@ -199,7 +196,7 @@ class Hessian(CurvatureOperator):
 
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
-        leaves = self._leaves()
+        leaves = self.ctx.leaves(self.names)
         loss = self.ctx.problem.loss(self._outputs(inputs, leaves), targets).sum()
         return GradientGraph.of(loss, list(leaves.values()))
 
@@ -228,7 +225,7 @@ class GaussNewton(CurvatureOperator):
 
     def _graph(self, batch: Batch) -> OutputGraph | None:
         inputs, targets = batch
-        leaves = self._leaves()
+        leaves = self.ctx.leaves(self.names)
         tensors = list(leaves.values())
         outputs = self._outputs(inputs, leaves)
         if not outputs.requires_grad:

@@ -235,7 +235,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
         """Sums over samples by parameter, and along the edges under the empty name."""
         sums: Params = {}
-        for flows in backpropagated(ctx, batch, {}, width):
+        for flows in backpropagated(ctx, batch, numbers, {}, width):
             along, signs = None, None
             for flow in flows:
                 part, signs = _layer_share(ctx, edges, sums, flow), flow.signs
@@ -297,7 +297,7 @@ class BeyondGaussNewton(Hessian):
 
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
-        leaves = self._leaves()
+        leaves = self.ctx.leaves(self.names)
         with torch.enable_grad():
             outputs = self._outputs(inputs, leaves)
             leaf = outputs.detach().requires_grad_()

@@ -121,7 +121,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     )
 
 
-def curvature_operator(ctx: Context, names: Sequence[str]) -> CurvatureOperator:
+def curvature_operator(ctx: Context, names: Sequence[str] | None) -> CurvatureOperator:
     """The matrix that the context asks for, over some parameters."""
     return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from flatscope.curvature.estimators import relative_error
 from flatscope.params import Params
 from flatscope.ranks import Ranks
 
@@ -205,15 +206,12 @@ class Curvature:
 
     def worst_error(self, quantities: Sequence[str] | None = None) -> float:
         """The largest relative standard error of a value of the network or of a layer, the largest unit's included."""
-        worst = 0.0
-        for (name, quantity), mean in self.means.items():
-            if quantities is not None and quantity not in quantities:
-                continue
-            if name and (name, "relative_flatness") not in self.means:
-                continue  # a bias or a BatchNorm scale has no row of its own
-            values, errors = mean.value.reshape(-1), mean.stderr.reshape(-1)
-            top = values.abs().argmax()
-            value, error = float(values[top].abs()), float(errors[top])
-            if error > 0:
-                worst = max(worst, error / value if value > 0 else float("inf"))
-        return worst
+        rows = {name for name, quantity in self.means if not name or quantity == "relative_flatness"}
+        return max(  # a bias or a BatchNorm scale has no row of its own
+            (
+                relative_error(mean.value, mean.stderr)
+                for (name, quantity), mean in self.means.items()
+                if name in rows and (quantities is None or quantity in quantities)
+            ),
+            default=0.0,
+        )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.products import LAYER_CALLS, norm_as_affine
+from flatscope.network.products import LAYER_CALLS, norm_as_affine, per_axis
 from flatscope.network.program import Operation, with_tensors
 
 
@@ -296,19 +296,14 @@ def pool_arguments(op: Operation) -> dict[str, list[int]]:
     """Kernel, stride, padding and dilation of a pool, one number per axis."""
     given = op.named(*_ORDERS["avg" if "avg" in op.name else "max"])
     n = spatial_axes(op)
-    kernel = _per_axis(given["kernel_size"], n)
+    kernel = per_axis(given["kernel_size"], n)
     stride = given.get("stride")
     return {
         "kernel": kernel,
-        "stride": kernel if stride is None or stride == [] or stride == () else _per_axis(stride, n),
-        "padding": _per_axis(given.get("padding", 0), n),
-        "dilation": _per_axis(given.get("dilation", 1), n),
+        "stride": kernel if stride is None or stride == [] or stride == () else per_axis(stride, n),
+        "padding": per_axis(given.get("padding", 0), n),
+        "dilation": per_axis(given.get("dilation", 1), n),
     }
-
-
-def _per_axis(value: Any, n: int) -> list[int]:
-    values = [int(v) for v in value] if isinstance(value, tuple | list) else [int(value)]
-    return values * n if len(values) == 1 else values
 
 
 def window_sums(
