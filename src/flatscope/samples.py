@@ -138,7 +138,9 @@ def as_samples(source: Any, where: str) -> Samples:
     if isinstance(source, Samples):
         return source
     if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
-        return _from_arrays(source[0], source[1], where)
+        x, y = source
+        batch = split_batch((x, torch.tensor(y) if _numbers(y) else y), where)
+        return Samples(lambda: [batch], where=where)
     if isinstance(source, Mapping):
         return Samples(lambda: [source], where=where)
     if isinstance(source, Dataset) or _is_map_style(source):
@@ -228,13 +230,6 @@ def _tensor(value: Any, where: str) -> Tensor:
     except TypeError as problem:
         raise InputError("an array of numbers", f"an array of {value.dtype}", where=where) from problem
     raise InputError("tensors or arrays", type(value).__name__, where=where)
-
-
-def _from_arrays(x: Any, y: Any, where: str) -> Samples:
-    if _numbers(y):
-        y = torch.tensor(y)
-    batch = split_batch((x, y), where)
-    return Samples(lambda: [batch], where=where)
 
 
 def _from_loader(loader: DataLoader[Any], where: str) -> Samples:

@@ -22,7 +22,7 @@ from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.operations import Linearity
 from flatscope.network.program import watched
-from flatscope.params import Params
+from flatscope.params import Params, add_to
 from flatscope.samples import Inputs, parts_of, rows_of_inputs
 
 
@@ -213,6 +213,5 @@ def recorded_gradients(
             parts[flow.weight] = weight_gradients(*matrices(flow, ctx.params[flow.weight]), flow.kind)
         for name, gradients in parts.items():
             times[name] += 1
-            total = gradients.sum((0, 1))
-            found[name] = found[name] + total if name in found else total
+            add_to(found, name, gradients.sum((0, 1)))
     return found, times

@@ -25,7 +25,7 @@ from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.products import curvature_operator
 from flatscope.curvature.sweep import backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
-from flatscope.params import Params
+from flatscope.params import Params, add_to
 from flatscope.samples import Batch
 
 T = TypeVar("T")
@@ -124,8 +124,7 @@ class LayerBlocks:
         def work(batch: Batch, numbers: Tensor, width: int) -> Params:
             shares: Params = {}
             for name, piece in self._pieces(batch, numbers, given.keys() - self._kept.keys(), width):
-                share = piece.product(given[name]).double()
-                shares[name] = shares[name] + share if name in shares else share
+                add_to(shares, name, piece.product(given[name]).double())
             return shares
 
         if totals.keys() - self._kept.keys():

@@ -25,7 +25,7 @@ from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, sig
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import CurvatureOperator, GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
-from flatscope.params import Params, count, unflatten
+from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import edge_classes
@@ -247,7 +247,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
 
     for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
         for name, share in sums.items():
-            totals[name] = totals[name] + share if name in totals else share
+            add_to(totals, name, share)
     n = ctx.problem.n_train
     ctx.count("forward", n)
     ctx.count("backward", n * columns)
@@ -258,8 +258,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
 
 def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
     """Add squares, of values (n, k, …), over samples and columns."""
-    share = signed_sum(values.square(), signs).sum(0).double()
-    sums[name] = sums[name] + share if name in sums else share
+    add_to(sums, name, signed_sum(values.square(), signs).sum(0).double())
 
 
 def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
@@ -274,8 +273,7 @@ def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) ->
     u, s = matrices(flow, weight)
     forms = weight_forms(flow, u, s, weight, diagonal=True)
     assert forms.squares is not None
-    share = forms.squares.reshape(weight.shape).double()
-    sums[flow.weight] = sums[flow.weight] + share if flow.weight in sums else share
+    add_to(sums, flow.weight, forms.squares.reshape(weight.shape).double())
     return edges.inner_products(flow, forms.along, partial(_entries, u, s, weight, flow.kind))
 
 
