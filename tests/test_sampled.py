@@ -215,7 +215,11 @@ def _some_blocks(ctx: Context):  # type: ignore[no-untyped-def]
     """The first blocks of all columns of the first batch that the plan takes."""
     plan = sweep.sweep_plan(ctx, ctx.sweep(sweep.sweep_shape).columns)
     batch = next(iter(ctx.share(size=plan.samples)))
-    yield [flow.weight for flows in sweep.backpropagated(ctx, batch, {}, plan.columns) for flow in flows]
+    yield [
+        flow.weight
+        for flows in sweep.backpropagated(ctx, batch, torch.arange(len(batch[1])), {}, plan.columns)
+        for flow in flows
+    ]
 
 
 class Injected:

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -98,6 +98,11 @@ class Context:
     def trainable(self) -> Params:
         """The parameters that derivatives and perturbations move."""
         return {name: self.params[name] for name in self.problem.trainable}
+
+    def leaves(self, names: Iterable[str] | None = None) -> Params:
+        """Tensors to differentiate by, of the trainable parameters or of others."""
+        chosen = self.problem.trainable if names is None else names
+        return {name: self.params[name].detach().requires_grad_() for name in chosen}
 
     @property
     def network(self) -> Network:
@@ -264,7 +269,7 @@ def _gradient(ctx: Context) -> Params:
     names = ctx.problem.trainable
     total = {name: torch.zeros_like(ctx.params[name], dtype=torch.float64) for name in names}
     for inputs, targets in ctx.share():
-        leaves = {name: ctx.params[name].detach().requires_grad_() for name in names}
+        leaves = ctx.leaves()
         loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         for name, gradient in zip(names, gradients, strict=True):

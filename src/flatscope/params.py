@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 def copied(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Module:
@@ -61,6 +62,11 @@ def non_finite_name(params: Params, buffers: Params | None = None) -> str:
         if value.is_floating_point() and (value.isnan() if may_be_infinite else ~value.isfinite()).any():
             return name
     return ""
+
+
+def add_to(totals: dict[K, Tensor], key: K, value: Tensor) -> None:
+    """Add a tensor to a sum by key, which begins with it where there is none yet."""
+    totals[key] = totals[key] + value if key in totals else value
 
 
 def count(tensors: Iterable[Tensor]) -> int:

@@ -125,10 +125,7 @@ class Problem:
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
         self._one_hot = self._one_logit = False  # until the targets have been looked at
-        self.model = replica(model).to(self.device, self.dtype)
-        self.trainable = trainable_names(self.model)
-        self.params: Params = named_parameters(self.model)
-        self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        self._take(model)
         bad = non_finite_name(self.params, self.buffers)
         if bad:
             raise InputError("finite weights", "NaN or infinity", where=bad, fix="Did training diverge?")
@@ -149,15 +146,20 @@ class Problem:
                 check_targets(self.loss, outputs.shape, look)
             self.no_classes = missing_classes(self.loss, outputs, seen, self._one_hot)
             self._one_logit = self.loss.kind == "logistic" and not self.no_classes
-            self._check_loss("train")
-            if self.test is not None:
-                self._check_loss("test")
+            for part in ("train",) if self.test is None else ("train", "test"):
+                self._check_loss(part)
             doubts = self._doubts(outputs)
             self.ranks = self._checked_ranks(shard)
         self.initial = None if initial is None else self._checked_initial(initial)
         self.remarks = (*wrapper_remarks(model), *frozen_remarks(self.model), *doubts)  # kept with every table
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
+
+    def _take(self, model: nn.Module) -> None:
+        self.model = replica(model).to(self.device, self.dtype)
+        self.trainable = trainable_names(self.model)
+        self.params: Params = named_parameters(self.model)
+        self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
 
     def __repr__(self) -> str:
         network = f"{type(self.model).__name__} of {sum(value.numel() for value in self.params.values()):,} parameters"
@@ -188,10 +190,7 @@ class Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
         other.__dict__.pop("_rewritten", None)
-        other.model = replica(model).to(self.device, self.dtype)
-        other.trainable = trainable_names(other.model)
-        other.params = named_parameters(other.model)
-        other.buffers = {name: value.detach().clone() for name, value in other.model.named_buffers()}
+        other._take(model)
         other.initial = None  # weights of another module before training are not those of this one
         return other
 

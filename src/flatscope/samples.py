@@ -138,7 +138,9 @@ def as_samples(source: Any, where: str) -> Samples:
     if isinstance(source, Samples):
         return source
     if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
-        return _from_arrays(source[0], source[1], where)
+        x, y = source
+        batch = split_batch((x, torch.tensor(y) if _numbers(y) else y), where)
+        return Samples(lambda: [batch], where=where)
     if isinstance(source, Mapping):
         return Samples(lambda: [source], where=where)
     if isinstance(source, Dataset) or _is_map_style(source):
@@ -230,13 +232,6 @@ def _tensor(value: Any, where: str) -> Tensor:
     raise InputError("tensors or arrays", type(value).__name__, where=where)
 
 
-def _from_arrays(x: Any, y: Any, where: str) -> Samples:
-    if _numbers(y):
-        y = torch.tensor(y)
-    batch = split_batch((x, y), where)
-    return Samples(lambda: [batch], where=where)
-
-
 def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
     """A loader may shuffle; its samples may not change from pass to pass."""
     owners = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
@@ -319,13 +314,9 @@ def _rows_of_bytes(part: Tensor) -> list[bytes]:
 
 def output_tensor(raw: Any) -> Tensor:
     """The output tensor of a model: itself, its `.logits`, or its "logits" entry."""
-    if isinstance(raw, Tensor):
-        return raw
-    if isinstance(raw, Mapping) and isinstance(raw.get("logits"), Tensor):
-        logits: Tensor = raw["logits"]
-        return logits
-    if isinstance(getattr(raw, "logits", None), Tensor):
-        attribute: Tensor = raw.logits
-        return attribute
+    by_name = raw.get("logits") if isinstance(raw, Mapping) else None
+    for found in (raw, by_name, getattr(raw, "logits", None)):
+        if isinstance(found, Tensor):
+            return found
     fix = "Wrap the model in a module that returns the tensor to be measured"
     raise InputError("a model whose output is a tensor or has .logits", type(raw).__name__, "model", fix)

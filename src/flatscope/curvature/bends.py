@@ -156,7 +156,7 @@ def find_bends(ctx: Context) -> Places | None:
     n = len(parts_of(inputs)[0])
     parts, rules, outputs = (inputs, cut(inputs, 0, 1)), [], []
     for part in parts:
-        rules.append(_Curved(leaves := _leaves(ctx)))
+        rules.append(_Curved(leaves := ctx.leaves()))
         outputs.append(_run(ctx, part, leaves, rules[-1].follow))
     found = rules[0].places
     if found != rules[1].places or not found:
@@ -165,7 +165,7 @@ def find_bends(ctx: Context) -> Places | None:
     for part, output in zip(parts, outputs, strict=True):
         recorder = BendRecorder(found)
         # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
-        if not _same(_run(ctx, part, _leaves(ctx), recorder.follow), output):
+        if not _same(_run(ctx, part, ctx.leaves(), recorder.follow), output):
             return None
         sizes.append([value.numel() for bend in recorder.bends for value in bend.inputs])
     return found if recorder.complete and sizes[1] and sizes[0] == [n * size for size in sizes[1]] else None
@@ -178,14 +178,9 @@ def _same(found: Tensor, expected: Tensor) -> bool:
 
 
 def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> Tensor:
-    params = {**ctx.params, **leaves}
     with torch.enable_grad(), watched(rule):
-        outputs = ctx.problem.forward(inputs, params)
+        outputs = ctx.forward(inputs, {**ctx.params, **leaves})
     return outputs.detach()
-
-
-def _leaves(ctx: Context) -> Params:
-    return {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
 
 
 class BendColumns:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from flatscope.network.products import per_axis
+
 _TRANSPOSED = {torch.conv1d: False, torch.conv2d: False, torch.conv3d: False} | {
     torch.conv_transpose1d: True,
     torch.conv_transpose2d: True,
@@ -44,7 +46,7 @@ class FastConvolutions(TorchFunctionMode):
             found = _arguments(_TRANSPOSED[func], *args, **(kwargs or {}))
             if found is not None:
                 x, weight, bias, geometry = found
-                product = _recorded(_Convolution, x, weight, geometry)
+                product = _recorded(OUTPUT, geometry, None, x, weight)
                 return product if bias is None else product + bias.reshape(-1, *[1] * (x.ndim - 2))
         return func(*args, **(kwargs or {}))
 
@@ -60,115 +62,46 @@ def _arguments(
     if isinstance(given.get("padding"), str) or input.ndim != weight.ndim or set(given) - set(order):
         return None
 
-    def each(name: str, default: int) -> list[int]:
-        value = given.get(name, default)
-        values = [value] if isinstance(value, int) else list(value)
-        return values * (weight.ndim - 2) if len(values) == 1 else values
-
-    geometry = Geometry(
-        each("stride", 1), each("padding", 0), each("dilation", 1), transposed, each("output_padding", 0),
-        given.get("groups", 1),
-    )  # fmt: skip
+    axes = weight.ndim - 2
+    stride, dilation = (per_axis(given.get(name, 1), axes) for name in ("stride", "dilation"))
+    padding, more = (per_axis(given.get(name, 0), axes) for name in ("padding", "output_padding"))
+    geometry = Geometry(stride, padding, dilation, transposed, more, given.get("groups", 1))
     return input, weight, bias, geometry
 
 
-def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    found: Tensor = torch.ops.aten.convolution(x, weight, None, *geometry)
+OUTPUT, INPUT, WEIGHT = range(3)  # places of g, x and w
+
+
+def _kernel(by: int, geometry: Geometry, *given: Tensor | None) -> Tensor:
+    """The derivative of ⟨g, conv(x, w)⟩ by one of the three; of that one only the shape counts."""
+    found: Tensor
+    if by == OUTPUT:
+        found = torch.ops.aten.convolution(*given[1:], None, *geometry)
+    else:
+        mask = [by == INPUT, by == WEIGHT, False]
+        found = torch.ops.aten.convolution_backward(*given, None, *geometry, mask)[by - 1]
     return found
 
 
-def _pull(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, *, to_input: bool) -> Tensor:
-    """Gradient by the input or by the weight; of the one that it is by, only the shape counts."""
-    mask = [to_input, not to_input, False]
-    found = torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, mask)
-    pulled: Tensor = found[0 if to_input else 1]
-    return pulled
-
-
-class _Convolution(torch.autograd.Function):
-    """conv(x, w)."""
+class _Derivative(torch.autograd.Function):
+    """The same, to be differentiated further: it is bilinear in the other two, and so on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        return _convolve(x, weight, geometry)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        return (*_pulled(ctx, gradient, x, weight), None)
-
-
-class _InputGradient(torch.autograd.Function):
-    """The gradient g by the input, a bilinear function of g and w."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(gradient, weight)
-        ctx.geometry = geometry
-        return _pull(gradient, x, weight, geometry, to_input=True)
+    def forward(ctx: Any, by: int, geometry: Geometry, *given: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*given)
+        ctx.by, ctx.geometry = by, geometry
+        return _kernel(by, geometry, *given)
 
     @staticmethod
     def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            _product(direction, weight, ctx.geometry) if needs[0] else None,
-            None,
-            _by_weight(gradient, direction, weight, ctx.geometry) if needs[2] else None,
-            None,
-        )
+        given = list(ctx.saved_tensors)
+        given[ctx.by] = direction
+        # With no further derivative to come the kernel is called as it is: it also takes a batch of vectors at once.
+        derivative = _recorded if torch.is_grad_enabled() else _kernel
+        wanted = [place != ctx.by and ctx.needs_input_grad[2 + place] for place in range(3)]
+        return None, None, *(derivative(by, ctx.geometry, *given) if wanted[by] else None for by in range(3))
 
 
-class _WeightGradient(torch.autograd.Function):
-    """The gradient g by the weight, a bilinear function of g and x."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        ctx.save_for_backward(gradient, x)
-        ctx.geometry = geometry
-        return _pull(gradient, x, weight, geometry, to_input=False)
-
-    @staticmethod
-    def backward(ctx: Any, direction: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, x = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            _product(x, direction, ctx.geometry) if needs[0] else None,
-            _by_input(gradient, x, direction, ctx.geometry) if needs[1] else None,
-            None,
-            None,
-        )
-
-
-def _pulled(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    needs = ctx.needs_input_grad
-    return (
-        _by_input(gradient, x, weight, ctx.geometry) if needs[0] else None,
-        _by_weight(gradient, x, weight, ctx.geometry) if needs[1] else None,
-    )
-
-
-# With no further derivative to come the kernels are called as they are: they also take a batch of vectors at once.
-
-
-def _product(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    return _recorded(_Convolution, x, weight, geometry) if torch.is_grad_enabled() else _convolve(x, weight, geometry)
-
-
-def _by_input(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    if torch.is_grad_enabled():
-        return _recorded(_InputGradient, gradient, x, weight, geometry)
-    return _pull(gradient, x, weight, geometry, to_input=True)
-
-
-def _by_weight(gradient: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    if torch.is_grad_enabled():
-        return _recorded(_WeightGradient, gradient, x, weight, geometry)
-    return _pull(gradient, x, weight, geometry, to_input=False)
-
-
-def _recorded(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+def _recorded(by: int, geometry: Geometry, *given: Tensor | None) -> Tensor:
+    found: Tensor = _Derivative.apply(by, geometry, *given)  # type: ignore[no-untyped-call]
     return found

@@ -22,7 +22,7 @@ from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.operations import Linearity
 from flatscope.network.program import watched
-from flatscope.params import Params
+from flatscope.params import Params, add_to
 from flatscope.samples import Inputs, parts_of, rows_of_inputs
 
 
@@ -113,7 +113,7 @@ def recorded_forward(
     ctx: Context, inputs: Inputs, bends: BendRecorder | None = None
 ) -> tuple[Params, Tensor, list[Call]]:
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
-    leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
+    leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
     own_views = watched(bends.follow) if bends else nullcontext()
     with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder, own_views:
@@ -180,11 +180,9 @@ def find_unseen(ctx: Context) -> dict[str, str]:
     tolerance = 100 * torch.finfo(outputs.dtype).eps ** 0.75
     unseen = {}
     for name, gradient in zip(leaves, given, strict=True):
-        if gradient is None:  # the outputs do not depend on it
+        if gradient is None or name in unswept:  # the outputs do not depend on it, or it is known already
             continue
-        if name in unswept:
-            unseen[name] = unswept[name]
-        elif name not in found:
+        if name not in found:
             unseen[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
         elif times[name] > 1:
             unseen[name] = "used by layers of several kinds"
@@ -215,6 +213,5 @@ def recorded_gradients(
             parts[flow.weight] = weight_gradients(*matrices(flow, ctx.params[flow.weight]), flow.kind)
         for name, gradients in parts.items():
             times[name] += 1
-            total = gradients.sum((0, 1))
-            found[name] = found[name] + total if name in found else total
+            add_to(found, name, gradients.sum((0, 1)))
     return found, times

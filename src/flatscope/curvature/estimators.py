@@ -248,12 +248,15 @@ def _multiplied_out(
 
 
 def _worst(operator: DiagonalOperator, values: Readings, stderrs: Readings, offsets: dict[Key, float]) -> float:
-    """The largest relative standard error of a value that has a row; of units that of the largest."""
-    worst = 0.0
-    for key, part in values.items():
-        if operator.has_row(key[0]):
-            top = part.abs().argmax()
-            value, error = abs(float(part[top]) + offsets.get(key, 0.0)), float(stderrs[key][top])
-            if error > 0:
-                worst = max(worst, error / value if value > 0 else math.inf)
-    return worst
+    """The largest relative standard error of a value that has a row."""
+    asked = [key for key in values if operator.has_row(key[0])]
+    return max((relative_error(values[key], stderrs[key], offsets.get(key, 0.0)) for key in asked), default=0.0)
+
+
+def relative_error(values: Tensor, stderrs: Tensor, known: float = 0.0) -> float:
+    """Relative standard error of the largest of some units' values, to which a known part is added."""
+    top = values.abs().argmax()
+    value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
+    if not error > 0:
+        return 0.0
+    return error / value if value > 0 else math.inf

@@ -105,8 +105,6 @@ class SoftmaxRoot(Root):
         basis = -reflected * root.gather(2, kept)
         basis.scatter_add_(2, kept, torch.ones_like(kept, dtype=basis.dtype))
         local = root * basis * self._scale[:, place]  # (n, k, C)
-        if self._positions == 1:
-            return self._as_outputs(local.transpose(0, 1)[:, :, None].contiguous())
         values = local.new_zeros(len(number), len(local), self._positions, self._classes)
         values[torch.arange(len(number), device=place.device), :, place] = local.transpose(0, 1)
         return self._as_outputs(values)

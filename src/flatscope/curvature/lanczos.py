@@ -54,7 +54,8 @@ class Krylov:
         basis = self._basis[: self.size]  # (j, p)
         column = basis.new_zeros(self.size)
         # Twice is enough; and the first time only of those that a product has a part in but for rounding.
-        for first in (self._coupled(), 0):
+        coupled = 0 if self.size <= self._restarted + 1 else self.size - 2  # from the last but one, or of a restart all
+        for first in (coupled, 0):
             part = basis[first:] @ product
             product.addmv_(basis[first:].T, part, alpha=-1)
             column[first:] += part
@@ -68,10 +69,6 @@ class Krylov:
             self.newest = product.div_(length)
         elif self.size < basis.shape[1]:
             self.newest = self._fresh()
-
-    def _coupled(self) -> int:
-        """The first vector that the newest product has a part in: the last but one, or of a restart the first."""
-        return 0 if self.size <= self._restarted + 1 else self.size - 2
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values in rising order, the length of each one's residual, and coefficients (j, j) in columns."""

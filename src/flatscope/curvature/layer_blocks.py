@@ -23,9 +23,9 @@ from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.products import curvature_operator
-from flatscope.curvature.sweep import acting, backpropagated, find_left_out, sweep_plan, sweep_shape
+from flatscope.curvature.sweep import backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
-from flatscope.params import Params
+from flatscope.params import Params, add_to
 from flatscope.samples import Batch
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class LayerBlocks:
     def __init__(self, ctx: Context) -> None:
         self._ctx, left_out = ctx, find_left_out(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
-        self.sizes = {layer.weight: acting(ctx, layer.weight).numel() for layer in layers}
+        self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
         self._columns = ctx.sweep(sweep_shape).columns
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
@@ -122,11 +122,9 @@ class LayerBlocks:
                 totals[name] += piece.product(given[name])
 
         def work(batch: Batch, numbers: Tensor, width: int) -> Params:
-            del numbers
             shares: Params = {}
-            for name, piece in self._pieces(batch, given.keys() - self._kept.keys(), width):
-                share = piece.product(given[name]).double()
-                shares[name] = shares[name] + share if name in shares else share
+            for name, piece in self._pieces(batch, numbers, given.keys() - self._kept.keys(), width):
+                add_to(shares, name, piece.product(given[name]).double())
             return shares
 
         if totals.keys() - self._kept.keys():
@@ -144,8 +142,7 @@ class LayerBlocks:
             return
 
         def work(batch: Batch, numbers: Tensor, width: int) -> list[tuple[str, Piece]]:
-            del numbers
-            return list(self._pieces(batch, filled, width))
+            return list(self._pieces(batch, numbers, filled, width))
 
         for pieces in self._passed(work):
             for name, piece in pieces:
@@ -164,16 +161,16 @@ class LayerBlocks:
         self._ctx.count("forward", self._ctx.problem.n_train)
         self._ctx.count("backward", self._ctx.problem.n_train * self._columns)
 
-    def _pieces(self, batch: Batch, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
+    def _pieces(self, batch: Batch, numbers: Tensor, names: Collection[str], width: int) -> Iterator[tuple[str, Piece]]:
         """What the samples of a batch give some layers."""
         others = dict.fromkeys(self._ctx.params.keys() - set(names), "")
-        for flows in backpropagated(self._ctx, batch, others, width):
+        for flows in backpropagated(self._ctx, batch, numbers, others, width):
             for flow in flows:
                 if flow.weight in names:
                     yield flow.weight, self._piece(flow)
 
     def _piece(self, flow: Flow) -> Piece:
-        weight = acting(self._ctx, flow.weight)
+        weight = self._ctx.params[flow.weight]
         u, s = matrices(flow, weight)
         gradients = len(u) * s.shape[1] * weight.numel() <= u.numel() + s.numel()
         if gradients or flow.weight in self._written:
@@ -182,7 +179,7 @@ class LayerBlocks:
 
     def _bytes(self, layer: Layer) -> int:
         """What keeping a layer's pieces takes, of the largest share: all ranks decide alike."""
-        weight, k = acting(self._ctx, layer.weight), self._columns
+        weight, k = self._ctx.params[layer.weight], self._columns
         rows, features = len(weight), weight[0].numel()
         if layer.input_first:
             positions, u, s = math.prod(layer.input_shape) // rows, rows, layer.groups * features

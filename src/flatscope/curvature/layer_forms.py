@@ -74,17 +74,17 @@ def matrices(flow: Flow, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def vector_gradients(flow: Flow) -> Tensor:
     """Gradients (n, k, channels) of a bias: the columns summed over positions and uses."""
-    parts = [over_positions(s, flow.kind) for s in flow.columns]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    first, *more = (over_positions(s, flow.kind) for s in flow.columns)
+    return sum(more, start=first)
 
 
 def scale_gradients(flow: Flow) -> Tensor:
     """Gradients (n, k, channels) of a BatchNorm's scale."""
-    parts = [
+    first, *more = (
         over_positions(normalised(call.input.detach(), call.settings)[:, None] * s, "conv")
         for call, s in zip(flow.calls, flow.columns, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    )
+    return sum(more, start=first)
 
 
 def over_positions(values: Tensor, kind: str) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
+from flatscope.curvature.memory import fitted
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
@@ -100,12 +101,11 @@ class CurvatureOperator(ABC):
             got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
             raise InputError(f"a tensor of vectors of length {self.size}", got, where="product")
         columns = vectors.reshape(self.size, -1).to(self.device, self.ctx.problem.dtype)  # (p, k)
-        total = self._sum(columns)
-        while self.ctx.problem.ranks.anywhere(total is None):
+        while self.ctx.problem.ranks.anywhere((total := fitted(lambda: self._sum(columns))) is None):
             if self._batch_size == 1:
                 raise torch.OutOfMemoryError("a curvature product of one sample does not fit into the GPU's memory")
+            self._kept.clear()
             self._batch_size = max(1, self._batch_size // 2)
-            total = self._sum(columns)
         assert total is not None
         self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
         (total,) = self.ctx.problem.ranks.summed([total])
@@ -115,25 +115,16 @@ class CurvatureOperator(ABC):
         """Drop what is kept between products; the next one computes it again."""
         self._kept.clear()
 
-    def _sum(self, columns: Tensor) -> Tensor | None:
-        """Sum over this rank's samples of the products with columns (p, k); None where memory did not suffice."""
-        total: Tensor | None = None
+    def _sum(self, columns: Tensor) -> Tensor:
+        """Sum over this rank's samples of the products with columns (p, k)."""
+        total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
         keep = not self._kept and self._may_keep()
-        try:
-            added: Tensor | None = None
-            for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
-                blocks = [self._batch_product(graph, columns[:, a:b]) for a, b in self._blocks(columns.shape[1])]
-                share = (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).double()
-                added = share if added is None else added.add_(share)
-                if keep:
-                    self._kept.append(graph)
-                del graph  # the next batch's takes its place
-            total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device) if added is None else added
-        except torch.OutOfMemoryError:
-            pass
-        if total is None:  # not in the handler, whose exception holds on to the tensors that did not fit
-            self._kept.clear()
-            torch.cuda.empty_cache()
+        for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
+            for a, b in self._blocks(columns.shape[1]):
+                total[:, a:b] += self._batch_product(graph, columns[:, a:b])
+            if keep:
+                self._kept.append(graph)
+            del graph  # the next batch's takes its place
         return total
 
     def _may_keep(self) -> bool:
@@ -169,21 +160,15 @@ class CurvatureOperator(ABC):
     def _batch_product(self, graph: Any, columns: Tensor) -> Tensor:
         """Sum over one batch's samples of the products; (p, k)."""
 
-    def _leaves(self) -> Params:
-        return {name: self.ctx.params[name].detach().requires_grad_() for name in self.names}
-
     def _outputs(self, inputs: Inputs, leaves: Params) -> Tensor:
         with FastConvolutions():
             return self.ctx.forward(inputs, {**self.ctx.params, **leaves})
 
     def _unstacked(self, columns: Tensor) -> list[Tensor]:
         """The columns as one tensor (k, *shape) per parameter."""
-        parts, start = [], 0
-        for name in self.names:
-            value = self.ctx.params[name]
-            parts.append(columns[start : start + value.numel()].T.reshape(-1, *value.shape))
-            start += value.numel()
-        return parts
+        values = [self.ctx.params[name] for name in self.names]
+        parts = torch.split(columns, [value.numel() for value in values])
+        return [part.T.reshape(-1, *value.shape) for part, value in zip(parts, values, strict=True)]
 
     def _stacked(self, parts: Sequence[Tensor], k: int) -> Tensor:
         """One tensor (k, *shape) per parameter as columns (p, k)."""
@@ -196,20 +181,24 @@ class GradientGraph(NamedTuple):
     tensors: list[Tensor]
     gradients: dict[int, Tensor]
 
+    @classmethod
+    def of(cls, loss: Tensor, tensors: list[Tensor]) -> GradientGraph:
+        """That of a number; none is left where it depends on no parameter."""
+        if not loss.requires_grad:
+            return cls(tensors, {})
+        gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+        # A gradient that does not depend on the parameters (unused, or used linearly) has no second derivative.
+        return cls(tensors, {i: gradient for i, gradient in enumerate(gradients) if gradient.requires_grad})
+
 
 class Hessian(CurvatureOperator):
     """Hessian of the mean training loss, by exact double backward."""
 
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
-        leaves = self._leaves()
-        tensors = list(leaves.values())
+        leaves = self.ctx.leaves(self.names)
         loss = self.ctx.problem.loss(self._outputs(inputs, leaves), targets).sum()
-        if not loss.requires_grad:  # none of these parameters is used
-            return GradientGraph(tensors, {})
-        gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
-        # A gradient that does not depend on the parameters (unused, or used linearly) has no second derivative.
-        return GradientGraph(tensors, {i: gradient for i, gradient in enumerate(gradients) if gradient.requires_grad})
+        return GradientGraph.of(loss, list(leaves.values()))
 
     def _batch_product(self, graph: GradientGraph, columns: Tensor) -> Tensor:
         if not graph.gradients:
@@ -236,7 +225,7 @@ class GaussNewton(CurvatureOperator):
 
     def _graph(self, batch: Batch) -> OutputGraph | None:
         inputs, targets = batch
-        leaves = self._leaves()
+        leaves = self.ctx.leaves(self.names)
         tensors = list(leaves.values())
         outputs = self._outputs(inputs, leaves)
         if not outputs.requires_grad:

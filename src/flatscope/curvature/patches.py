@@ -13,22 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else tuple(value) * (axes if len(value) == 1 else 1)
+from flatscope.network.products import per_axis
 
 
 def patches(x: Tensor, kernel: tuple[int, ...], settings: dict[str, Any]) -> Tensor:
     """Input patches of a convolution in any number of dimensions: (n, c, *space) -> (n, c · taps, t)."""
     axes = len(kernel)
-    stride = _per_axis(settings.get("stride", 1), axes)
-    dilation = _per_axis(settings.get("dilation", 1), axes)
+    stride = per_axis(settings.get("stride", 1), axes)
+    dilation = per_axis(settings.get("dilation", 1), axes)
     padding = settings.get("padding", 0)
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         sides = [(total // 2, total - total // 2) for total in totals]
     else:
-        sides = [(side, side) for side in _per_axis(0 if padding == "valid" else padding, axes)]
+        sides = [(side, side) for side in per_axis(0 if padding == "valid" else padding, axes)]
     if any(side != (0, 0) for side in sides):
         x = functional.pad(x, [amount for side in reversed(sides) for amount in side])
     # A strided view copied once: several times faster than functional.unfold, and for any number of axes.

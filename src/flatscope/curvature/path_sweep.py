@@ -13,10 +13,8 @@ all of a layer's edges share one product. Also the Hessian with respect to the v
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -25,9 +23,9 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, signed_sum, vector_gradients, weight_forms
 from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import GradientGraph, Hessian
+from flatscope.curvature.operators import CurvatureOperator, GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
-from flatscope.params import Params, count, unflatten
+from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import edge_classes
@@ -46,9 +44,9 @@ class PathHessian:
     """
 
     def __init__(self, ctx: Context, paths: PathCoordinates, chosen: Tensor) -> None:
-        self._paths, self._chosen, self._ctx = paths, chosen, ctx
+        self._paths, self._chosen = paths, chosen
         self._names = [block.name for block in paths.blocks]
-        self._gains = paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in self._names})
+        self._gains = all_gains(paths)
         self._hessian = Hessian(ctx, self._names)
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
         n_weights = count(paths.params[name] for name in self._names)
@@ -92,23 +90,10 @@ class PathHessian:
         return result
 
 
-@dataclass
-class PathSums:
-    """Gauss-Newton part: of every parameter by itself (sum over samples), and along each scaling edge's direction."""
-
-    diagonals: Params = field(default_factory=dict)
-    along: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-
-    def add_diagonal(self, name: str, squares: Tensor) -> None:
-        """Add a batch's share for one parameter."""
-        known = self.diagonals.get(name)
-        self.diagonals[name] = squares.double() if known is None else known + squares.double()
-
-    def add(self, other: PathSums) -> None:
-        """Add another batch."""
-        for name, squares in other.diagonals.items():
-            self.add_diagonal(name, squares)
-        self.along = self.along.to(other.along.device) + other.along
+def all_gains(paths: PathCoordinates) -> Tensor:
+    """Weight per value of every value, (count,)."""
+    names = [block.name for block in paths.blocks]
+    return paths.join({name: paths.gain(name).expand(paths.params[name].shape) for name in names})
 
 
 class ScalingEdges:
@@ -116,98 +101,107 @@ class ScalingEdges:
 
     Args:
         paths: basis paths of a network.
+
+    Attributes:
+        gains: weight per value of each, in forward order.
+        names: the weights that they move.
+        simple: whether every weight belongs to one layer: one that several share is no single edge.
     """
 
     def __init__(self, paths: PathCoordinates) -> None:
-        self.paths, self.layers = paths, paths.graph.layers
+        self._paths, layers = paths, paths.graph.layers
+        values = scaling_values(paths)
+        self.gains = all_gains(paths)[values].cpu()
+        self._weights = paths.join(paths.params)[values].detach().double().cpu()
         pairs = list(zip(paths.first[0][1:].tolist(), paths.first[1][1:].tolist(), strict=True))
-        self.edges = sorted(set(pairs))
-        self.served = Counter(pairs)  # how many classes each edge rescales
-        number = {edge: place for place, edge in enumerate(self.edges)}
+        self._edges = sorted(set(pairs))
+        self._served = Counter(pairs)  # how many classes each edge rescales
+        number = {edge: place for place, edge in enumerate(self._edges)}
         # Of every class, the ground first, which nothing rescales: it gets a column of its own, that is left out.
-        self.column = torch.tensor([len(self.edges), *(number[pair] for pair in pairs)], dtype=torch.int64)
-        self.own = {
-            layer.weight: torch.tensor([[place, entry] for place, (at, entry) in enumerate(self.edges) if at == index])
-            for index, layer in enumerate(self.layers)
-        }
-        self._by_weight = {layer.weight: layer for layer in self.layers}
+        self._column = torch.tensor([len(self._edges), *(number[pair] for pair in pairs)], dtype=torch.int64)
+        self._layers = {layer.weight: layer for layer in layers}
+        self.names = [layer.weight for layer in layers]
+        self.simple = len(self._layers) == len(layers)
+        self._own = {name: torch.zeros(2, 0, dtype=torch.int64) for name in self.names}  # places of edges, and entries
+        for place, (index, entry) in enumerate(self._edges):
+            name = self.names[index]
+            self._own[name] = torch.cat([self._own[name], torch.tensor([[place], [entry]])], 1)
         self._frozen = {block.name: block.frozen for block in paths.blocks if not block.is_bias}
-        values, gains = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
-        for at, group in itertools.groupby(self.edges, key=lambda edge: edge[0]):
-            weight = paths.params[self.layers[at].weight].detach()
-            entries = torch.tensor([entry for _, entry in group], device=weight.device)
-            values.append(weight.flatten()[entries].double().cpu())
-            gains.append(paths.gain(self.layers[at].weight).expand(weight.shape).flatten()[entries].cpu())
-        self.weights, self.gains = torch.cat(values), torch.cat(gains)
 
-    @property
-    def simple(self) -> bool:
-        """Whether every weight belongs to one layer: one that several share is no single edge."""
-        return len(self._by_weight) == len(self.layers)
+    def __len__(self) -> int:
+        return len(self._edges)
 
     def groups(self) -> list[Tensor]:
         """Edges whose directions share no second derivative, where the network is a chain.
 
         Those of one layer that rescale one class each go together; one that rescales several goes alone.
         """
-        alone = [[place] for place, edge in enumerate(self.edges) if self.served[edge] > 1]
+        alone = [[place] for place, edge in enumerate(self._edges) if self._served[edge] > 1]
         together = [
-            [place for place, edge in enumerate(self.edges) if edge[0] == index and self.served[edge] == 1]
-            for index in range(len(self.layers))
+            [place for place, edge in enumerate(self._edges) if edge[0] == index and self._served[edge] == 1]
+            for index in range(len(self._paths.graph.layers))
         ]
         return [torch.tensor(group) for group in [*together, *alone] if group]
 
     def directions(self, coefficients: Tensor) -> Params:
         """Sums over the edges of coefficient · d_e, (k, edges) to (k, *shape) by weight, float64."""
-        spread = torch.cat([-coefficients / self.weights, torch.zeros(len(coefficients), 1, dtype=torch.float64)], 1)
+        spread = torch.cat([-coefficients / self._weights, torch.zeros(len(coefficients), 1, dtype=torch.float64)], 1)
         found = {}
-        for layer in self.layers:
-            weight = self.paths.params[layer.weight].detach().double()
+        for name, layer in self._layers.items():
+            weight = self._paths.params[name].detach().double()
             device = weight.device
             _, channel = layer.entry_channels(weight.shape)  # that an entry reads
-            moved = spread[:, self.column[layer.inputs]].to(device)[:, channel.to(device)] * weight
+            moved = spread[:, self._column[layer.inputs]].to(device)[:, channel.to(device)] * weight
             moved = moved.expand(len(coefficients), *weight.shape).flatten(1)
-            moved[:, self._frozen[layer.weight].to(device)] = 0
-            own = self.own[layer.weight]
-            if len(own):
-                moved[:, own[:, 1].to(device)] += coefficients[:, own[:, 0]].to(device)
-            found[layer.weight] = moved.reshape(-1, *weight.shape)
+            moved[:, self._frozen[name].to(device)] = 0
+            places, entries = self._own[name]
+            moved[:, entries.to(device)] += coefficients[:, places].to(device)
+            found[name] = moved.reshape(-1, *weight.shape)
         return found
+
+    def quadratic(self, matrix: CurvatureOperator, coefficients: Tensor) -> Tensor:
+        """dᵀ A d for d = Σ_e coefficient · d_e in units of path values, of several (k, edges) at once: (k,).
+
+        Args:
+            matrix: A, over the weights `names`.
+            coefficients: of the edges.
+        """
+        moves = self.directions(coefficients * self.gains)
+        flat = torch.cat([moves[name].flatten(1) for name in self.names], dim=1)  # (k, p)
+        lengths = flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        flat = flat / lengths  # float32 cannot hold gains of 1e40
+        found: Tensor = lengths[:, 0].square() * (flat.T * (matrix @ flat.T)).sum(0)
+        return found.cpu()
 
     def bending(self, gradient: Params) -> Tensor:
         """Σ g ∂²w/∂x_e² of each edge: 2 Σ g w / w_e² over the weights that it divides."""
-        total = torch.zeros(len(self.edges) + 1, dtype=torch.float64)
-        for layer in self.layers:
-            products = (self.paths.params[layer.weight].detach().double() * gradient[layer.weight]).cpu().flatten()
-            products[self._frozen[layer.weight]] = 0
-            total.index_add_(0, self.column[edge_classes(layer, self.paths.params[layer.weight].shape)[1]], products)
-        return 2 * total[:-1] / self.weights.square()
+        total = torch.zeros(len(self) + 1, dtype=torch.float64)
+        for name, layer in self._layers.items():
+            products = (self._paths.params[name].detach().double() * gradient[name]).cpu().flatten()
+            products[self._frozen[name]] = 0
+            total.index_add_(0, self._column[edge_classes(layer, self._paths.params[name].shape)[1]], products)
+        return 2 * total[:-1] / self._weights.square()
 
-    def inner_products(self, flow: Flow, gradients: Tensor, along: Tensor) -> Tensor:
-        """One layer's share of ⟨G_c, d_e⟩ for every edge: (n, k, edges).
+    def inner_products(self, flow: Flow, along: Tensor, pick: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """One layer's share of ⟨G_c, d_e⟩ for every edge: (n, k, edges); None where the layer has none.
 
         Args:
             flow: what passes the layer.
-            gradients: its entries `wanted(weight)`, (n, k, entries).
             along: ⟨G_c, w(j)⟩ of every input channel, (n, k, in).
+            pick: from flat entries of the weight to these entries of G_c, (n, k, entries).
         """
-        layer, device = self._by_weight[flow.weight], along.device
-        own, frozen = self.own[flow.weight], self._frozen[flow.weight]
-        total = along.new_zeros(*along.shape[:2], len(self.edges) + 1)
-        total.index_add_(2, self.column[layer.inputs].to(device), along)
-        weight = self.paths.params[flow.weight].detach().flatten()
-        if len(frozen):
-            reads = self.column[edge_classes(layer, self.paths.params[flow.weight].shape)[1][frozen]]
-            total.index_add_(2, reads.to(device), -gradients[:, :, len(own) :] * weight[frozen.to(device)])
-        total = -total[:, :, :-1] / self.weights.to(total)
-        if len(own):
-            total.index_add_(2, own[:, 0].to(device), gradients[:, :, : len(own)])
-        return total
-
-    def wanted(self, weight: str) -> Tensor:
-        """Flat entries of a weight whose gradients are needed by themselves: scaling edges, then frozen ones."""
-        own = self.own[weight]
-        return torch.cat([own[:, 1] if len(own) else own.new_zeros(0, dtype=torch.int64), self._frozen[weight]])
+        if flow.weight not in self._layers:
+            return None
+        layer, device = self._layers[flow.weight], along.device
+        places, own = self._own[flow.weight]
+        frozen, weight = self._frozen[flow.weight], self._paths.params[flow.weight].detach()
+        picked = pick(torch.cat([own, frozen]).to(device))
+        total = along.new_zeros(*along.shape[:2], len(self) + 1)
+        total.index_add_(2, self._column[layer.inputs].to(device), along)
+        reads = self._column[edge_classes(layer, weight.shape)[1][frozen]]
+        total.index_add_(2, reads.to(device), -picked[:, :, len(own) :] * weight.flatten()[frozen.to(device)])
+        total = -total[:, :, :-1] / self._weights.to(total)
+        return total.index_add_(2, places.to(device), picked[:, :, : len(own)])
 
 
 def per_value(paths: PathCoordinates, diagonals: Params) -> Params:
@@ -234,53 +228,56 @@ def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
     return paths.join(marked)
 
 
-def path_sweep(ctx: Context, edges: ScalingEdges) -> PathSums:
-    """One pass over the data with all columns; means over samples."""
-    shape, result = ctx.sweep(sweep_shape), PathSums()
+def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
+    """Gauss-Newton part: of every parameter by itself, and along each scaling edge's direction; means over samples.
 
-    def work(batch: Batch, numbers: Tensor, width: int) -> PathSums:
-        sums = PathSums()
-        for flows in backpropagated(ctx, batch, {}, width):
+    One pass over the data with all columns.
+    """
+    columns, totals = ctx.sweep(sweep_shape).columns, dict[str, Tensor]()
+
+    def work(batch: Batch, numbers: Tensor, width: int) -> Params:
+        """Sums over samples by parameter, and along the edges under the empty name."""
+        sums: Params = {}
+        for flows in backpropagated(ctx, batch, numbers, {}, width):
             along, signs = None, None
             for flow in flows:
                 part, signs = _layer_share(ctx, edges, sums, flow), flow.signs
                 if part is not None:
                     along = part if along is None else along + part
             if along is not None:
-                sums.add(PathSums(along=signed_sum(along.double().square(), signs).sum(0)))
+                _add(sums, "", along.double(), signs)
         return sums
 
-    for sums in in_batches(ctx, sweep_plan(ctx, shape.columns), work):
-        result.add(sums)
-    n, ranks = ctx.problem.n_train, ctx.problem.ranks
+    for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
+        for name, share in sums.items():
+            add_to(totals, name, share)
+    n = ctx.problem.n_train
     ctx.count("forward", n)
-    ctx.count("backward", n * shape.columns)
-    along, *totals = ranks.summed([result.along.expand(len(edges.edges)).clone(), *result.diagonals.values()])
-    diagonals = {name: total / n for name, total in zip(result.diagonals, totals, strict=True)}
-    return PathSums(diagonals, along.cpu() / n)
+    ctx.count("backward", n * columns)
+    summed = ctx.problem.ranks.summed(list(totals.values()))
+    means = {name: total / n for name, total in zip(totals, summed, strict=True)}
+    return means, means.pop("", torch.zeros(len(edges), dtype=torch.float64)).cpu()
 
 
-def _layer_share(ctx: Context, edges: ScalingEdges, sums: PathSums, flow: Flow) -> Tensor | None:
+def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
+    """Add squares, of values (n, k, …), over samples and columns."""
+    add_to(sums, name, signed_sum(values.square(), signs).sum(0).double())
+
+
+def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
     """Add a layer's diagonal; its share of the inner products, if it has edges."""
     if flow.bias:
-        sums.add_diagonal(flow.bias, signed_sum(vector_gradients(flow).square(), flow.signs).sum(0))
+        _add(sums, flow.bias, vector_gradients(flow), flow.signs)
     weight = ctx.params[flow.weight]
     if flow.kind == "batchnorm":
         gradients = scale_gradients(flow)
-        sums.add_diagonal(flow.weight, signed_sum(gradients.square(), flow.signs).sum(0))
-        entries, along = gradients, gradients * weight
-    else:
-        u, s = matrices(flow, weight)
-        forms = weight_forms(flow, u, s, weight, diagonal=True)
-        assert forms.squares is not None
-        sums.add_diagonal(flow.weight, forms.squares.reshape(weight.shape))
-        along = forms.along
-        entries = None
-    if flow.weight not in edges.own:
-        return None
-    wanted = edges.wanted(flow.weight).to(along.device)
-    picked = entries[:, :, wanted] if entries is not None else _entries(u, s, weight, flow.kind, wanted)
-    return edges.inner_products(flow, picked, along)
+        _add(sums, flow.weight, gradients, flow.signs)
+        return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
+    u, s = matrices(flow, weight)
+    forms = weight_forms(flow, u, s, weight, diagonal=True)
+    assert forms.squares is not None
+    add_to(sums, flow.weight, forms.squares.reshape(weight.shape).double())
+    return edges.inner_products(flow, forms.along, partial(_entries, u, s, weight, flow.kind))
 
 
 def _entries(u: Tensor, s: Tensor, weight: Tensor, kind: str, wanted: Tensor) -> Tensor:
@@ -301,40 +298,9 @@ class BeyondGaussNewton(Hessian):
 
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
-        leaves = self._leaves()
-        tensors = list(leaves.values())
+        leaves = self.ctx.leaves(self.names)
         with torch.enable_grad():
             outputs = self._outputs(inputs, leaves)
             leaf = outputs.detach().requires_grad_()
             slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf)[0]
-        if not outputs.requires_grad:
-            return GradientGraph(tensors, {})
-        gradients = torch.autograd.grad((outputs * slope).sum(), tensors, create_graph=True, materialize_grads=True)
-        return GradientGraph(tensors, {i: gradient for i, gradient in enumerate(gradients) if gradient.requires_grad})
-
-
-class EdgeCurvature:
-    """N along the directions of scaling edges, in units of their path values.
-
-    Args:
-        ctx: the network.
-        edges: its scaling edges.
-    """
-
-    def __init__(self, ctx: Context, edges: ScalingEdges) -> None:
-        self._edges = edges
-        self._names = [layer.weight for layer in edges.layers]
-        self._operator = BeyondGaussNewton(ctx, self._names)
-
-    def quadratic(self, coefficients: Tensor) -> Tensor:
-        """dᵀ N d for d = Σ_e coefficient · d_e, of several (k, edges) at once: (k,)."""
-        moves = self._edges.directions(coefficients * self._edges.gains)
-        flat = torch.cat([moves[name].flatten(1) for name in self._names], dim=1)  # (k, p)
-        lengths = flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        flat = flat / lengths  # float32 cannot hold gains of 1e40
-        found: Tensor = lengths[:, 0].square() * (flat.T * (self._operator @ flat.T)).sum(0)
-        return found.cpu()
-
-    def release(self) -> None:
-        """Let go of what products keep."""
-        self._operator.release()
+        return GradientGraph.of((outputs * slope).sum(), list(leaves.values()))

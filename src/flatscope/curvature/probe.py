@@ -14,9 +14,11 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.bends import BendColumns, BendRecorder, Places
 from flatscope.curvature.factors import output_root
+from flatscope.curvature.layer_forms import over_positions
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.network.layers import Call, recorded
 from flatscope.network.program import watched
+from flatscope.params import add_to
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 from flatscope.stopping import end_in_time
 
@@ -193,8 +195,7 @@ def _quadratic_forms_by_factors(
             found = [] if s is None else _along(call, s[:, None], params, directions)
             layer = tuple(name for name, _ in found)
             for name, value in found:
-                group = layer if by_layer else (name,)
-                along[group] = along[group] + value.sum() if group in along else value.sum()
+                add_to(along, layer if by_layer else (name,), value.sum())
     forms, lengths = {}, {}
     for group, total in along.items():
         end_in_time(ctx)
@@ -214,21 +215,17 @@ def _balance(calls: list[Call], directions: dict[str, Tensor]) -> None:
 
 def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     """⟨G_c, v⟩ of weight and bias, (n, k) each."""
-    result = []
-    if call.bias in directions:
-        axis = -1 if call.kind == "dense" else 2
-        along_axis = [1] * s.ndim
-        along_axis[axis] = -1
-        result.append((call.bias, (s * directions[call.bias].reshape(along_axis)).flatten(2).sum(2)))
+    found: list[tuple[str, Tensor]] = []
+    if call.bias is not None and call.bias in directions:
+        found.append((call.bias, over_positions(s, call.kind) @ directions[call.bias]))
     if call.weight in directions:
         v, x = directions[call.weight], call.input.detach()
         if call.kind == "batchnorm":
-            shape = (1, -1, *[1] * (x.ndim - 2))
-            change = (normalised(x, call.settings) * v.reshape(shape))[:, None]
-            result.append((call.weight, (s * change).flatten(2).sum(2)))
+            value = over_positions(normalised(x, call.settings)[:, None] * s, call.kind) @ v
         else:
-            result.append((call.weight, directional(call, x, s, params[call.weight].detach(), v)))
-    return [(str(name), value) for name, value in result]
+            value = directional(call, x, s, params[call.weight].detach(), v)
+        found.append((call.weight, value))
+    return found
 
 
 def directional(call: Call, x: Tensor, s: Tensor, weight: Tensor, v: Tensor) -> Tensor:

@@ -19,44 +19,35 @@ from flatscope.curvature.estimators import DiagonalSums, Readings, diagonal_sums
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
 from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import acting, swept
+from flatscope.curvature.sweep import swept
 from flatscope.network.layers import Layer
 from flatscope.stopping import time_limit
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions b in the space of one weight matrix, as a linear map from coefficients, and what they sum to."""
+    """Directions b in the space of one weight matrix, as a linear map from coefficients."""
 
     count: int  # number of directions
     embed: Callable[[Tensor], Tensor]  # coefficients (count, k) -> weight-shaped vectors (numel, k)
     # weight-shaped vectors (numel, k) -> inner products with the directions (count, k)
     pull: Callable[[Tensor], Tensor]
-    units: int  # number of values; count of them for one value per direction, 1 for their sum
 
 
 def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:
     """Unit vectors: their sum is the trace."""
     del layer
-    return Directions(weight.numel(), lambda z: z, lambda g: g, 1)
+    return Directions(weight.numel(), lambda z: z, lambda g: g)
 
 
 def column_directions(weight: Tensor, layer: Layer) -> Directions:
     """The columns w(j): outgoing weights of input feature or channel j; one value each."""
-    if layer.input_first or layer.groups == 1:
-        axis = 0 if layer.input_first else 1
-        return _sliced(weight, axis)
-    # A grouped convolution stores only its own group's channels: input channel j of group g is column j of its rows.
-    grouped = weight.reshape(layer.groups, weight.shape[0] // layer.groups, weight.shape[1], -1)  # (g, out, in, taps)
-    return _directions_along(weight, grouped, (0, 2))
+    return _channel_directions(weight, layer.groups, 1 if layer.input_first else 2)
 
 
 def row_directions(weight: Tensor, layer: Layer) -> Directions:
     """The rows: incoming weights of output unit i; one value each."""
-    if layer.input_first and layer.groups > 1:
-        grouped = weight.reshape(layer.groups, weight.shape[0] // layer.groups, weight.shape[1], -1)
-        return _directions_along(weight, grouped, (0, 2))
-    return _sliced(weight, 1 if layer.input_first else 0)
+    return _channel_directions(weight, layer.groups, 2 if layer.input_first else 1)
 
 
 def relative_directions(weight: Tensor, layer: Layer) -> Directions:
@@ -81,26 +72,21 @@ def relative_directions(weight: Tensor, layer: Layer) -> Directions:
     def pull(g: Tensor) -> Tensor:
         return torch.einsum("or,oqk->rqk", root, g[index].reshape(out, q, -1)).reshape(root.shape[1] * q, -1)
 
-    return Directions(root.shape[1] * q, embed, pull, 1)
+    return Directions(root.shape[1] * q, embed, pull)
 
 
-def _sliced(weight: Tensor, axis: int) -> Directions:
-    return _directions_along(weight, weight.reshape(*weight.shape[:2], -1), (axis,))
-
-
-def _directions_along(weight: Tensor, shaped: Tensor, axes: tuple[int, ...]) -> Directions:
-    """One direction per index of the given axes of the reshaped weight."""
-    kept = [shaped.shape[axis] if axis in axes else 1 for axis in range(shaped.ndim)]
-    summed = [axis for axis in range(shaped.ndim) if axis not in axes]
-    source = shaped.double()[..., None]
+def _channel_directions(weight: Tensor, groups: int, axis: int) -> Directions:
+    """One direction per channel along an axis of the weight (groups, rows of a group, columns, taps)."""
+    source = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1, 1).double()
+    kept = [size if place in (0, axis) else 1 for place, size in enumerate(source.shape[:4])]
 
     def embed(z: Tensor) -> Tensor:
         return (source * z.reshape(*kept, -1)).reshape(weight.numel(), -1)
 
     def pull(g: Tensor) -> Tensor:
-        return (source * g.reshape(*shaped.shape, -1)).sum(summed).reshape(math.prod(kept), -1)
+        return (source * g.reshape(*source.shape[:4], -1)).sum((3 - axis, 3)).reshape(math.prod(kept), -1)
 
-    return Directions(math.prod(kept), embed, pull, math.prod(kept))
+    return Directions(math.prod(kept), embed, pull)
 
 
 DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
@@ -135,7 +121,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     )
 
 
-def curvature_operator(ctx: Context, names: Sequence[str]) -> CurvatureOperator:
+def curvature_operator(ctx: Context, names: Sequence[str] | None) -> CurvatureOperator:
     """The matrix that the context asks for, over some parameters."""
     return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
 
@@ -153,23 +139,19 @@ class LayerDirections:
         self._ctx, self._quantity = ctx, quantity
         layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
         make = DIRECTIONS[quantity]
-        self._parts = {name: make(acting(ctx, name), layer) for name, layer in layers.items()}
-        self._norms = {name: float(acting(ctx, name).double().square().sum()) for name in layers}
+        self._parts = {name: make(ctx.params[name], layer) for name, layer in layers.items()}
+        self._norms = {name: float(ctx.params[name].double().square().sum()) for name in layers}
         if quantity == "trace":
             others = [name for name in left_out if name not in layers]
             self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
+        self._counts = [part.count for part in self._parts.values()]
+        self.shape = (sum(self._counts), sum(self._counts))
         self.device = ctx.problem.device
         self._operator = curvature_operator(ctx, list(self._parts))  # one for all products: it keeps its graphs
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(directions, directions)."""
-        count = sum(part.count for part in self._parts.values())
-        return count, count
-
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Products with coefficients (directions, k)."""
-        split = torch.split(vectors, [part.count for part in self._parts.values()])
+        split = torch.split(vectors, self._counts)
         embedded = [part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)]
         product = self._operator @ torch.cat(embedded)
         pieces = torch.split(product, [len(some) for some in embedded])
@@ -189,21 +171,17 @@ class LayerDirections:
     def read(self, entries: Tensor) -> Readings:
         """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""
         found: Readings = {}
-        network: Readings = {}
-        quantity = self._quantity
-        for name, some in zip(
-            self._parts, torch.split(entries, [part.count for part in self._parts.values()]), strict=True
-        ):
+        quantity, per_unit = self._quantity, self._quantity.startswith("rho")
+        whole = f"{quantity}_sum" if per_unit else quantity
+        for name, some in zip(self._parts, torch.split(entries, self._counts), strict=True):
             total = some.sum(0, keepdim=True)
-            per_unit = self._parts[name].units > 1 or quantity.startswith("rho")
-            found[name, quantity] = some if per_unit else total
             if per_unit:
-                found[name, f"{quantity}_sum"] = total
-            whole = f"{quantity}_sum" if per_unit else quantity
-            network["", whole] = network.get(("", whole), 0.0) + total
+                found[name, quantity] = some
+            found[name, whole] = total
+            found["", whole] = found.get(("", whole), 0.0) + total
             if quantity == "trace" and name in self._norms:
-                network["", "kappa_trace"] = network.get(("", "kappa_trace"), 0.0) + self._norms[name] * total
-        return found | network
+                found["", "kappa_trace"] = found.get(("", "kappa_trace"), 0.0) + self._norms[name] * total
+        return found
 
     def has_row(self, name: str) -> bool:
         """Whether a parameter has a row of its own in a table: the layers, and the network as a whole."""

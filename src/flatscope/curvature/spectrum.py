@@ -307,8 +307,6 @@ def lanczos_quadrature(
         steps: Lanczos steps (products) per start.
         draws: number of random starts.
     """
-    if steps < 1 or draws < 1:
-        raise InputError("at least one step and one draw", f"{steps}, {draws}", where="spectral_density")
     found = []
     for _ in range(draws):
         values, residuals, vectors = krylov_space(operator, generator, steps).ritz()

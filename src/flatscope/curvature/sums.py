@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flatscope.params import Params
+from flatscope.curvature.estimators import relative_error
+from flatscope.params import Params, add_to
 from flatscope.ranks import Ranks
 
 
@@ -123,13 +124,11 @@ class BatchSums:
 
     def add_to_network(self, quantity: str, values: Tensor) -> None:
         """Add values by draw to a sum over the network's layers."""
-        known = self._block.get(quantity)
-        self._block[quantity] = values if known is None else known + values
+        add_to(self._block, quantity, values)
 
     def add_diagonal(self, name: str, squares: Tensor) -> None:
         """Add sums over the batch's samples, one for each weight."""
-        known = self.diagonals.get(name)
-        self.diagonals[name] = squares.double().cpu() + (0.0 if known is None else known)
+        add_to(self.diagonals, name, squares.double().cpu())
 
     def close_block(self) -> None:
         """All layers have added their share of a block: the sums over the network are complete."""
@@ -138,12 +137,9 @@ class BatchSums:
         self._block.clear()
 
     def _add(self, name: str, quantity: str, values: Tensor) -> None:
-        key = name, quantity
-        total = values.sum(1)
-        self.sums[key] = self.sums[key] + total if key in self.sums else total
+        add_to(self.sums, (name, quantity), values.sum(1))
         if self._drawn:
-            total = values.square().sum(1)
-            self.squares[key] = self.squares[key] + total if key in self.squares else total
+            add_to(self.squares, (name, quantity), values.square().sum(1))
 
 
 @dataclass
@@ -172,7 +168,7 @@ class Curvature:
             mean = self.means.setdefault(key, Mean(draws=max(1, self.draws)))
             mean.add(values, batch.squares.get(key))
         for name, squares in batch.diagonals.items():
-            self.diagonals[name] = self.diagonals[name] + squares if name in self.diagonals else squares
+            add_to(self.diagonals, name, squares)
 
     def of(self, name: str, quantity: str) -> Mean | None:
         """The mean of one quantity, if it was covered."""
@@ -205,15 +201,12 @@ class Curvature:
 
     def worst_error(self, quantities: Sequence[str] | None = None) -> float:
         """The largest relative standard error of a value of the network or of a layer, the largest unit's included."""
-        worst = 0.0
-        for (name, quantity), mean in self.means.items():
-            if quantities is not None and quantity not in quantities:
-                continue
-            if name and (name, "relative_flatness") not in self.means:
-                continue  # a bias or a BatchNorm scale has no row of its own
-            values, errors = mean.value.reshape(-1), mean.stderr.reshape(-1)
-            top = values.abs().argmax()
-            value, error = float(values[top].abs()), float(errors[top])
-            if error > 0:
-                worst = max(worst, error / value if value > 0 else float("inf"))
-        return worst
+        rows = {name for name, quantity in self.means if not name or quantity == "relative_flatness"}
+        return max(  # a bias or a BatchNorm scale has no row of its own
+            (
+                relative_error(mean.value, mean.stderr)
+                for (name, quantity), mean in self.means.items()
+                if name in rows and (quantities is None or quantity in quantities)
+            ),
+            default=0.0,
+        )

@@ -8,8 +8,9 @@ things the backward pass already holds; see `Curvature`. All columns give them e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,11 +71,11 @@ def column_sweep(
     left_out = find_left_out(ctx, curvature)
     if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
         bends, left_out = ctx.sweep(reached_by_bends)
-    options: dict[str, Any] = {"rows": rows, "diagonal": diagonal, "left_out": left_out, "bends": bends}
+    run = partial(_pass, ctx, left_out=left_out, rows=rows, diagonal=diagonal, bends=bends)
     shape = ctx.sweep(sweep_shape)
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
-        return _pass(ctx, None, **options)
-    found, look, missed = _pass(ctx, range(FIRST_LOOK), **options), FIRST_LOOK, ""
+        return run(None)
+    found, look, missed = run(range(FIRST_LOOK)), FIRST_LOOK, ""
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
     while (error := found.worst_error(("trace", "kappa_trace", "relative_flatness") if bends else None)) > wanted:
         needed = look * (error / wanted) ** 2
@@ -82,7 +83,7 @@ def column_sweep(
             missed = "stopped by the time limit"
             break
         if not bends and needed * shape.per_draw >= shape.columns:
-            return _pass(ctx, None, **options)
+            return run(None)
         if bends and look >= MOST_DRAWS:
             missed = f"at most {MOST_DRAWS} draws"
             break
@@ -91,7 +92,7 @@ def column_sweep(
         if ctx.effort.deadline is not None:
             following = 2 * look
         try:
-            found, look = found.joined(_pass(ctx, range(look, following), **options)), following
+            found, look = found.joined(run(range(look, following))), following
         except NotApplicable as late:
             missed = str(late)
             break
@@ -130,17 +131,12 @@ def sweep_shape(ctx: Context) -> SweepShape:
     item = torch.finfo(ctx.problem.dtype).bits // 8
     sizes = [math.prod(call.output_shape[1:]) for call in calls]
     patches = [
-        math.prod(call.output_shape[2:]) * acting(ctx, call.weight)[0].numel()
+        math.prod(call.output_shape[2:]) * ctx.params[call.weight][0].numel()
         for call in calls
         if call.kind != "batchnorm" and not call.opaque
     ]
     per_sample = max(held[1] - held[0], held[0] / 2) + item * (max(patches, default=0) + 2 * root.width)
     return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
-
-
-def acting(ctx: Context, name: str) -> Tensor:
-    """The weight that acts in a layer."""
-    return ctx.params[name]
 
 
 def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
@@ -189,13 +185,12 @@ def _pass(
 ) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
     shape = ctx.sweep(sweep_shape)
-    signs = Signs(ctx.seed, STREAM)
     columns = shape.columns if draws is None else len(draws) * (2 if bends else shape.per_draw)
     result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
 
     def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
         sums = BatchSums(draws is not None)
-        for flows in backpropagated(ctx, batch, left_out, width, draws, signs, numbers, bends):
+        for flows in backpropagated(ctx, batch, numbers, left_out, width, draws, bends):
             for flow in flows:
                 _add_flow(ctx, sums, flow, left_out, rows, diagonal)
             sums.close_block()
@@ -213,11 +208,10 @@ def _pass(
 def backpropagated(
     ctx: Context,
     batch: Batch,
+    numbers: Tensor,
     left_out: dict[str, str],
     width: int,
     draws: range | None = None,
-    signs: Signs | None = None,
-    numbers: Tensor | None = None,
     bends: Places = NO_BENDS,
 ) -> Iterator[Iterator[Flow]]:
     """For each block of columns, what flows through every layer that they cover, layer by layer.
@@ -225,11 +219,10 @@ def backpropagated(
     Args:
         ctx: the network.
         batch: some samples.
+        numbers: of these samples.
         left_out: parameters that are not to be covered.
         width: columns of a block.
         draws: numbers of the random columns; None for all columns.
-        signs: where random columns take their signs from.
-        numbers: of the samples.
         bends: curved operations, at whose inputs random columns have parts too.
     """
     inputs, targets = batch
@@ -245,11 +238,21 @@ def backpropagated(
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
     if bends:
-        assert numbers is not None
         with torch.enable_grad():
             local = BendColumns(rule.bends, ctx.problem.loss(outputs, targets).sum(), numbers, ctx.seed)
     given = [outputs, *(local.inputs if local else ())]
-    for block in _blocks(root, width, draws, signs, numbers, outputs.dtype, local):
+    blocks: Iterator[Columns]
+    if draws is None:
+        blocks = (root.exact(start, start + width) for start in range(0, root.count, width))
+    else:
+        blocks = _drawn_blocks(
+            root,
+            width,
+            draws,
+            partial(Signs(ctx.seed, STREAM).draw, numbers, size=root.width, dtype=outputs.dtype),
+            local,
+        )
+    for block in blocks:
         yield _flows(ctx, given, len(targets), uses, block)
 
 
@@ -260,26 +263,14 @@ def _refuse_other_ways(calls: list[Call], covered: set[str], n: int) -> None:
             raise NotApplicable(f"values of the samples decide how {call.layer} is used, differently in some batches")
 
 
-def _blocks(
-    root: Root,
-    width: int,
-    draws: range | None,
-    signs: Signs | None,
-    numbers: Tensor | None,
-    dtype: torch.dtype,
-    local: BendColumns | None = None,
+def _drawn_blocks(
+    root: Root, width: int, draws: range, signs: Callable[[range], Tensor], local: BendColumns | None
 ) -> Iterator[Columns]:
-    """All columns, or the drawn ones, at most `width` at a time but the columns of one draw together."""
-    if draws is None:
-        for start in range(0, root.count, width):
-            yield root.exact(start, start + width)
-        return
-    assert signs is not None
-    assert numbers is not None
+    """Random columns, at most `width` at a time but those of one draw together."""
     step = max(1, width // (2 if local else root.per_draw))
     for start in range(draws.start, draws.stop, step):
         some = range(start, min(start + step, draws.stop))
-        block = root.drawn(signs.draw(numbers, some, root.width, dtype))
+        block = root.drawn(signs(some))
         yield block.with_inner(local.drawn(some)) if local else block
 
 
@@ -293,7 +284,7 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
         and calls[0].kind != "batchnorm"
         and calls[0].input.requires_grad
         and len(calls[0].input) == n
-        and by_positions(calls, acting(ctx, calls[0].weight), k)
+        and by_positions(calls, ctx.params[calls[0].weight], k)
     ]
     wanted = [call for calls in uses for call in calls]
     ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
@@ -341,7 +332,7 @@ def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, left_out: dict[str, str
     if flow.kind == "batchnorm":
         _add_vector(sums, flow.weight, scale_gradients(flow), signs, diagonal)
         return
-    weight = acting(ctx, flow.weight)
+    weight = ctx.params[flow.weight]
     u, s = matrices(flow, weight)
     forms = weight_forms(flow, u, s, weight, diagonal)
     trace = sums.add(flow.weight, "trace", forms.trace, signs)

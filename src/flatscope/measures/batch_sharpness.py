@@ -86,7 +86,7 @@ def _collected(ctx: Context, chosen: list[list[int]]) -> Iterator[list[Batch]]:
 
 def _curvature_along_gradient(ctx: Context, pieces: list[Batch], weight_decay: float) -> float:
     """gᵀHg / ‖g‖² of the mean loss over some samples, weight decay included."""
-    leaves = {name: ctx.params[name].detach().requires_grad_() for name in ctx.problem.trainable}
+    leaves = ctx.leaves()
     tensors, size = list(leaves.values()), sum(len(targets) for _, targets in pieces)
     with torch.enable_grad():
         losses = [ctx.problem.loss(ctx.forward(x, {**ctx.params, **leaves}), y).sum() for x, y in pieces]

@@ -15,7 +15,7 @@ from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.estimators import DiagonalSums
 from flatscope.curvature.products import DIRECTIONS, probed
 from flatscope.curvature.sums import Curvature
-from flatscope.curvature.sweep import acting, swept
+from flatscope.curvature.sweep import swept
 from flatscope.network.layers import Layer
 from flatscope.registry import Value
 
@@ -140,7 +140,7 @@ def _value(value: Tensor, stderr: Tensor, data_stderr: Tensor | None, exact: boo
 
 
 def _units(ctx: Context, layer: Layer, quantity: str) -> int:
-    return DIRECTIONS[quantity](acting(ctx, layer.weight), layer).units if quantity in ("rho", "rho_rows") else 1
+    return DIRECTIONS[quantity](ctx.params[layer.weight], layer).count if quantity in ("rho", "rho_rows") else 1
 
 
 def largest(values: dict[str, Value]) -> Value:

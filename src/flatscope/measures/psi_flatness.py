@@ -18,7 +18,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.estimators import WholeDiagonal, diagonal_sums
 from flatscope.curvature.path_sweep import (
-    EdgeCurvature,
+    BeyondGaussNewton,
     PathHessian,
     ScalingEdges,
     path_sweep,
@@ -81,23 +81,23 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     edges = ScalingEdges(paths)
     if find_left_out(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
-    swept = path_sweep(ctx, edges)
-    known = float(paths.join(per_value(paths, swept.diagonals))[~scaling_values(paths)].sum())
-    if not edges.edges:
+    diagonals, along = path_sweep(ctx, edges)
+    known = float(paths.join(per_value(paths, diagonals))[~scaling_values(paths)].sum())
+    n_edges = len(edges)
+    if not n_edges:
         return Value(known, reason=_remark(paths, "hessian_trace"))
-    squared = edges.gains.square()
-    known += float(((swept.along + edges.bending(ctx.gradient())) * squared).sum())
-    beyond = EdgeCurvature(ctx, edges)
-    groups = edges.groups() if paths.graph.chain else list(torch.arange(len(squared))[:, None])
+    known += float(((along + edges.bending(ctx.gradient())) * edges.gains.square()).sum())
+    beyond = BeyondGaussNewton(ctx, edges.names)
+    groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
     if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
-        chosen = torch.stack([torch.zeros(len(squared), dtype=torch.float64).index_fill(0, g, 1.0) for g in groups])
-        rest = math.fsum(float(beyond.quadratic(some).sum()) for some in torch.split(chosen, _together(ctx)))
+        chosen = torch.stack([torch.zeros(n_edges, dtype=torch.float64).index_fill(0, g, 1.0) for g in groups])
+        rest = math.fsum(float(edges.quadratic(beyond, some).sum()) for some in torch.split(chosen, _together(ctx)))
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
-    drawn = (known + beyond.quadratic(z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), len(squared)))
+    drawn = (known + edges.quadratic(beyond, z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), n_edges))
     found = draw_until_precise(ctx, drawn, most_products, wanted, min(FEW_DRAWS, most_products))
     beyond.release()
-    reason = f"a part of {len(squared)} of {paths.count} values by products with random signs: {found.remark()}"
+    reason = f"a part of {n_edges} of {paths.count} values by products with random signs: {found.remark()}"
     reason += "" if found.precise(wanted) else f"; asked for {wanted:.2g} relative"
     return Value(found.means[0], found.stderrs[0], exact=False, reason=_remark(paths, "hessian_trace", reason))
 

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.sweep import acting
 from flatscope.errors import refuse_unknown
 from flatscope.measures.layer_values import (
     all_exact,
@@ -112,7 +111,7 @@ def _summed(ctx: Context, values: dict[str, Value], quantity: str, **options: An
 def _times_squared_norm(ctx: Context, values: dict[str, Value]) -> dict[str, Value]:
     """Every layer's value times ‖w_l‖²_F."""
     return {
-        layer.name: _times(values[layer.name], float(acting(ctx, layer.weight).double().square().sum()))
+        layer.name: _times(values[layer.name], float(ctx.params[layer.weight].double().square().sum()))
         for layer in measured_layers(ctx)
     }
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +33,13 @@ def expansion(*names: str) -> Callable[[Expansion], Expansion]:
         return function
 
     return enter
+
+
+def _given(function: Expansion, args: Any, kwargs: Any) -> SimpleNamespace:
+    """All arguments of a call of torch's function, by name."""
+    bound = signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return SimpleNamespace(**bound.arguments)
 
 
 # Products of matrices, in whatever words ----------------------------------------------------------------------------
@@ -114,25 +123,15 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 @expansion("embedding_bag")
-def _embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Any:
-    if input.ndim != 2 or offsets is not None or max_norm is not None or padding_idx is not None or mode == "max":
+def _embedding_bag(*args: Any, **kwargs: Any) -> Any:
+    given = _given(functional.embedding_bag, args, kwargs)
+    others = (given.offsets, given.max_norm, given.padding_idx)
+    if given.input.ndim != 2 or any(other is not None for other in others) or given.mode == "max":
         return NotImplemented
-    found = functional.embedding(input, weight)  # (n, length, width)
-    if per_sample_weights is not None:
-        found = found * per_sample_weights.unsqueeze(-1)
-    return found.sum(1) if mode == "sum" else found.mean(1)
+    found = functional.embedding(given.input, given.weight)  # (n, length, width)
+    if given.per_sample_weights is not None:
+        found = found * given.per_sample_weights.unsqueeze(-1)
+    return found.sum(1) if given.mode == "sum" else found.mean(1)
 
 
 # Networks in time ---------------------------------------------------------------------------------------------------
@@ -217,59 +216,35 @@ for _kind in ("lstm", "gru", *_BENDS):
 
 
 @expansion("multi_head_attention_forward")
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> Any:
+def _attention(*args: Any, **kwargs: Any) -> Any:
     """Inputs (length, n, width), as `nn.MultiheadAttention` hands them over."""
-    unusual = bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None
-    if unusual or query.ndim != 3 or (training and dropout_p > 0) or (is_causal and attn_mask is None):
+    given = _given(functional.multi_head_attention_forward, args, kwargs)
+    query, key, value, num_heads = given.query, given.key, given.value, given.num_heads
+    unusual = any(part is not None for part in (given.bias_k, given.bias_v, given.static_k, given.static_v))
+    unusual |= given.add_zero_attn or (given.training and given.dropout_p > 0)
+    if unusual or query.ndim != 3 or (given.is_causal and given.attn_mask is None):
         return NotImplemented
-    if use_separate_proj_weight:
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        shifts = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-        q, k, v = (
-            functional.linear(x, w, b)  # type: ignore[arg-type]
-            for x, w, b in zip((query, key, value), weights, shifts, strict=True)
-        )
+    packed, shift = given.in_proj_weight, given.in_proj_bias
+    if given.use_separate_proj_weight:
+        weights = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
+        shifts = (None,) * 3 if shift is None else shift.chunk(3)
+        triples = zip((query, key, value), weights, shifts, strict=True)
+        q, k, v = (functional.linear(x, w, b) for x, w, b in triples)
     elif query is key and key is value:
-        q, k, v = functional.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)  # type: ignore[arg-type]
+        q, k, v = functional.linear(query, packed, shift).chunk(3, dim=-1)
     else:  # each reads its third of the packed projection; what the others read of it is dropped
-        thirds = [functional.linear(x, in_proj_weight, in_proj_bias) for x in (query, key, value)]  # type: ignore[arg-type]
+        thirds = [functional.linear(x, packed, shift) for x in (query, key, value)]
         q, k, v = (found.chunk(3, dim=-1)[place] for place, found in enumerate(thirds))
     length, n = query.shape[:2]
     heads = [x.reshape(x.shape[0], n, num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v)]  # (n, heads, length, d)
-    mask = _attention_mask(attn_mask, key_padding_mask, n, num_heads, q)
+    mask = _attention_mask(given.attn_mask, given.key_padding_mask, n, num_heads, q)
     scores = torch.matmul(heads[0] / math.sqrt(heads[0].shape[-1]), heads[1].transpose(-2, -1))
     shares = torch.softmax(scores if mask is None else scores + mask, dim=-1)
     joined = torch.matmul(shares, heads[2]).permute(2, 0, 1, 3).reshape(length, n, -1)
-    output = functional.linear(joined, out_proj_weight, out_proj_bias)
-    if not need_weights:
+    output = functional.linear(joined, given.out_proj_weight, given.out_proj_bias)
+    if not given.need_weights:
         return output, None
-    return output, shares.mean(1) if average_attn_weights else shares
+    return output, shares.mean(1) if given.average_attn_weights else shares
 
 
 def _attention_mask(mask: Tensor | None, padding: Tensor | None, n: int, heads: int, like: Tensor) -> Tensor | None:

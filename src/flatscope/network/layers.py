@@ -130,25 +130,25 @@ class LayerRecorder:
         if self._isolate and given["input"].is_floating_point():
             given["input"] = given["input"].view_as(given["input"])
         output = op.function(**given)
-        settings = {key: value for key, value in given.items() if key not in ("input", "weight", "bias")}
-        settings = settings if kind in ("conv", "transposed") else {}
-        bias = self._names.get(id(given.get("bias")))
-        self._record(name or str(viewed), bias, kind, settings, given["input"], output, opaque=name is None)
+        settings = given.keys() - {"input", "weight", "bias"} if kind in ("conv", "transposed") else ()
+        self._record(name or str(viewed), given, kind, settings, output, opaque=name is None)
         return output
 
     def _record(
         self,
         weight: str,
-        bias: str | None,
+        given: dict[str, Any],
         kind: str,
-        settings: dict[str, Any],
-        given: Tensor,
+        settings: Iterable[str],
         output: Tensor,
         opaque: bool = False,
     ) -> None:
+        """Keep a call with these arguments; of its settings those of that name."""
         edge = get_gradient_edge(output) if output.requires_grad else None
-        layer, shape = layer_name(weight, self._modules), tuple(output.shape)
-        self.calls.append(Call(layer, weight, bias, kind, settings, given, shape, edge, opaque))
+        chosen = {name: given.get(name) for name in settings}
+        bias, shape = self._names.get(id(given.get("bias"))), tuple(output.shape)
+        name = layer_name(weight, self._modules)
+        self.calls.append(Call(name, weight, bias, kind, chosen, given["input"], shape, edge, opaque))
 
     def _batch_norm(self, op: Operation) -> Any:
         """A BatchNorm is not a layer, but its scale and shift are parameters with curvature of their own."""
@@ -156,9 +156,7 @@ class LayerRecorder:
         output = op.run()
         scale = self._names.get(id(given.get("weight")))
         if scale is not None:
-            settings = {name: given.get(name) for name in ("running_mean", "running_var", "eps")}
-            bias = self._names.get(id(given.get("bias")))
-            self._record(scale, bias, "batchnorm", settings, given["input"], output)
+            self._record(scale, given, "batchnorm", ("running_mean", "running_var", "eps"), output)
         return output
 
 
@@ -252,13 +250,5 @@ def layers_of(calls: Iterable[Call]) -> tuple[Layer, ...]:
 
 
 def _layer(call: Call) -> Layer:
-    return Layer(
-        call.layer,
-        call.weight,
-        call.bias,
-        call.kind,
-        1,
-        tuple(call.input.shape[1:]),
-        call.output_shape[1:],
-        call.settings,
-    )
+    shapes = tuple(call.input.shape[1:]), call.output_shape[1:]
+    return Layer(call.layer, call.weight, call.bias, call.kind, 1, *shapes, call.settings)

@@ -27,7 +27,8 @@ PIECES = "piecewise linear in all of them together"
 PRODUCT = "linear in each of them"
 RATIO = "linear in the first, which the second divides"
 CURVED = "neither"
-LEAVES_TORCH = ("item", "tolist", "numpy", "bool", "float", "int", "index", "array", "equal", "allclose")
+TO_PYTHON = ("item", "tolist", "numpy", "bool", "float", "int", "index")
+LEAVES_TORCH = (*TO_PYTHON, "array", "equal", "allclose")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ MOVE = Meaning(scales.move, PIECES, path_rules.move, stretch_rules.move, moves=T
 KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, writes_safely=True)
 SAME = replace(KEEP, identity=True)
 CAST = replace(SAME, paths=path_rules.cast, writes_safely=False)
+LEAKY = replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky)
 BEND = Meaning(scales.bend)
 CREATE = Meaning(scales.create, PIECES, creates=True)
 LAYER = Meaning(None, PRODUCT, path_rules.layer, stretch_rules.layer)
@@ -65,6 +67,10 @@ REDUCE = Meaning(scales.reduce, PIECES, path_rules.sum_paths, stretch_rules.sum_
 BOUND = Meaning(scales.one_sided, PIECES, path_rules.one_sided, stretch_rules.entrywise)
 COMPARE = Meaning(scales.compare, PIECES)
 MATRIX = Meaning(scales.matrix_product, PRODUCT, path_rules.matrix_product, stretch_rules.matrix_product)
+MULTIPLY = Meaning(
+    scales.multiply, PRODUCT, path_rules.scale, stretch_rules.scale, takes_vectors=True, multiplies=True,
+    writes_safely=True,
+)  # fmt: skip
 NORMALISE = Meaning(takes_vectors=True)  # a wall with a scale and a shift of its own
 
 
@@ -72,11 +78,9 @@ def _each(names: str, meaning: Meaning) -> dict[str, Meaning]:
     return dict.fromkeys(names.split(), meaning)
 
 
-def _bends(**slopes: float) -> dict[str, Meaning]:
-    """Smooth activations by their largest slope."""
-    return {name: replace(BEND, slope=slope) for name, slope in slopes.items()}
-
-
+# Smooth activations by their largest slope. That of gelu is 1.1289, at √2; a little more where it is approximated.
+SLOPES = dict.fromkeys(("tanh", "softplus", "softsign", "log_sigmoid", "sin", "cos", "tanhshrink"), 1.0)
+SLOPES |= {"sigmoid": 0.25, "gelu": 1.13, "silu": 1.1}
 _DIMENSIONS = ("1d", "2d", "3d")
 
 TABLE: dict[str, Meaning] = {
@@ -103,64 +107,20 @@ TABLE: dict[str, Meaning] = {
     **_each("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout", SAME),
     **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
     **_each("to float double half bfloat16 type type_as cpu cuda", CAST),
-    **_each("leaky_relu", replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky)),
-    **_each(
-        "prelu",
-        replace(
-            KEEP,
-            scale=scales.prelu,
-            linear=PRODUCT,
-            paths=path_rules.leaky,
-            stretch=stretch_rules.leaky,
-            takes_vectors=True,
-            writes_safely=False,
-        ),
-    ),
+    **_each("leaky_relu", LEAKY),
+    **_each("prelu", replace(LEAKY, scale=scales.prelu, linear=PRODUCT, takes_vectors=True, writes_safely=False)),
     **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
     **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),
     **_each("relu6 hardtanh", replace(BEND, linear=PIECES, slope=1.0, writes_safely=True)),
     **_each("softshrink hardshrink", replace(BEND, linear=PIECES)),
-    **_bends(
-        tanh=1.0,
-        sigmoid=0.25,
-        softplus=1.0,
-        softsign=1.0,
-        log_sigmoid=1.0,
-        gelu=1.13,  # 1.1289 at the square root of 2; a little more where it is approximated
-        silu=1.1,
-        sin=1.0,
-        cos=1.0,
-        tanhshrink=1.0,
-    ),
+    **{name: replace(BEND, slope=slope) for name, slope in SLOPES.items()},
     **_each("elu selu celu mish exp expm1 log log1p sqrt rsqrt square pow rpow rdiv reciprocal erf", BEND),
     **_each("sign", replace(BEND, linear=PIECES)),
     **_each("add sub", ADD),
     **_each("maximum minimum fmax fmin", EXTREME),
     **_each("where", replace(EXTREME, scale=scales.where, paths=None, stretch=None)),
-    **_each(
-        "mul",
-        Meaning(
-            scales.multiply,
-            PRODUCT,
-            path_rules.scale,
-            stretch_rules.scale,
-            takes_vectors=True,
-            multiplies=True,
-            writes_safely=True,
-        ),
-    ),
-    **_each(
-        "div",
-        Meaning(
-            scales.divide,
-            RATIO,
-            path_rules.scale,
-            stretch_rules.scale,
-            takes_vectors=True,
-            multiplies=True,
-            writes_safely=True,
-        ),
-    ),
+    **_each("mul", MULTIPLY),
+    **_each("div", replace(MULTIPLY, scale=scales.divide, linear=RATIO)),
     **_each("sum mean", REDUCE),
     **_each("amax amin max min", replace(REDUCE, paths=path_rules.maximum, stretch=stretch_rules.maximum)),
     **_each("gt lt ge le eq ne", COMPARE),
@@ -220,11 +180,11 @@ class Linearity:
         total = 0
         for mask in masks:
             total |= mask
-        if not outcomes or not total or self._is_constant(op):
-            for tensor in outcomes:
-                self._kept.append(tensor)
+        meaning = TABLE.get(op.name)
+        if not outcomes or not total or op.name in _CUTS or (meaning is not None and meaning.creates):
+            self._kept += outcomes
             return result
-        self._judge(op, masks, total)
+        self._judge(op, meaning, masks, total)
         for tensor in outcomes:
             self._add(tensor, total)
         return result
@@ -251,13 +211,8 @@ class Linearity:
             self._taint(sum(self._bits.values()), "torch.func.vmap hides what is computed")
             return -1
 
-    def _is_constant(self, op: Operation) -> bool:
-        meaning = TABLE.get(op.name)
-        return op.name in _CUTS or (meaning is not None and meaning.creates)
-
-    def _judge(self, op: Operation, masks: list[int], total: int) -> None:
+    def _judge(self, op: Operation, meaning: Meaning | None, masks: list[int], total: int) -> None:
         """Mark the parameters in which this operation is not piecewise linear."""
-        meaning = TABLE.get(op.name)
         linear = "" if meaning is None else meaning.linear
         if op.name == "batch_norm" and op.named(*NORM_ORDER).get("training"):
             linear = ""
@@ -281,19 +236,7 @@ class Linearity:
                 self.curved.setdefault(name, reason)
 
 
-_CHOOSING = (
-    "item",
-    "tolist",
-    "bool",
-    "int",
-    "float",
-    "index",
-    "numpy",
-    "nonzero",
-    "argwhere",
-    "masked_select",
-    "unique",
-)
+_CHOOSING = (*TO_PYTHON, "nonzero", "argwhere", "masked_select", "unique")
 _INDEXED = ("getitem", "setitem", "index_select", "index_add", "index_put", "index_copy", "take", "masked_scatter")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.products import LAYER_CALLS, norm_as_affine
+from flatscope.network.products import LAYER_CALLS, norm_as_affine, per_axis
 from flatscope.network.program import Operation, with_tensors
 
 
@@ -218,10 +218,7 @@ def max_pool(paths: Paths, op: Operation) -> tuple[Any, float]:
     if paths.pooling == "max":
         return result, paths.log_scale(x)
     pooled = result if isinstance(result, Tensor) else result[0]
-    if op.name.startswith("adaptive"):
-        summed = along_axes(x, [(matrix > 0).to(x) for matrix in adaptive_matrices(x, pooled, spatial_axes(op))])
-    else:
-        summed = window_sums(x, pooled.shape, **pool_arguments(op))
+    summed = window_sums(x, pooled, op)
     return summed if isinstance(result, Tensor) else (summed, *result[1:]), paths.log_scale(x)
 
 
@@ -235,12 +232,9 @@ def average_pool(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     if paths.p == 1:
         return pooled, paths.log_scale(x)
     ones = torch.ones_like(x)
-    averages = op.function(**{**op.named("input", *_AVERAGE_ORDER), "input": ones})
-    divisors = window_sums(ones, pooled.shape, **pool_arguments(op)) / averages
+    averages = op.function(**{**op.named(*_ORDERS["avg"]), "input": ones})
+    divisors = window_sums(ones, pooled, op) / averages
     return pooled * divisors.pow(1 - paths.p), paths.log_scale(x)
-
-
-_AVERAGE_ORDER = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
 
 def interpolate(paths: Paths, op: Operation) -> tuple[Tensor, float]:
@@ -292,38 +286,23 @@ def spatial_axes(op: Operation) -> int:
     return next(int(mark) for mark in op.name if mark in "123")
 
 
-def pool_arguments(op: Operation) -> dict[str, list[int]]:
-    """Kernel, stride, padding and dilation of a pool, one number per axis."""
-    given = op.named(*_ORDERS["avg" if "avg" in op.name else "max"])
+def window_sums(x: Tensor, pooled: Tensor, op: Operation) -> Tensor:
+    """Sum over each window of a pool with this result; what was padded counts as zero."""
     n = spatial_axes(op)
-    kernel = _per_axis(given["kernel_size"], n)
-    stride = given.get("stride")
-    return {
-        "kernel": kernel,
-        "stride": kernel if stride is None or stride == [] or stride == () else _per_axis(stride, n),
-        "padding": _per_axis(given.get("padding", 0), n),
-        "dilation": _per_axis(given.get("dilation", 1), n),
-    }
-
-
-def _per_axis(value: Any, n: int) -> list[int]:
-    values = [int(v) for v in value] if isinstance(value, tuple | list) else [int(value)]
-    return values * n if len(values) == 1 else values
-
-
-def window_sums(
-    x: Tensor, shape: torch.Size, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    """Sum over each window of a pool whose result has that shape; what was padded counts as zero."""
-    n = len(kernel)
+    if op.name.startswith("adaptive"):
+        return along_axes(x, [(matrix > 0).to(x) for matrix in adaptive_matrices(x, pooled, n)])
+    given = op.named(*_ORDERS["avg" if "avg" in op.name else "max"])
+    kernel, stride = per_axis(given["kernel_size"], n), given.get("stride")
+    stride = kernel if stride is None or stride == [] or stride == () else per_axis(stride, n)
+    padding, dilation = per_axis(given.get("padding", 0), n), per_axis(given.get("dilation", 1), n)
     flat = x.reshape(-1, 1, *x.shape[-n:])  # (channels of all samples, 1, *axes)
     padded: list[int] = []
     for axis in reversed(range(n)):  # `pad` starts with the last axis
-        reached = (shape[axis - n] - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1
+        reached = (pooled.shape[axis - n] - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1
         padded += [padding[axis], reached - padding[axis] - x.shape[axis - n]]  # the last may cut: floor or ceil mode
     convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[n - 1]
     ones = torch.ones(1, 1, *kernel, dtype=x.dtype, device=x.device)
-    return convolve(functional.pad(flat, padded), ones, stride=stride, dilation=dilation).reshape(shape)
+    return convolve(functional.pad(flat, padded), ones, stride=stride, dilation=dilation).reshape(pooled.shape)
 
 
 def adaptive_matrices(x: Tensor, pooled: Tensor, n: int) -> list[Tensor]:

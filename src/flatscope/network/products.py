@@ -33,6 +33,12 @@ LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
 PRODUCTS = frozenset((*LAYER_CALLS, "matmul", "getitem", "index_select"))
 
 
+def per_axis(value: Any, axes: int) -> list[int]:
+    """A setting of a convolution or pool for each axis, given once for all or one by one."""
+    values = list(value) if isinstance(value, tuple | list) else [value]
+    return [int(size) for size in values] * (axes if len(values) == 1 else 1)
+
+
 def norm_as_affine(op: Operation) -> tuple[Tensor, Tensor] | None:
     """Scale and shift per channel, float64, of a BatchNorm in eval mode; None where it has no running statistics."""
     given = op.named(*NORM_ORDER)

@@ -26,29 +26,19 @@ from flatscope.guards import own_settings, running_model
 from flatscope.params import Params
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
-_REVERSED_OR_INPLACE = {
-    "radd": "add",
-    "iadd": "add",
-    "rsub": "sub",
-    "isub": "sub",
-    "rmul": "mul",
-    "imul": "mul",
-    "idiv": "div",
-    "truediv": "div",
-    "itruediv": "div",
-    "rtruediv": "rdiv",
-    "rmatmul": "matmul",
-    "imatmul": "matmul",
-    "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
-    "subtract": "sub",
-    "concat": "cat",
-    "concatenate": "cat",
-    "clip": "clamp",
-    "negative": "neg",
-    "absolute": "abs",
+_SPELLINGS = {
+    "add": "radd iadd",
+    "sub": "rsub isub subtract",
+    "mul": "rmul imul multiply",
+    "div": "idiv truediv itruediv divide true_divide",
+    "rdiv": "rtruediv",
+    "matmul": "rmatmul imatmul",
+    "cat": "concat concatenate",
+    "clamp": "clip",
+    "neg": "negative",
+    "abs": "absolute",
 }
+_PLAIN_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 _IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
 
 
@@ -114,24 +104,17 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
             handle.remove()
 
 
-@contextmanager
-def watched(rule: Rule, stack: list[str] | None = None) -> Iterator[None]:
+class watched(TorchFunctionMode):  # noqa: N801  used as a function
     """Inside the block every torch function is handed to the rule, which gives its result.
 
     Args:
         rule: what it calls itself is not watched.
         stack: names of the modules whose forward is running, innermost last, where somebody keeps them.
     """
-    with _Watch(rule, stack or [""]):
-        yield
 
-
-class _Watch(TorchFunctionMode):
-    """Hands every torch function to the rule. The only mode of its kind in the package."""
-
-    def __init__(self, rule: Rule, stack: list[str]) -> None:
+    def __init__(self, rule: Rule, stack: list[str] | None = None) -> None:
         super().__init__()
-        self._rule, self._stack = rule, stack
+        self._rule, self._stack = rule, stack or [""]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -157,7 +140,7 @@ def _plain_name(function: Callable[..., Any]) -> str:
     if name == "__get__":  # an attribute such as x.T or x.shape
         name = function.__self__.__name__  # type: ignore[attr-defined]
     name = name.partition(".")[0].strip("_")  # torch.ops.aten.mul.Tensor is a mul
-    return _REVERSED_OR_INPLACE.get(name, name)
+    return _PLAIN_NAMES.get(name, name)
 
 
 def is_in_place(op: Operation) -> bool:

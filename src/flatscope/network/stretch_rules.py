@@ -17,7 +17,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
-from flatscope.network.path_rules import adaptive_matrices, along_axes, pool_arguments, spatial_axes, window_sums
+from flatscope.network.path_rules import window_sums
 from flatscope.network.products import LAYER_CALLS, norm_as_affine
 from flatscope.network.program import Operation, tensors_in, with_tensors
 
@@ -159,12 +159,7 @@ def max_pool(known: Stretches, op: Operation, signals: list[Tensor], result: Any
     pooled = result if isinstance(result, Tensor) else result[0]
     with torch.enable_grad():
         x.requires_grad_()
-        if op.name.startswith("adaptive"):
-            matrices = adaptive_matrices(x, pooled, spatial_axes(op))
-            windows = along_axes(x, [(matrix > 0).to(x) for matrix in matrices])
-        else:
-            windows = window_sums(x, pooled.shape, **pool_arguments(op))
-        shared = torch.autograd.grad(windows.sum(), x)[0]
+        shared = torch.autograd.grad(window_sums(x, pooled, op).sum(), x)[0]
     return _one(known, op, signals) + safe_log(float(shared.max())) / 2
 
 

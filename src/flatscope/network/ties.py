@@ -53,6 +53,11 @@ class Ties:
         """The set of `label` may not move; the first reason stays."""
         self.reasons.setdefault(self.find(label), why)
 
+    def fix_all(self, labels: Tensor, why: str) -> None:
+        """The sets of all these labels may not move, those of zeros and constants aside."""
+        for label in torch.unique(labels[labels > CONSTANT]).tolist():
+            self.fix(int(label), why)
+
     def join(self, left: int, right: int, why: str, power: int = 1) -> None:
         """Make one set of two, with one scale or (power -1) inverse ones; joined to the constants a set is fixed."""
         power *= self.power(left) * self.power(right)
@@ -114,20 +119,18 @@ class Labels:
         self.unit.add(n)
         return torch.arange(start, start + n).double()
 
-    def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True, unit: bool = True) -> Tensor:
+    def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True) -> Tensor:
         """Tie two label tensors entry by entry (broadcast); returns the labels of the result."""
-        left, right = left + torch.zeros_like(right), right + torch.zeros_like(left)  # broadcast
-        for one, other in _different_pairs(left, right):
-            if scale:
-                self.scale.join(one, other, why)
-            if unit:
+        for one, other in _pairs(left, right):
+            if one != other:
                 self.unit.join(one, other, why)
+                if scale:
+                    self.scale.join(one, other, why)
         return torch.where((left == ZERO) | ((left == CONSTANT) & (right != ZERO)), right, left)
 
     def oppose(self, left: Tensor, right: Tensor, why: str) -> None:
         """Two factors whose product may not change: the scale of one is the inverse of the other's, entry by entry."""
-        left, right = left + torch.zeros_like(right), right + torch.zeros_like(left)  # broadcast
-        for one, other in _pairs(left, right, (left != ZERO) & (right != ZERO)):
+        for one, other in _pairs(left, right):
             self.scale.join(one, other, why, power=-1)
 
     def tie_over(self, labels: Tensor, dims: tuple[int, ...], why: str) -> Tensor:
@@ -140,34 +143,26 @@ class Labels:
 
     def fix_scale(self, labels: Tensor, why: str) -> None:
         """What these entries belong to cannot be rescaled."""
-        self._fix(self.scale, labels, why)
+        self.scale.fix_all(labels, why)
 
     def pin_units(self, labels: Tensor, why: str) -> None:
         """What these entries belong to cannot change places."""
-        self._fix(self.unit, labels, why)
+        self.unit.fix_all(labels, why)
 
     def wall(self, labels: Tensor, why: str) -> None:
         """Neither rescaled nor permuted."""
         self.fix_scale(labels, why)
         self.pin_units(labels, why)
 
-    @staticmethod
-    def _fix(ties: Ties, labels: Tensor, why: str) -> None:
-        for label in torch.unique(labels[labels > CONSTANT]).tolist():
-            ties.fix(int(label), why)
-
     def wall_everything(self, why: str) -> None:
         """An operation that could not be followed may have used any of the labels so far."""
         self.wall(torch.arange(len(self.scale)), why)
 
 
-def _different_pairs(left: Tensor, right: Tensor) -> list[tuple[int, int]]:
-    """The distinct pairs of unequal labels, zeros left out."""
-    return _pairs(left, right, (left != right) & (left != ZERO) & (right != ZERO))
-
-
-def _pairs(left: Tensor, right: Tensor, chosen: Tensor) -> list[tuple[int, int]]:
-    """The distinct pairs of labels at the chosen entries."""
+def _pairs(left: Tensor, right: Tensor) -> list[tuple[int, int]]:
+    """The distinct pairs of labels at the same entries (broadcast), zeros left out."""
+    left, right = torch.broadcast_tensors(left, right)  # type: ignore[no-untyped-call]
+    chosen = (left != ZERO) & (right != ZERO)
     if not chosen.any():
         return []
     base = int(max(left.max(), right.max())) + 1

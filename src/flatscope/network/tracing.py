@@ -157,18 +157,22 @@ class _Tracer:
         name = self._names.get(id(weight))
         if name is None or (bias is not None and id(bias) not in self._names):
             return self._constant_map(step, kind, given, channels, axis), sources
-        record = self.layers.get(name)
-        if record is None:
-            n_out = weight.shape[1] * given.get("groups", 1) if kind == "transposed" else weight.shape[0]
-            groups = weight.shape[0] if kind == "batchnorm" else int(given.get("groups", 1))
-            record = LayerRecord(layer_name(name, self._modules), name, kind, groups, channels, self.book.fresh(n_out))
-            self.layers[name] = record
-        record.use(self.book, channels, sources, self._names.get(id(bias)), int(given.get("groups", 1)), kind)
+        groups = weight.shape[0] if kind == "batchnorm" else int(given.get("groups", 1))
+        n_out = weight.shape[1] * groups if kind == "transposed" else weight.shape[0]
+        record = self._record(name, kind, groups, channels, n_out)
+        record.use(self.book, channels, sources, self._names.get(id(bias)), groups, kind)
         if record.kind != kind:  # used in two ways: everything about it is fixed
             return _fixed(step.result), frozenset({record.name})
         if record.depthwise:  # no scale is shared across it, but its channels change places only together
             self.book.tie(channels, record.outputs, step.op.place, scale=False)
         return _along(step, record.outputs, axis), frozenset({record.name})
+
+    def _record(self, name: str, kind: str, groups: int, inputs: Tensor, n_out: int) -> LayerRecord:
+        """The layer of a weight; a new one where it was not met before."""
+        if name not in self.layers:
+            made = LayerRecord(layer_name(name, self._modules), name, kind, groups, inputs, self.book.fresh(n_out))
+            self.layers[name] = made
+        return self.layers[name]
 
     def _added_bias(self, step: Step) -> Tensor | None:
         """A parameter added to what a layer gives, one number per unit, is a bias in other words."""
@@ -212,12 +216,8 @@ class _Tracer:
         else:
             return None
         self.book.wall(labels, step.op.place)
-        record = self.layers.get(scale)
-        if record is None:
-            n = self._weights.named[scale].numel()
-            fixed = torch.full((n,), float(CONSTANT), dtype=torch.float64)
-            record = LayerRecord(layer_name(scale, self._modules), scale, "norm", n, fixed, self.book.fresh(n))
-            self.layers[scale] = record
+        n = self._weights.named[scale].numel()
+        record = self._record(scale, "norm", n, _fixed_labels(n), n)
         record.use(self.book, record.inputs, (), shift, record.groups, "norm")
         return record.outputs[place].clone() if record.kind == "norm" else _fixed(step.result)
 
@@ -226,13 +226,8 @@ class _Tracer:
         name = self._names.get(id(weight))
         if name is None or step.op.named("input", "weight", "padding_idx", "max_norm").get("max_norm"):
             return _fixed(step.result), sources
-        record = self.layers.get(name)
-        rows = torch.full((weight.shape[0],), float(CONSTANT), dtype=torch.float64)
-        if record is None:
-            record = LayerRecord(
-                layer_name(name, self._modules), name, "lookup", 1, rows, self.book.fresh(weight.shape[1])
-            )
-            self.layers[name] = record
+        rows = _fixed_labels(weight.shape[0])
+        record = self._record(name, "lookup", 1, rows, weight.shape[1])
         record.use(self.book, rows, sources, None, 1, "lookup")
         if record.kind != "lookup":
             return _fixed(step.result), frozenset({record.name})
@@ -285,7 +280,11 @@ class _Tracer:
 
 def _fixed(tensor: Tensor) -> Tensor:
     """Labels of a tensor that nothing may rescale."""
-    return torch.full(tensor.shape, float(CONSTANT), dtype=torch.float64)
+    return _fixed_labels(*tensor.shape)
+
+
+def _fixed_labels(*shape: int) -> Tensor:
+    return torch.full(shape, float(CONSTANT), dtype=torch.float64)
 
 
 def _along(step: Step, labels: Tensor, axis: int) -> Tensor:

@@ -34,7 +34,6 @@ class WeightPlan:
     # name of the new parameter for each weight or bias that is a view or computed
     acting: dict[Key, str] = field(default_factory=dict)
     absorbed: frozenset[str] = frozenset()  # the parameters that only these are made of
-    expands: bool = True  # whether composite functions are written out
     skipped: frozenset[str] = frozenset()  # running means of the BatchNorms that were folded away
     # running means of those that became layers, with the names of weight and bias
     affine: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -72,15 +71,13 @@ class Weights:
         if op.name == "setitem" or is_in_place(op):
             self._forget_written(op)
         meaning = TABLE.get(op.name)
-        sources = [Source(frozenset())] if meaning is not None and meaning.creates else []
-        if not sources:
-            for tensor in op.tensors:
-                known = self._known.get(id(tensor))
-                if known is None:
-                    return
-                sources.append(known[1])
-        params = frozenset().union(*(source.params for source in sources))
-        first = sources[0].view if len({source.view for source in sources}) == 1 and sources else None
+        created = meaning is not None and meaning.creates
+        sources = [Source(frozenset())] if created else [self.source(tensor) for tensor in op.tensors]
+        if None in sources:
+            return
+        params = frozenset().union(*(source.params for source in sources if source))
+        views = {source.view for source in sources if source}
+        first = views.pop() if len(views) == 1 else None
         for tensor in tensors_in(result):
             if id(tensor) not in self._known:
                 view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
@@ -142,7 +139,7 @@ class Writer:
 
     def follow(self, op: Operation) -> Any:
         """Run one operation."""
-        if op.name in EXPANSIONS and self.plan.expands:
+        if op.name in EXPANSIONS:
             with written_out(op.name), watched(self.follow, [op.module]):
                 result = EXPANSIONS[op.name](*op.args, **op.kwargs)
             if result is not NotImplemented:

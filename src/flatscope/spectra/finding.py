@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
 from flatscope.context import Context, make_effort
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
+from flatscope.curvature.products import curvature_operator
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
@@ -172,15 +172,12 @@ def spectral_density(
     )
 
 
-KINDS: dict[str, Callable[..., CurvatureOperator]] = {"hessian": Hessian, "gauss_newton": GaussNewton}
-
-
 def _operator(
     problem: Problem, layer: str | None, curvature: str, seed: int, memory: int | str | None
 ) -> tuple[Context, CurvatureOperator]:
     effort = make_effort(curvature=curvature, memory=memory)
     ctx = Context(problem, seed=seed, effort=effort)
-    return ctx, KINDS[curvature](*_place(ctx, layer))
+    return ctx, curvature_operator(*_place(ctx, layer))
 
 
 def _place(ctx: Context, layer: str | None) -> tuple[Context, list[str] | None]:

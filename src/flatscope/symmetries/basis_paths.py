@@ -85,15 +85,25 @@ class PathCoordinates:
 
     def gain(self, name: str) -> Tensor:
         """1 / (S(h) P(t)) for the entries of a parameter, to be broadcast over it: weight per value, float64."""
-        block, value = self._by_name[name], self.params[name]
+        block = self._by_name[name]
+        logs, signs = (
+            self._at(block, of_suffix, of_prefix)
+            for of_suffix, of_prefix in ((self.suffix.log, self.prefix.log), (self.suffix.sign, self.prefix.sign))
+        )
+        return (signs[0] * signs[1] * (-logs[0] - logs[1]).exp()).to(self.params[name].device)
+
+    def _at(self, block: Block, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers by class at the output and the input of a parameter's entries, to be broadcast over it.
+
+        Where there is no such side (the input of a bias, a parameter that is no edge) that of the ground.
+        """
         if block.layer is None:
-            return torch.ones((), dtype=torch.float64, device=value.device)
-        outputs, inputs = (block.layer.outputs, block.layer.inputs)
-        log, sign = -self.suffix.log[outputs], self.suffix.sign[outputs]
-        if not block.is_bias:
-            into, out_of = block.layer.entry_channels(value.shape)
-            log, sign = log[into] - self.prefix.log[inputs][out_of], sign[into] * self.prefix.sign[inputs][out_of]
-        return (sign * log.exp()).to(value.device)
+            return outputs[0], inputs[0]
+        written, read = outputs[block.layer.outputs.to(outputs.device)], inputs[block.layer.inputs.to(inputs.device)]
+        if block.is_bias:
+            return written, inputs[0]
+        into, out_of = block.layer.entry_channels(self.params[block.name].shape)
+        return written[into.to(outputs.device)], read[out_of.to(inputs.device)]
 
     def is_frozen(self, name: str) -> Tensor:
         """Which entries of a parameter are held fixed, in its shape."""
@@ -138,15 +148,8 @@ class PathCoordinates:
         p, s = self._products(params, self.prefix), self._products(params, self.suffix)
         found = {}
         for block in self.blocks:
-            value = params[block.name].double()
-            if block.layer is not None:
-                outputs = s[block.layer.outputs.to(s.device)]
-                if block.is_bias:
-                    value = value * outputs
-                else:
-                    into, out_of = (index.to(s.device) for index in block.layer.entry_channels(value.shape))
-                    value = outputs[into] * value * p[block.layer.inputs.to(s.device)][out_of]
-            found[block.name] = value
+            after, before = self._at(block, s, p)
+            found[block.name] = after * params[block.name].double() * before
         return self.join(found)
 
     @own_settings()
@@ -164,16 +167,13 @@ class PathCoordinates:
         held = torch.where(self.held_by_input.to(ratio.device), 1 / ratio, torch.ones_like(ratio))  # a factor c(u)
         result = dict(self.params)
         for block in self.blocks:
-            reference, value = self.params[block.name], scaled[block.name]
-            if block.layer is not None and block.is_bias:
-                value = value * held[block.layer.outputs.to(ratio.device)]
-            elif block.layer is not None:
-                into, out_of = (index.to(ratio.device) for index in block.layer.entry_channels(reference.shape))
-                reads = block.layer.inputs.to(ratio.device)
-                free = (value / ratio[reads][out_of]).to(reference.dtype)
-                value = torch.where(self.is_frozen(block.name), reference, free) if len(block.frozen) else free
-                if bool(self.held_by_input.any()):
-                    value = value * held[block.layer.outputs.to(ratio.device)][into] / held[reads][out_of]
+            reference = self.params[block.name]
+            value = scaled[block.name] / self._at(block, ratio, ratio)[1]
+            if len(block.frozen):
+                value = torch.where(self.is_frozen(block.name), reference, value)
+            if bool(self.held_by_input.any()):
+                written, read = self._at(block, held, held)
+                value = value * written / read
             result[block.name] = value.to(reference.dtype)
         return result
 

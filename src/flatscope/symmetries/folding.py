@@ -224,8 +224,8 @@ def _fold_backward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
     maker = uses.made_by.get(origin)
     if maker is None or len(uses.read_by[origin]) != 1:
         return False
-    layer = _own_layer(model, maker, uses)
-    if layer is None or norm.entering.ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
+    layer = _own_layer(model, maker, uses, norm)
+    if layer is None:
         return False
     weight, bias = layer.weight.double(), _bias(layer)
     outputs, _ = _channels(layer)
@@ -239,12 +239,10 @@ def _fold_forward(model: nn.Module, norm: _Norm, uses: _Uses) -> bool:
         return False
     result = next((made for made, op in uses.made_by.items() if op is norm.call), None)
     readers = uses.read_by.get(result, []) if result is not None else []
-    layers = [None if reader is None else _own_layer(model, reader, uses) for reader in readers]
+    layers = [None if reader is None else _own_layer(model, reader, uses, norm) for reader in readers]
     scale, shift = norm.scale, norm.shift
     for layer, reader in zip(layers, readers, strict=True):
         if layer is None or reader is None or uses.identity(reader.named("input")["input"]) != result:
-            return False
-        if norm.entering.ndim != (2 if isinstance(layer, nn.Linear) else layer.weight.ndim):
             return False
         if isinstance(layer, Convolution) and bool((shift != 0).any()) and not _sees_no_padding(layer):
             return False
@@ -265,8 +263,11 @@ def _sees_no_padding(layer: nn.Module) -> bool:
     return none and not getattr(layer, "transposed", False)
 
 
-def _own_layer(model: nn.Module, op: Operation, uses: _Uses) -> nn.Linear | Convolution | None:
-    """The layer module that makes this call with its own plain weight, which nothing else uses."""
+def _own_layer(model: nn.Module, op: Operation, uses: _Uses, norm: _Norm) -> nn.Linear | Convolution | None:
+    """The layer module that makes this call with its own plain weight, which nothing else uses.
+
+    Its channels must stand on the axis that the BatchNorm scales.
+    """
     if op.name not in LAYER_CALLS or op.name == "batch_norm" or uses.only_call(op.module) is not op:
         return None
     layer = model.get_submodule(op.module)
@@ -277,7 +278,7 @@ def _own_layer(model: nn.Module, op: Operation, uses: _Uses) -> nn.Linear | Conv
         value = layer._parameters.get(name)
         if value is not given.get(name) or (value is not None and len(uses.read_by[id(value)]) != 1):
             return None
-    return layer
+    return layer if norm.entering.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim) else None
 
 
 def _channels(layer: nn.Linear | Convolution) -> tuple[Tensor, Tensor]:

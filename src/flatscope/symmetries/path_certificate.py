@@ -22,7 +22,6 @@ from flatscope.errors import NotApplicable
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, replay, tensors_in, with_tensors
-from flatscope.network.units import GraphLayer
 from flatscope.params import copied
 from flatscope.samples import Inputs, moved
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -45,11 +44,14 @@ class ActivationCertificate:
             name, what = next(iter(coordinates.graph.unfollowed.items()))
             raise NotApplicable(f"needs a network of layers and ReLUs; {name} is used by {what}")
         self._model = copied(model).double().eval()
-        self._coordinates = coordinates
         double = {name: value.double() for name, value in coordinates.params.items()}
         suffixes = coordinates.suffix.log[1:].exp()
-        self._params = rescaled_params(coordinates.graph, double, suffixes)
-        self._layers = {layer.weight: layer for layer in coordinates.graph.layers}
+        self.params = rescaled_params(coordinates.graph, double, suffixes)
+        self.layers = {layer.weight: layer for layer in coordinates.graph.layers}
+        self.free = {name: (~coordinates.is_frozen(name)).double() for name in self.layers}
+        # |P(u)| with suffixes ±1; infinite for the ground, whose outgoing weights are not divided by a value.
+        ground = torch.tensor([torch.inf], dtype=torch.float64)
+        self.prefixes = torch.cat([ground, coordinates.unit_values])
         self.limit = coordinates.nearest_pole
 
     def worst(self, inputs: Inputs, epsilon: float) -> float:
@@ -57,10 +59,10 @@ class ActivationCertificate:
 
         A convex function of ε < `limit` that vanishes at 0.
         """
-        device = next(iter(self._params.values())).device
-        run = _Run(self._params, self._layers, self._prefixes(), self._free(), epsilon)
+        device = next(iter(self.params.values())).device
+        run = _Run(self, epsilon)
         with torch.no_grad():
-            replay(self._model, moved(inputs, device, torch.float64), run.follow, self._params)
+            replay(self._model, moved(inputs, device, torch.float64), run.follow, self.params)
         if not run.states:
             raise NotApplicable("needs a network with ReLUs; this one has none")
         return run.worst
@@ -88,27 +90,13 @@ class ActivationCertificate:
                 at_high, runs = self.worst(inputs, high), runs + 1
         return low, runs
 
-    def _prefixes(self) -> Tensor:
-        """|P(u)| with suffixes ±1; infinite for the ground, whose outgoing weights are not divided by a value."""
-        return torch.cat([torch.tensor([torch.inf], dtype=torch.float64), self._coordinates.unit_values])
-
-    def _free(self) -> dict[str, Tensor]:
-        return {name: (~self._coordinates.is_frozen(name)).double() for name in self._layers}
-
 
 class _Run:
     """One forward pass with a bound beside every tensor; tensors without one do not move."""
 
-    def __init__(
-        self,
-        params: dict[str, Tensor],
-        layers: dict[str, GraphLayer],
-        prefixes: Tensor,
-        free: dict[str, Tensor],
-        epsilon: float,
-    ) -> None:
-        self._names = {id(value): name for name, value in params.items()}
-        self._layers, self._prefixes, self._free, self._epsilon = layers, prefixes, free, epsilon
+    def __init__(self, of: ActivationCertificate, epsilon: float) -> None:
+        self._of, self._epsilon = of, epsilon
+        self._names = {id(value): name for name, value in of.params.items()}
         self._bounds: dict[int, tuple[Tensor, Tensor]] = {}  # the tensor is kept so that its identity is not reused
         self.worst, self.states = 0.0, 0
 
@@ -141,15 +129,15 @@ class _Run:
             raise NotApplicable(f"needs inputs of real numbers; {op.place} looks words up in a table")
         given = op.named(*order)
         weight, signal, bias = given["weight"], given["input"], given.get("bias")
-        layer = self._layers.get(self._names.get(id(weight), ""))
+        layer = self._of.layers.get(self._names.get(id(weight), ""))
         if layer is None:
             raise NotApplicable(f"needs a network of layers and ReLUs; the weight of {op.place} is computed")
         shape = [1] * signal.ndim
         shape[signal.ndim - 1 if kind == "dense" else signal.ndim - (weight.ndim - 1)] = -1
-        prefix = self._prefixes.to(weight.device)[layer.inputs.to(weight.device)].reshape(shape)
+        prefix = self._of.prefixes.to(weight.device)[layer.inputs.to(weight.device)].reshape(shape)
         per_value = torch.where(prefix.isinf(), 1.0, 1 / (prefix - self._epsilon))
         relative = self._epsilon / (prefix - self._epsilon)  # 0 for the ground
-        bound, free = self._bound(signal), self._free[layer.weight]
+        bound, free = self._bound(signal), self._of.free[layer.weight]
         reach = signal.abs() + bound
 
         def apply(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, NotApplicable
@@ -235,24 +238,14 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
 
 def _layer_groups(graph: Graph) -> list[list[int]]:
     """Classes joined until every weight matrix is multiplied by one number; groups with a fixed unit drop out."""
-    group = list(range(graph.n_classes + 1))
-
-    def find(number: int) -> int:
-        while group[number] != number:
-            number = group[number]
-        return number
-
-    for layer in graph.layers:
-        for classes in (layer.outputs, layer.inputs):
-            roots = {find(number) for number in classes.tolist()}
-            for root in roots:
-                group[root] = min(roots)
+    sides = [classes for layer in graph.layers for classes in (layer.outputs, layer.inputs)]
+    pairs = torch.cat([torch.stack([classes[:-1], classes[1:]]) for classes in sides], dim=1).numpy()
+    joined = coo_array((np.ones(pairs.shape[1]), pairs), shape=(graph.n_classes + 1,) * 2)
+    labels = connected_components(joined, directed=False)[1].tolist()
     members: dict[int, list[int]] = {}
-    for number in range(1, graph.n_classes + 1):
-        root = find(number)
-        if root != 0:
-            members.setdefault(root, []).append(number)
-    return list(members.values())
+    for number, label in enumerate(labels):
+        members.setdefault(label, []).append(number)
+    return [group for label, group in members.items() if label != labels[0]]
 
 
 def with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
