@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
 from flatscope.params import Params, count, on_stacked
+from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
+from flatscope.stopping import Draws, draw_until_precise, out_of_time, pair_means
 
 STACKED = 16
 STACK_BYTES = 256 * 2**20
@@ -24,6 +29,8 @@ KEPT_BYTES = 2**30
 FEW_SAMPLES = 64
 TOGETHER = 4096  # samples times networks in one call
 
+# Of measures that move the weights and look at the training loss.
+measure_of_moves = partial(measure, direction="lower", cost="long", exact=False, on_folded=True, falls_with_loss=True)
 Evaluate = Callable[[Params], tuple[Tensor, Params]]
 Move = Callable[[Params], Params]
 
@@ -45,6 +52,25 @@ def blocks_of_losses(ctx: Context, perturbations: Iterable[Params]) -> Iterator[
     while block := list(islice(source, _width(ctx))):
         stacked = {name: torch.stack([perturbation[name] for perturbation in block]) for name in block[0]}
         yield _streamed(ctx, stacked, with_gradients=False)[0]
+
+
+def refuse_unless_pairs(draws: int) -> None:
+    """Raise where draws do not come in two pairs or more, each a perturbation and its mirror image."""
+    if draws % 2 or draws < 4:
+        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+
+
+def mirrored_rises(ctx: Context, perturbations: Iterable[Params], draws: int) -> Draws:
+    """Rise of the training loss, mean of a perturbation and its mirror image, which follows it, until precise enough.
+
+    Args:
+        ctx: the point w.
+        perturbations: as in `perturbed_losses`.
+        draws: the most of them.
+    """
+    loss = ctx.scores().loss
+    means = pair_means(blocks_of_losses(ctx, perturbations))
+    return draw_until_precise(ctx, (block - loss for block in means), draws // 2)
 
 
 def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
@@ -95,25 +121,35 @@ class Ascent:
         return f"the last step added {max(0.0, self.highest - self.before) / rise:.1g} of it{ended}"
 
 
-def ascend(
-    evaluate: Evaluate,
-    starts: Params,
-    climb: Move,
-    project: Move,
-    sizes: Sequence[float],
-    late: Callable[[], bool] = bool,
-) -> Ascent:
+def found_rise(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
+    """The rise from the loss at the weights themselves, which lie in the set: never negative."""
+    loss = ctx.scores().loss
+    rise = max(0.0, found.highest - loss)
+    if normalised:
+        if loss <= -1:
+            raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
+        rise /= 1 + loss
+    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}; {found.remark(loss)}")
+
+
+class Region(NamedTuple):
+    """A set of perturbations around zero in which the highest loss is looked for."""
+
+    climb: Move  # gradients -> the longest uphill move that the set allows from its centre
+    project: Move  # points -> nearest points of the set
+
+
+def ascend(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, sizes: Sequence[float]) -> Ascent:
     """Projected ascent from several starts at once: the largest loss on each way, and where it was met.
 
-    Stops early when no point moves any more.
+    Stops early when no point moves any more, or the time is up.
 
     Args:
+        ctx: has the deadline.
         evaluate: stacked points -> losses (k,) and gradients with respect to the points.
-        starts: stacked points of the allowed set.
-        climb: gradients -> the longest uphill move that the set allows from its centre.
-        project: points -> nearest points of the set.
-        sizes: step sizes, in units of that longest move; 2 reaches any point of the boundary from any other.
-        late: says when no further step may be begun; never by default.
+        starts: stacked points of the region.
+        region: what the points are kept in.
+        sizes: step sizes, in units of its longest move; 2 reaches any point of the boundary from any other.
     """
     point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
     before = -torch.inf
@@ -125,10 +161,10 @@ def ascend(
         where = {name: torch.where(_expanded(better, value), value, where[name]) for name, value in point.items()}
         if size is None:
             break
-        if late():
+        if out_of_time(ctx):
             return Ascent(best, where, before, late=True)
-        uphill = climb(gradients)
-        following = project({name: value + size * uphill[name] for name, value in point.items()})
+        uphill = region.climb(gradients)
+        following = region.project({name: value + size * uphill[name] for name, value in point.items()})
         if all(torch.equal(value, point[name]) for name, value in following.items()):
             before = float(best.max())
             break
@@ -150,8 +186,8 @@ def unit_directions(stacked: Params) -> Params:
     return {name: value * _expanded(inverse, value) for name, value in stacked.items()}
 
 
-def within_ball(radius: float) -> tuple[Move, Move]:
-    """For `ascend`: the uphill move of this length, and the projection of points onto the ball of this radius."""
+def within_ball(radius: float) -> Region:
+    """The ball of this radius."""
 
     def climb(gradients: Params) -> Params:
         return {name: radius * value for name, value in unit_directions(gradients).items()}
@@ -161,11 +197,11 @@ def within_ball(radius: float) -> tuple[Move, Move]:
         outside = torch.stack([_flat(value).square().sum(1) for value in points.values()]).sum(0).sqrt() > radius
         return {name: torch.where(_expanded(outside, value), onto[name], value) for name, value in points.items()}
 
-    return climb, project
+    return Region(climb, project)
 
 
-def within_box(box: Params) -> tuple[Move, Move]:
-    """The same for the box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
+def within_box(box: Params) -> Region:
+    """The box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
 
     def climb(gradients: Params) -> Params:
         return {name: box[name] * value.sign() for name, value in gradients.items()}
@@ -173,7 +209,13 @@ def within_box(box: Params) -> tuple[Move, Move]:
     def project(points: Params) -> Params:
         return {name: torch.minimum(torch.maximum(u, -box[name]), box[name]) for name, u in points.items()}
 
-    return climb, project
+    return Region(climb, project)
+
+
+def joined(parts: Iterable[Params]) -> Params:
+    """Stacked points of several stacks as one."""
+    stacks = list(parts)
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
 
 def random_normal(ctx: Context, generator: torch.Generator, like: Params, copies: int = 1) -> Params:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -92,6 +93,7 @@ def _largest_inputs(ctx: Context) -> dict[str, float]:
 
 
 STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of
+_by_l1_norms = partial(bound, paper="zhang2017", needs={"classes", "chain"}, on_folded=True)
 _CLASS = (
     "a chain of dense layers with ReLU between them (checked)",
     "y f(x) is the margin where there are more than two classes",
@@ -151,16 +153,13 @@ def l1_class(ctx: Context) -> L1Class:
     return L1Class(tuple(norms), chain.widths[0] + biased, largest, classes)
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"\sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
-    paper="zhang2017",
     equation="Lemma 4, eq (57), with log 2d",
     assumptions=(
         "loss in [0, 1], 1-Lipschitz in y f(x) and constant where that is large, as the ramp loss is",
         *_CLASS,
     ),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     """Gap of any network with these ℓ1 norms for a loss in [0, 1] that is 1-Lipschitz in the margin.
@@ -186,14 +185,11 @@ def margin_bound(fraction: float, complexity: float, gamma: float, supremum: flo
     return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"\tfrac{\#\{y_if(x_i) < \gamma\}}{n} + \tfrac{4}{\gamma} \hat R + \sqrt{\tfrac{\log\log_2(4C/\gamma)}{n}}"
     r" + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
-    paper="zhang2017",
     equation="Theorem 5, eq (60), with log₂",
     assumptions=("holds for all margins γ at once: the best is taken", *_CLASS),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def margin_l1(ctx: Context, *, delta: float) -> Value:
     """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
@@ -228,14 +224,11 @@ def local_margin_bound(
     return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / _checked(delta)) / n)
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"1.01\, I_{S,\gamma} + K\left(\tfrac{2\log^3 n}{\gamma^2} R_n^2"
     r" + \tfrac{2\log(\log(4b/\gamma)/\delta)}{n}\right)",
-    paper="zhang2017",
     equation="Theorem 3, eq (24)",
     assumptions=("NOT CERTIFIED: the constant K is not known; the value is for the K that is given", *_CLASS),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsilon: float = 0.05) -> Value:
     """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.

@@ -24,7 +24,7 @@ from flatscope.measures.pac_bayes import checked_alphas, noise_scale
 from flatscope.params import Params
 from flatscope.perturbation import blocks_of_losses, random_normal
 from flatscope.registry import Value, bound
-from flatscope.stopping import draw_until_precise
+from flatscope.stopping import draw_until_precise, in_rows
 
 FORMS = ("eq5", "eq6", "maurer")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.
@@ -167,12 +167,7 @@ def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int
             for sigma in sigmas:
                 yield {name: value[0] * sigma[name] for name, value in drawn.items()}
 
-    left = torch.zeros(0, dtype=torch.float64)
-    for block in blocks_of_losses(other, perturbations()):
-        left = torch.cat([left, block])
-        whole = len(left) // len(alphas) * len(alphas)
-        yield left[:whole].reshape(-1, len(alphas))
-        left = left[whole:]
+    return in_rows(blocks_of_losses(other, perturbations()), len(alphas))
 
 
 def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:

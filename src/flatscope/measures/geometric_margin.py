@@ -28,15 +28,19 @@ from flatscope.stopping import out_of_time
 Part = Literal["train", "test"]
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
 
-
-@measure(
-    symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
+_distance = partial(
+    measure,
     paper="zhang2017",
-    equation="Definition 1, eq (11); Section 5.3",
     per="sample",
     direction="higher",
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
     needs={"classes"},
+)
+
+
+@_distance(
+    symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
+    equation="Definition 1, eq (11); Section 5.3",
     cost="long",
     typical={"forward": 1000, "backward": 1000},
     exact=False,
@@ -83,14 +87,9 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     return Value(value, low=low, high=value, exact=shallow is not None, reason=reason)
 
 
-@measure(
+@_distance(
     symbol=r"\min_{j \ne y_i} (f_y - f_j)(x_i) / \|\nabla_x (f_y - f_j)(x_i)\|_2",
-    paper="zhang2017",
     equation="Section 5.3, eq (31)",
-    per="sample",
-    direction="higher",
-    invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
-    needs={"classes"},
     cost="sweep",
     typical={"column": 0.5},
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "

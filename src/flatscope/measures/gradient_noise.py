@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,16 +18,19 @@ from flatscope.samples import Inputs, cut, each_part
 
 CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
 
-
-@measure(
-    symbol=r"\operatorname{tr} S_b,\ S = \tfrac{1}{n} \sum_i (g_i - \bar g)(g_i - \bar g)^\top",
-    paper="zhang2017",
-    equation="Section 5.1, eq (7), Figure 5",
-    direction="none",
+_of_samples = partial(
+    measure,
     invariant_under={"permutation"},
     cost="sweep",
     typical={"forward": 6, "gradient": 1},
     passes={"forward": 2, "backward": 2},
+)
+
+
+@_of_samples(
+    symbol=r"\operatorname{tr} S_b,\ S = \tfrac{1}{n} \sum_i (g_i - \bar g)(g_i - \bar g)^\top",
+    paper="zhang2017",
+    equation="Section 5.1, eq (7), Figure 5",
     falls_with_loss=True,
     conventions="all trainable parameters; covariance over the training samples (divided by n), of a mini-batch S/b "
     "with replacement and S(n-b)/(b(n-1)) without; data_stderr takes the samples as a draw",
@@ -45,15 +49,10 @@ def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) ->
     return Value(factor * float(squares.mean()), data_stderr=spread)
 
 
-@measure(
+@_of_samples(
     symbol=r"\frac{\operatorname{tr} S}{\|\bar g\|^2}",
     paper="flatscope",
     equation="McCandlish et al. 2018, Section 2.2, simple noise scale",
-    direction="none",
-    invariant_under={"permutation"},
-    cost="sweep",
-    typical={"forward": 6, "gradient": 1},
-    passes={"forward": 2, "backward": 2},
     conventions="all trainable parameters; S and the mean gradient are those of the training samples, from which SGD "
     "draws; with `unbiased` those of the distribution that they are a draw from",
 )

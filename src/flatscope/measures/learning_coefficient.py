@@ -21,23 +21,24 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import Params
-from flatscope.perturbation import batch_gradient, numbered_minibatches, perturbed_gradients, random_normal
-from flatscope.registry import Value, measure
+from flatscope.perturbation import (
+    batch_gradient,
+    measure_of_moves,
+    numbered_minibatches,
+    perturbed_gradients,
+    random_normal,
+)
+from flatscope.registry import Value
 from flatscope.samples import Batch
 from flatscope.stopping import out_of_time
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to
 measure_of_chains = partial(
-    measure,
+    measure_of_moves,
     paper="flatscope",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 400, "backward": 400, "curvature": 10},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss of a sample is taken as its negative "
     "log-likelihood (the squared error as that of Gaussian noise of variance 1/2, without its constant); local: the "
     "prior is a Gaussian of precision γ around the weights; grows with n; where there are more samples than `batch`, "

@@ -26,14 +26,13 @@ layer_norm = partial(
 )
 _BRANCHING = "a product over layers has no meaning on a branching network; see the layers"
 
+_counted = partial(
+    measure, paper="neyshabur2017", equation="Section 2.1, eq (1)", invariant_under=set(SYMMETRIES), passes={}
+)
 
-@measure(
+
+@_counted(
     symbol=r"\dim(w)",
-    paper="neyshabur2017",
-    equation="Section 2.1, eq (1)",
-    direction="none",
-    invariant_under=set(SYMMETRIES),
-    passes={},
     conventions="trainable scalars; a shared tensor counts once, BatchNorm's own parameters count",
 )
 def parameter_count(ctx: Context) -> float:
@@ -41,13 +40,8 @@ def parameter_count(ctx: Context) -> float:
     return float(count(ctx.trainable.values()))
 
 
-@measure(
+@_counted(
     symbol=r"d \cdot \dim(w)",
-    paper="neyshabur2017",
-    equation="Section 2.1, eq (1)",
-    direction="none",
-    invariant_under=set(SYMMETRIES),
-    passes={},
     conventions="d = number of weight matrices, dim(w) = `parameter_count`; what the paper's O hides is left out",
 )
 def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:

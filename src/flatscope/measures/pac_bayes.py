@@ -18,7 +18,14 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, on_stacked
-from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
+from flatscope.perturbation import (
+    FEW_SAMPLES,
+    STACK_BYTES,
+    measure_of_moves,
+    numbered_minibatches,
+    perturbed_losses,
+    stackable,
+)
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
 from flatscope.stopping import draw_until_precise
@@ -28,19 +35,14 @@ SLOPE = 10.0
 TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\mathbb{E}_\nu \hat L(w+\nu) - \hat L(w),\ \nu_i \sim N(0, \alpha^2 (10|w_i|+1)^2)",
     paper="neyshabur2017",
     equation="Section 2.4, eq (5); Appendix A",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 30},
     passes={"forward": 5500},
-    exact=False,
-    on_folded=True,
     headline="rise of the loss under noise",
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
     "same mini-batch; batches depend on the order of the samples where there are more than `batch`; a GPU draws other "
     "noise of the same law than a CPU",
