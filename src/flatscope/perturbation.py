@@ -253,17 +253,30 @@ def stackable(ctx: Context) -> bool:
     """Whether the network runs on stacked weights; tried on two samples and compared with running one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     points = {name: torch.stack([value, 1.01 * value]).requires_grad_() for name, value in ctx.trainable.items()}
-    results = []
+
+    def losses_and_gradients(run: Callable[..., Tensor]) -> Sequence[Tensor]:
+        losses = run(ctx, points, inputs, targets)
+        return losses, *torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
+
     with torch.enable_grad():
-        for run in (_one_by_one, _together):
-            try:
-                losses = run(ctx, points, inputs, targets)
-                gradients = torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                return False  # an operation without a batching rule, or one that looks at values
-            results.append([losses, *gradients])
+        return same_together(ctx, *(partial(losses_and_gradients, run) for run in (_together, _one_by_one)))
+
+
+def same_together(
+    ctx: Context, together: Callable[[], Sequence[Tensor]], one_by_one: Callable[[], Sequence[Tensor]]
+) -> bool:
+    """Whether a call on stacked networks or samples works, and gives what they give one by one."""
+    try:
+        found = together()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False  # an operation without a batching rule, or one that looks at values
+    return all(agree(ctx, *pair) for pair in zip(found, one_by_one(), strict=True))
+
+
+def agree(ctx: Context, one: Tensor, other: Tensor) -> bool:
+    """Whether two ways to compute the same differ by no more than the rounding of the network's numbers."""
     rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
-    return all(bool((a - b).abs().max() <= rounding * (1 + a.abs().max())) for a, b in zip(*results, strict=True))
+    return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
 
 
 def _width(ctx: Context) -> int:

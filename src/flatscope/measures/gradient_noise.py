@@ -13,6 +13,7 @@ from torch.func import grad
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked
+from flatscope.perturbation import same_together
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, cut, each_part
 
@@ -111,13 +112,7 @@ def sample_gradients(ctx: Context) -> Iterator[Tensor]:
 def vectorises(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
-    try:
-        fast = _together(ctx, inputs, targets)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False  # an operation without a batching rule, or one that looks at values
-    slow = _one_by_one(ctx, inputs, targets)
-    rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
-    return bool((fast - slow).abs().max() <= rounding * (1 + slow.abs().max()))
+    return same_together(ctx, lambda: [_together(ctx, inputs, targets)], lambda: [_one_by_one(ctx, inputs, targets)])
 
 
 def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
