@@ -166,11 +166,13 @@ def _run(
     problem = ctx.problem
     chosen = select(names, kind)
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
-    checked = {name: _declared(name, kind).checked_options(given) for name, given in options.items()}
-    for name, given in checked.items():
-        if twice := ", ".join(given.keys() & common.keys()):
+    known, checked = declarations(kind), dict[str, dict[str, Any]]()
+    for name, given in options.items():
+        refuse_unknown(name, known, f"{kind} in options")
+        checked[name] = known[name].checked_options(given)
+        if twice := ", ".join(checked[name].keys() & common.keys()):
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
-            raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
+            raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
     found: dict[str, list[dict[str, Any]]] = {}
 
     def table() -> Table:
@@ -234,11 +236,6 @@ def not_done(ctx: Context, entry: Declaration, reason: str, common: dict[str, An
 
 def _without_value(reason: str) -> Value:
     return Value(math.nan, exact=False, reason=reason)
-
-
-def _declared(name: str, kind: str) -> Declaration:
-    refuse_unknown(name, declarations(kind), f"{kind} in options")
-    return declarations(kind)[name]
 
 
 def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:

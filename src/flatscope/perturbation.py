@@ -7,17 +7,21 @@ a few samples (2 to 7 times as fast on a CPU); on larger ones a CPU is as fast o
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
+from flatscope.loss import Loss
 from flatscope.params import Params, count, on_stacked
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
@@ -54,6 +58,25 @@ def blocks_of_losses(ctx: Context, perturbations: Iterable[Params]) -> Iterator[
         yield _streamed(ctx, stacked, with_gradients=False)[0]
 
 
+def with_loss(ctx: Context, loss: Loss) -> Context:
+    """The same point under another loss."""
+    problem = copy.copy(ctx.problem)
+    problem.__dict__.pop("_rewritten", None)  # it has the loss of before
+    problem.loss = loss
+    return ctx.on(problem, ctx.params)
+
+
+def checked_levels(given: Any, where: str, *, zero: bool = False) -> tuple[float, ...]:
+    """One or several levels of noise as a tuple of positive numbers, zero among them where it is allowed, each once."""
+    each = (given,) if isinstance(given, Real) else tuple(given) if isinstance(given, Sequence) else ()
+    numbers = [float(a) for a in each if isinstance(a, Real) and not isinstance(a, bool)]
+    numbers = [a for a in numbers if 0 <= a < math.inf and (a or zero)]
+    if not each or len(set(numbers)) < len(each):
+        expected = "numbers from 0 up, each once" if zero else "positive numbers, each once"
+        raise InputError(expected, repr(given), where=where, fix="Give a number or several")
+    return tuple(numbers)
+
+
 def refuse_unless_pairs(draws: int) -> None:
     """Raise where draws do not come in two pairs or more, each a perturbation and its mirror image."""
     if draws % 2 or draws < 4:
@@ -80,17 +103,22 @@ def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
 
 def batch_gradient(ctx: Context, batch: Batch, perturbation: Params) -> tuple[float, Params]:
     """Mean loss of one batch at w + u, and its gradient, float64; parameters that u leaves out stay where they are."""
+    at = {name: v + perturbation[name].to(v) if name in perturbation else v for name, v in ctx.trainable.items()}
+    loss, gradients = loss_and_gradient(ctx, batch, at)
+    for kind in ("forward", "backward"):
+        ctx.count(kind, len(batch[1]))
+    return float(loss), {name: gradient.double() for name, gradient in gradients.items()}
+
+
+def loss_and_gradient(ctx: Context, batch: Batch, at: Params, weights: Tensor | None = None) -> tuple[Tensor, Params]:
+    """Mean loss of one batch, or its sum with a weight for each sample, and the gradient; no pass is counted."""
     inputs, targets = batch
-    leaves = {
-        name: (value + perturbation[name].to(value) if name in perturbation else value.detach()).requires_grad_()
-        for name, value in ctx.trainable.items()
-    }
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     with torch.enable_grad():
-        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
+        losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets)
+        loss = losses.mean() if weights is None else (losses * weights.to(losses)).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    ctx.count("forward", len(targets))
-    ctx.count("backward", len(targets))
-    return float(loss.detach()), {name: gradient.double() for name, gradient in zip(leaves, gradients, strict=True)}
+    return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 @dataclass(frozen=True)
@@ -267,10 +295,10 @@ def same_together(
 ) -> bool:
     """Whether a call on stacked networks or samples works, and gives what they give one by one."""
     try:
-        found = together()
+        pairs = list(zip(together(), one_by_one(), strict=True))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False  # an operation without a batching rule, or one that looks at values
-    return all(agree(ctx, *pair) for pair in zip(found, one_by_one(), strict=True))
+    return all(agree(ctx, *pair) for pair in pairs)
 
 
 def agree(ctx: Context, one: Tensor, other: Tensor) -> bool:

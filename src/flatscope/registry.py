@@ -253,7 +253,7 @@ def derived(
             words += f"\n    {option}: {text}"
             kind, annotation = inspect.Parameter.KEYWORD_ONLY, type(default).__name__
             parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
-        function.__doc__ = f"{function.__doc__}\n\nArgs:\n{words}"
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{words}"
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         facts = {each.name: getattr(declared(base), each.name) for each in fields(Facts)}
         return measure(**facts | changed)(function)

@@ -65,9 +65,8 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
         refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
             log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
-            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(
-                largest_inputs(ctx)[INPUT_NORMS[name]]
-            )
+            largest = ctx.sweep(largest_inputs)[INPUT_NORMS[name]]
+            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(largest)
             gap = math.exp(log_gap) if log_gap < 700 else math.inf
             rows.append(Value(gap, options={"norm": name}, reason=f"capacity e^{log_capacity:.4g}"))
         except NotApplicable as refusal:
@@ -77,10 +76,6 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
 
 def largest_inputs(ctx: Context) -> dict[str, float]:
     """Largest ℓ2 norm and largest absolute entry ("linf") of a training input."""
-    return ctx.sweep(_largest_inputs)
-
-
-def _largest_inputs(ctx: Context) -> dict[str, float]:
     largest = {"l2": 0.0, "linf": 0.0}
     for inputs, _ in ctx.batches():
         parts = parts_of(inputs)
@@ -146,7 +141,7 @@ def l1_class(ctx: Context) -> L1Class:
     if classes == 2:
         weights[-1], biases[-1] = weights[-1][1:] - weights[-1][:1], biases[-1][1:] - biases[-1][:1]
     norms = [float((w.abs().sum(1) + b.abs()).max()) for w, b in zip(weights, biases, strict=True)]
-    largest = largest_inputs(ctx)["linf"]
+    largest = ctx.sweep(largest_inputs)["linf"]
     if biased:
         norms = [max(b, 1.0) for b in norms[:-1]] + norms[-1:]
         largest = max(largest, 1.0)
@@ -170,7 +165,7 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
         delta: the bound holds with probability at least 1 - delta.
     """
     n, own = ctx.problem.n_train, ctx.sweep(l1_class)
-    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / delta) / (2 * n))
     return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
 
 
@@ -182,7 +177,7 @@ def margin_bound(fraction: float, complexity: float, gamma: float, supremum: flo
     if not 0 < gamma <= 2 * supremum or n < 1:
         raise InputError("0 < gamma ≤ 2C and at least one sample", f"{gamma}, {supremum}, {n}", where="margin_bound")
     union = math.sqrt(math.log(math.log2(4 * supremum / gamma)) / n)
-    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / delta) / (2 * n))
 
 
 @_by_l1_norms(
@@ -201,7 +196,7 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     assert margins is not None  # class labels are needed, by declaration
     complexity, ordered = own.margin_complexity(n), margins.sort().values
     # Summed over the margins of a geometric grid the failures come to π²/6 times δ, which (60) leaves out.
-    delta = _checked(delta) if own.classes == 2 else _checked(delta) / 2
+    delta = delta if own.classes == 2 else delta / 2
     candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
     best, gamma = math.inf, math.nan
     for candidate in candidates:
@@ -221,7 +216,7 @@ def local_margin_bound(
     if not 0 < gamma <= supremum or n < 1 or not constant > 0:
         raise InputError("0 < gamma ≤ b, samples, K > 0", f"{gamma}, {supremum}, {n}, {constant}", where="(24)")
     inner = 2 * math.log(n) ** 3 / gamma**2 * complexity**2
-    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / _checked(delta)) / n)
+    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / delta) / n)
 
 
 @_by_l1_norms(
@@ -247,9 +242,3 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
     supremum = own.supremum if own.classes == 2 else 2 * own.supremum  # a margin is a difference of outputs
     value = local_margin_bound(fraction, complexity, gamma, supremum, n, delta, constant)
     return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {complexity:.3g}")
-
-
-def _checked(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise InputError("0 < delta < 1", str(delta), where="delta")
-    return delta

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Literal
@@ -24,6 +23,7 @@ from flatscope.perturbation import (
     perturbed_gradients,
     random_normal,
     shrinking,
+    with_loss,
     within_ball,
     within_box,
 )
@@ -95,10 +95,7 @@ def with_normalised_logits(ctx: Context) -> Context:
     def of_normalised(outputs: Tensor, targets: Tensor) -> Tensor:
         return loss(outputs / outputs.std(1, correction=0, keepdim=True), targets)
 
-    problem = copy.copy(ctx.problem)
-    problem.__dict__.pop("plain", None)
-    problem.loss = Loss("cross_entropy of normalised logits", of_normalised)
-    return ctx.on(problem, ctx.params)
+    return with_loss(ctx, Loss("cross_entropy of normalised logits", of_normalised))
 
 
 def _sizes(ctx: Context, scale: str) -> Params:

@@ -107,7 +107,7 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
     values = []
     for x, y, outputs in _samples(ctx, samples, part, "Linear margins"):
         classes = other_classes(outputs, y)
-        nearest = linear_distances(_Flat(ctx, x), x.flatten(1), y, classes).amin(1)
+        nearest = linear_distances(partial(_outputs_of, ctx, x), x.flatten(1), y, classes).amin(1)
         values.append(nearest.clamp_min(0).double().cpu())
     value = torch.cat(values)
     return Value(value, reason=_cut_short(ctx, len(value), samples, part))
@@ -141,17 +141,12 @@ def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
                 return
 
 
-class _Flat:
-    """The network as a function of vectors (n, d), with what it evaluates charged."""
-
-    def __init__(self, ctx: Context, like: Tensor) -> None:
-        self.ctx, self.shape = ctx, tuple(like.shape[1:])
-
-    def __call__(self, flat: Tensor) -> Tensor:
-        self.ctx.count("forward", len(flat))
-        if flat.requires_grad:
-            self.ctx.count("backward", len(flat))
-        return self.ctx.forward(flat.reshape(len(flat), *self.shape))
+def _outputs_of(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
+    """Outputs of inputs given as vectors (n, d), with what that takes charged."""
+    ctx.count("forward", len(flat))
+    if flat.requires_grad:
+        ctx.count("backward", len(flat))
+    return ctx.forward(flat.reshape(len(flat), *like.shape[1:]))
 
 
 def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> tuple[Tensor, float]:
@@ -160,7 +155,7 @@ def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int
     distances, gain = torch.zeros(len(x), dtype=torch.float64), 0.0
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
-        network, start = _Flat(ctx, x), x[right].flatten(1)
+        network, start = partial(_outputs_of, ctx, x), x[right].flatten(1)
         found = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
         distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
     return distances, gain

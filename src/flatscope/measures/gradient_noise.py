@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch.func import grad
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked
-from flatscope.perturbation import same_together
+from flatscope.perturbation import loss_and_gradient, same_together
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, cut, each_part
 
@@ -115,27 +115,17 @@ def vectorises(ctx: Context) -> bool:
     return same_together(ctx, lambda: [_together(ctx, inputs, targets)], lambda: [_one_by_one(ctx, inputs, targets)])
 
 
-def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
+def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
+    point = {name: value.detach() for name, value in ctx.trainable.items()}
+
     def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
         outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
         return ctx.problem.loss(outputs, target[None]).sum()
 
-    return loss
-
-
-def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
-    point = {name: value.detach() for name, value in ctx.trainable.items()}
-    stacked: Params = on_stacked(grad(_loss_of_one(ctx)), point, inputs, targets, in_dims=(None, 0, 0))
+    stacked: Params = on_stacked(grad(loss), point, inputs, targets, in_dims=(None, 0, 0))
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 
 def _one_by_one(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
-    rows = []
-    for i in range(len(targets)):
-        leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
-        with torch.enable_grad():
-            outputs = ctx.forward(cut(inputs, i, i + 1), {**ctx.params, **leaves})
-            loss = ctx.problem.loss(outputs, targets[i : i + 1]).sum()
-            parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        rows.append(torch.cat([part.reshape(-1) for part in parts]))
-    return torch.stack(rows)
+    samples = ((cut(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
+    return torch.stack([flatten(loss_and_gradient(ctx, sample, ctx.trainable)[1]) for sample in samples])

@@ -24,6 +24,7 @@ from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
 from flatscope.params import count, flatten, norm
+from flatscope.perturbation import loss_and_gradient
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import Draws, draw_until_precise
 
@@ -192,12 +193,8 @@ def _random_sum(ctx: Context, generator: torch.Generator, centred: bool) -> Tens
     signs = (signs - signs.mean() if centred else signs) / math.sqrt(n)
     total, start = torch.zeros(count(ctx.trainable.values()), dtype=torch.float64, device=device), 0
     for inputs, targets in ctx.batches():
-        leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
-        with torch.enable_grad():
-            losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets)
-            weighted = (losses * signs[start : start + len(targets)].to(losses)).sum()
-            parts = torch.autograd.grad(weighted, list(leaves.values()), materialize_grads=True)
-        total += flatten(dict(zip(leaves, parts, strict=True))).double()
+        own = signs[start : start + len(targets)]
+        total += flatten(loss_and_gradient(ctx, (inputs, targets), ctx.trainable, own)[1]).double()
         start += len(targets)
     for kind in ("forward", "backward"):
         ctx.count(kind, n)
