@@ -206,7 +206,9 @@ def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs)
 
     def follow(op: Operation) -> Any:
         output = op.run()
-        given = op.named(*LAYER_CALLS[op.name][1]) if op.name in LAYER_CALLS else {"weight": None}
+        if op.name not in LAYER_CALLS:
+            return output
+        given = op.named(*LAYER_CALLS[op.name][1])
         weight, bias = asked.get(id(given["weight"]), ("", None))
         if not weight:
             return output

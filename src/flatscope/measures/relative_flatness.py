@@ -21,15 +21,12 @@ from flatscope.measures.layer_values import (
     network_value,
     shared_reason,
 )
-from flatscope.measures.weight_flatness import layer_eigenvalues
+from flatscope.measures.weight_flatness import layer_max_eigenvalue, layer_trace
 from flatscope.registry import FUNCTION_SYMMETRIES, LAYER_SYMMETRIES, Value, derived, measure
 
 CONVENTIONS = "weights without biases; Frobenius norm; mean over samples"
 
 
-_of_layers = partial(
-    measure, paper="petzka2019", direction="lower", needs={"layers"}, cost="sweep", falls_with_loss=True
-)
 _of_network = partial(derived, per="network", equation="Table 1", needs={"every_layer"}, conventions=CONVENTIONS)
 
 
@@ -46,20 +43,17 @@ def _times(value: Value, factor: float) -> Value:
     return replace(value, **{name: number * factor for name, number in numbers.items() if number is not None})
 
 
-@_of_layers(
+@derived(
+    layer_max_eigenvalue,
     symbol=r"\kappa^l = \|w^l\|_F^2\, \lambda_{\max}(H_l)",
     equation="Definition 1, Table 1",
-    per="layer",
     invariant_under=LAYER_SYMMETRIES,
+    typical=None,
     conventions=CONVENTIONS,
 )
-def kappa(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
-    """Squared norm of a layer's weights times the largest eigenvalue of its Hessian.
-
-    Args:
-        tolerance: relative accuracy of the eigensolver.
-    """
-    return _times_squared_norm(ctx, layer_eigenvalues(ctx, tolerance))
+def kappa(ctx: Context, **options: Any) -> dict[str, Value]:
+    """Squared norm of a layer's weights times the largest eigenvalue of its Hessian."""
+    return _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
 
 
 @_of_network(kappa, symbol=r"\kappa^{\max} = \max_l \kappa^l", headline="sharpest layer, relative to weights")
@@ -76,21 +70,16 @@ def kappa_sum(ctx: Context, **options: Any) -> Value:
     return Value(total, exact=all_exact(values), reason=shared_reason(values))
 
 
-@_of_layers(
+@derived(
+    layer_trace,
     symbol=r"\kappa_\tau^l = \|w^l\|_F^2 \operatorname{Tr} H_l",
     equation="Table 1",
-    per="layer",
     invariant_under=LAYER_SYMMETRIES,
     conventions=f"{CONVENTIONS}; un-normalised trace",
 )
-def kappa_trace(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
-    """Squared norm of a layer's weights times the trace of its Hessian.
-
-    Args:
-        precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
-        most_products: give up after so many Hessian products.
-    """
-    return _times_squared_norm(ctx, layer_values(ctx, "trace", precision, most_products))
+def kappa_trace(ctx: Context, **options: Any) -> dict[str, Value]:
+    """Squared norm of a layer's weights times the trace of its Hessian."""
+    return _times_squared_norm(ctx, layer_trace(ctx, **options))
 
 
 @_of_network(kappa_trace, symbol=r"\kappa_\tau^{\max} = \max_l \kappa_\tau^l")
@@ -110,11 +99,16 @@ def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
     return network_value(ctx, "kappa_trace", **options, reason=shared_reason(kappa_trace(ctx, **options)))
 
 
-@_of_layers(
+@measure(
     symbol=r"\rho^l(j) = w^l(j)^\top H_l\, w^l(j)",
+    paper="petzka2019",
     equation="Table 1",
     per="unit",
+    direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
+    needs={"layers"},
+    cost="sweep",
+    falls_with_loss=True,
     conventions=f"{CONVENTIONS}; j an input feature of a dense layer, an input channel of a convolution",
 )
 def rho_unit(
@@ -166,24 +160,15 @@ def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
     return network_value(ctx, f"{_quantity(reading)}_sum", **options, reason=reason)
 
 
-@measure(
+@derived(
+    layer_trace,
     symbol=r"\sum_{s,s'} \langle w_s, w_{s'}\rangle \operatorname{Tr} H_{s,s'}",
     paper="flatscope",
     equation="Petzka et al. 2021 (Relative Flatness and Generalization), relative flatness κ_Tr of a layer",
-    per="layer",
-    direction="lower",
     invariant_under={*LAYER_SYMMETRIES, "attention_scaling"},  # outputs of a layer may be rescaled, one by one
-    needs={"layers"},
-    cost="sweep",
-    falls_with_loss=True,
     conventions=f"{CONVENTIONS}; w_s: row s of the weight reshaped to (out, in · taps); s and s' run over all pairs of "
     "rows, equal ones included; the paper evaluates it at a minimum, here at any weights",
 )
-def relative_flatness(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
-    """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks.
-
-    Args:
-        precision: relative standard error to reach where it is estimated; that of the call by default, 0 for exact.
-        most_products: give up after so many Hessian products.
-    """
-    return layer_values(ctx, "relative_flatness", precision, most_products)
+def relative_flatness(ctx: Context, **options: Any) -> dict[str, Value]:
+    """Row-by-row relative flatness of each layer: inner products of rows times traces of their Hessian blocks."""
+    return layer_values(ctx, "relative_flatness", **options)

@@ -99,7 +99,11 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, 
     Args:
         tolerance: relative accuracy of the eigensolver.
     """
-    return layer_eigenvalues(ctx, tolerance)
+    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
+    return {
+        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
+        for layer in measured_layers(ctx)
+    }
 
 
 @_of_weights(
@@ -161,15 +165,6 @@ def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", m
     if not pair.converged:
         return Value(pair.value, exact=False, reason=reason)
     return Value(pair.value, low=pair.value - pair.residual, high=pair.value + pair.residual, reason=reason)
-
-
-def layer_eigenvalues(ctx: Context, tolerance: float) -> dict[str, Value]:
-    """Largest eigenvalue of every layer's block."""
-    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
-    return {
-        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
-        for layer in measured_layers(ctx)
-    }
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
