@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -151,7 +151,8 @@ def log_weight(index: int) -> float:
     return 2 * math.log(index) + math.log(math.pi**2 / 6)
 
 
-class TriedPartition(NamedTuple):
+@dataclass(frozen=True)
+class TriedPartition:
     """One of the partitions tried: its number, cells K and spread ε(S)."""
 
     index: int

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,7 +157,7 @@ def largest_units(values: dict[str, Value]) -> dict[str, Value]:
     for name, value in values.items():
         top = int(torch.as_tensor(value.value).argmax())
         numbers = {column: getattr(value, column) for column in ("value", "stderr", "data_stderr")}
-        own = {column: float(each[top]) for column, each in numbers.items() if each is not None}
+        own: dict[str, Any] = {column: float(each[top]) for column, each in numbers.items() if each is not None}
         result[name] = replace(value, **own)
     return result
 
