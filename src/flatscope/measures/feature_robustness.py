@@ -84,9 +84,8 @@ def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> V
 
 def _random_moves(ctx: Context, layer: Layer, delta: float, pairs: int) -> Iterator[Params]:
     generator, acting = ctx.generator(f"feature_robustness {layer.name}"), Acting(ctx, layer)
-    groups, rank, features = acting.shape
     for _ in range(pairs):
-        normal = torch.randn(groups, features, rank, generator=generator, dtype=torch.float64)
+        normal = torch.randn(acting.right.shape, generator=generator, dtype=torch.float64)
         basis, triangle = torch.linalg.qr(normal)  # Haar once the signs of R are made positive (Mezzadri 2007)
         basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
         move = acting.moves(basis.mT[None].to(ctx.problem.device))[0]
@@ -108,11 +107,6 @@ class Acting:
         signs = torch.where(signs == 0, torch.ones_like(signs), signs)
         self.left: Tensor = (R * signs[..., None]).mT  # L: (groups, rows, rank)
         self.right: Tensor = Q * signs[:, None, :]  # Q: (groups, features, rank)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(groups, rank, features of a group) of C."""
-        return self.right.shape[0], self.right.shape[2], self.right.shape[1]
 
     def moves(self, points: Tensor) -> Tensor:
         """wA, shaped as the weight (k, *shape), for each C of (k, groups, rank, features)."""

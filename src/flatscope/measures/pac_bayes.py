@@ -89,7 +89,9 @@ def pac_bayes_kl(ctx: Context, *, alpha: Any = ALPHAS, appendix: bool = False, s
         appendix: twice the value, as the paper's figures have it.
         slope: σ_i = alpha (slope |w_i| + 1); 0 gives ‖w‖² / 2α², the divergence of eq (6).
     """
-    alphas, unit = checked_alphas(alpha), (2.0 if appendix else 1.0) * ctx.sweep(unit_divergence, slope=slope)
+    alphas, scale = checked_alphas(alpha), noise_scale(ctx, slope)
+    squares = (float((value.double() / scale[name]).square().sum()) for name, value in ctx.trainable.items())
+    unit = math.fsum(squares) / (1 if appendix else 2)  # α² KL does not depend on α
     return [Value(unit / a**2, options={"alpha": a}) for a in alphas]
 
 
@@ -103,13 +105,6 @@ def noise_scale(ctx: Context, slope: float = SLOPE) -> Params:
     if not 0 <= slope < math.inf:
         raise InputError("a slope of at least 0", str(slope), where="slope")
     return {name: slope * value.detach().double().abs() + 1 for name, value in ctx.trainable.items()}
-
-
-def unit_divergence(ctx: Context, *, slope: float) -> float:
-    """α² KL(N(w, σ²) ‖ N(0, σ²)): it does not depend on α."""
-    scale = noise_scale(ctx, slope)
-    squares = (float((value.double() / scale[name]).square().sum()) for name, value in ctx.trainable.items())
-    return math.fsum(squares) / 2
 
 
 def paired_rises(
