@@ -11,9 +11,13 @@ import torch
 from networks import mlp, regression, smooth
 from test_pac_bayes import least_squares
 from torch.func import functional_call, jacrev
+from torch.nn.utils.parametrizations import weight_norm
 
 import flatscope as fs
+from flatscope.bounds.pac_bayes import zero_one
 from flatscope.errors import InputError
+from flatscope.loss import Loss
+from flatscope.perturbation import with_loss
 
 
 def value(problem: fs.Problem, name: str, **options: Any) -> float:
@@ -101,6 +105,14 @@ def test_normalised_logits_take_the_scale_out_of_the_outputs(mode: str) -> None:
     for logits, same in (("as given", False), ("normalised", True)):
         one, two = (value(t.problem(), "adaptive_sharpness", mode=mode, logits=logits) for t in (tiny, louder))
         assert (one == pytest.approx(two, rel=1e-6)) == same
+
+
+def test_another_loss_holds_for_the_network_written_plainly_as_well() -> None:
+    model = weight_norm(torch.nn.Linear(3, 2))
+    ctx = fs.Context(fs.Problem(model, train=(torch.eye(3), torch.tensor([0, 1, 0]))))
+    assert ctx.problem.plain is not ctx.problem
+    other = with_loss(ctx, Loss("zero_one", zero_one)).problem
+    assert other.plain.loss is other.loss is not ctx.problem.loss
 
 
 def test_normalised_logits_have_unit_deviation() -> None:

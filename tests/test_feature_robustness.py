@@ -98,7 +98,7 @@ def test_norm_lemma() -> None:
     ctx = Context(every_kind().problem())
     for layer in ctx.network:
         acting, weight = family.Acting(ctx, layer), ctx.params[layer.weight]
-        groups, _, d = acting.shape
+        groups, d, _ = acting.right.shape
         for seed in range(5):
             A = normal(groups, d, d, seed=seed)
             A = A / torch.linalg.matrix_norm(A, 2)[:, None, None]

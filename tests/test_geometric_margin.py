@@ -97,7 +97,7 @@ def test_lower_end_exact_value_and_search_are_in_order(d: int, units: int, class
     ctx = fs.Context(problem)
     shallow = as_shallow(ctx)
     assert shallow is not None
-    assert shallow.units == units
+    assert len(shallow.first) == units
     y = model(x).argmax(1)
     np.testing.assert_allclose(shallow(x.numpy()), model(x).detach().numpy(), atol=1e-12)
     exact = torch.from_numpy(exact_margins(shallow, x.numpy(), y.numpy()))

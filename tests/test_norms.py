@@ -388,6 +388,23 @@ def test_zero_layers_and_networks_without_layers() -> None:
     assert table["lipschitz_l2"] == 1.0
 
 
+def test_layers_are_logarithms_too_where_a_matrix_is_in_no_layer() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2, bias=False)
+            self.table = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + torch.cdist(x, self.table)
+
+    problem = fs.Problem(Beside(), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+    plain = fs.measure(problem, "l2_norm")
+    logs = fs.measure(problem, "l2_norm", options={"l2_norm": {"log": True}})
+    assert "table" in plain.reason("l2_norm")
+    assert logs.layer("l2_norm")["layer"] == pytest.approx(math.log(plain.layer("l2_norm")["layer"]))
+
+
 def test_vc_dimension_in_both_forms() -> None:
     problem = mlp().problem()
     n = 4 * 6 + 6 + 6 * 5 + 5 + 5 * 3 + 3

@@ -25,8 +25,10 @@ from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
+Row = dict[str, Any]
+Names = str | Iterable[str] | None
 Options = Mapping[str, Mapping[str, Any]]
-Watch = Callable[[Declaration, list[dict[str, Any]]], None]
+Watch = Callable[[Declaration, list[Row]], None]
 NOT_A_NUMBER = (
     "not a number: the network's outputs, its derivatives or their products overflow; measure it in float64, "
     "or a network whose training did not diverge"
@@ -155,23 +157,18 @@ def _context(
     yield context
 
 
-def _run(
-    ctx: Context,
-    kind: str,
-    names: str | Iterable[str] | None,
-    options: Options,
-    common: dict[str, Any],
-    watch: Watch | None,
-) -> Table:
+def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, watch: Watch | None) -> Table:
     problem = ctx.problem
     chosen = select(names, kind)
     # Also those of measures that were not chosen: a name with a slip must not pass for one of them.
-    checked = {name: _declared(name, kind).checked_options(given) for name, given in options.items()}
-    for name, given in checked.items():
-        if twice := ", ".join(given.keys() & common.keys()):
+    known, checked = declarations(kind), dict[str, Row]()
+    for name, given in options.items():
+        refuse_unknown(name, known, f"{kind} in options")
+        checked[name] = known[name].checked_options(given)
+        if twice := ", ".join(checked[name].keys() & common.keys()):
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
-            raise InputError("options of its own", repr(given), where=f"options of {name}", fix=fix)
-    found: dict[str, list[dict[str, Any]]] = {}
+            raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
+    found: dict[str, list[Row]] = {}
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
@@ -195,9 +192,7 @@ def _run(
     return table()
 
 
-def _steps(
-    ctx: Context, schedule: Schedule, options: Options, common: dict[str, Any]
-) -> Iterator[tuple[Declaration, list[dict[str, Any]]]]:
+def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:
     """The rows of one measure after the other; within a budget, if there is one."""
     whole, left, slowness = ctx.effort, schedule.units, 1.0
     spent = expected = 0.0
@@ -227,7 +222,7 @@ def _steps(
             yield entry, rows
 
 
-def not_done(ctx: Context, entry: Declaration, reason: str, common: dict[str, Any]) -> list[dict[str, Any]]:
+def not_done(ctx: Context, entry: Declaration, reason: str, common: Row) -> list[Row]:
     """The row of a measure for which there was no time."""
     return list(_laid_out(ctx, entry, _without_value(reason), {}, common, 0.0, 0.0))
 
@@ -236,12 +231,7 @@ def _without_value(reason: str) -> Value:
     return Value(math.nan, exact=False, reason=reason)
 
 
-def _declared(name: str, kind: str) -> Declaration:
-    refuse_unknown(name, declarations(kind), f"{kind} in options")
-    return declarations(kind)[name]
-
-
-def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator[Row]:
     begun = time.perf_counter()
     with ctx.charged() as spent:
         try:
@@ -273,14 +263,8 @@ def _rows(ctx: Context, entry: Declaration, given: dict[str, Any], common: dict[
 
 
 def _laid_out(
-    ctx: Context,
-    entry: Declaration,
-    result: Result,
-    shown: dict[str, Any],
-    common: dict[str, Any],
-    passes: float,
-    seconds: float,
-) -> Iterator[dict[str, Any]]:
+    ctx: Context, entry: Declaration, result: Result, shown: Row, common: Row, passes: float, seconds: float
+) -> Iterator[Row]:
     """The rows of a result."""
     fixed = {
         "measure": entry.name,
@@ -358,17 +342,14 @@ def folded_context(ctx: Context) -> Context:
 
 def _values(result: Result) -> Iterator[tuple[str, Value]]:
     """(layer name or "", Value) for whatever shorthand a measure returned."""
-    if isinstance(result, dict):
-        for layer, value in result.items():
-            yield layer, value if isinstance(value, Value) else Value(value)
-    elif isinstance(result, list):
-        for value in result:
-            yield "", value
-    else:
-        yield "", result if isinstance(result, Value) else Value(result)
+    if isinstance(result, list):
+        yield from (("", value) for value in result)
+        return
+    for layer, value in (result if isinstance(result, dict) else {"": result}).items():
+        yield layer, value if isinstance(value, Value) else Value(value)
 
 
-def _exploded(value: Value, entry: Declaration) -> Iterator[dict[str, Any]]:
+def _exploded(value: Value, entry: Declaration) -> Iterator[Row]:
     """One row, or one per unit or sample."""
     base = {
         "unit": None,
@@ -385,7 +366,7 @@ def _exploded(value: Value, entry: Declaration) -> Iterator[dict[str, Any]]:
         yield _explained(base | place | numbers, entry)
 
 
-def _explained(row: dict[str, Any], entry: Declaration) -> dict[str, Any]:
+def _explained(row: Row, entry: Declaration) -> Row:
     """No row without a number and without a reason: a network that diverged overflows in the midst of a measure."""
     if math.isnan(row["value"]):
         return row | {"exact": False, "reason": row["reason"] or NOT_A_NUMBER}

@@ -7,16 +7,25 @@ a few samples (2 to 7 times as fast on a CPU); on larger ones a CPU is as fast o
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.errors import InputError, NotApplicable
+from flatscope.loss import Loss
 from flatscope.params import Params, count, on_stacked
+from flatscope.registry import Value, measure
 from flatscope.samples import Batch, Inputs, joined_inputs, parts_of, rows_of_inputs
+from flatscope.stopping import Draws, draw_until_precise, out_of_time, pair_means
 
 STACKED = 16
 STACK_BYTES = 256 * 2**20
@@ -24,6 +33,8 @@ KEPT_BYTES = 2**30
 FEW_SAMPLES = 64
 TOGETHER = 4096  # samples times networks in one call
 
+# Of measures that move the weights and look at the training loss.
+measure_of_moves = partial(measure, direction="lower", cost="long", exact=False, on_folded=True, falls_with_loss=True)
 Evaluate = Callable[[Params], tuple[Tensor, Params]]
 Move = Callable[[Params], Params]
 
@@ -47,6 +58,44 @@ def blocks_of_losses(ctx: Context, perturbations: Iterable[Params]) -> Iterator[
         yield _streamed(ctx, stacked, with_gradients=False)[0]
 
 
+def with_loss(ctx: Context, loss: Loss) -> Context:
+    """The same point under another loss."""
+    problem = copy.copy(ctx.problem)
+    problem.__dict__.pop("_rewritten", None)  # it has the loss of before
+    problem.loss = loss
+    return ctx.on(problem, ctx.params)
+
+
+def checked_levels(given: Any, where: str, *, zero: bool = False) -> tuple[float, ...]:
+    """One or several levels of noise as a tuple of positive numbers, zero among them where it is allowed, each once."""
+    each = (given,) if isinstance(given, Real) else tuple(given) if isinstance(given, Sequence) else ()
+    numbers = [float(a) for a in each if isinstance(a, Real) and not isinstance(a, bool)]
+    numbers = [a for a in numbers if 0 <= a < math.inf and (a or zero)]
+    if not each or len(set(numbers)) < len(each):
+        expected = "numbers from 0 up, each once" if zero else "positive numbers, each once"
+        raise InputError(expected, repr(given), where=where, fix="Give a number or several")
+    return tuple(numbers)
+
+
+def refuse_unless_pairs(draws: int) -> None:
+    """Raise where draws do not come in two pairs or more, each a perturbation and its mirror image."""
+    if draws % 2 or draws < 4:
+        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+
+
+def mirrored_rises(ctx: Context, perturbations: Iterable[Params], draws: int) -> Draws:
+    """Rise of the training loss, mean of a perturbation and its mirror image, which follows it, until precise enough.
+
+    Args:
+        ctx: the point w.
+        perturbations: as in `perturbed_losses`.
+        draws: the most of them.
+    """
+    loss = ctx.scores().loss
+    means = pair_means(blocks_of_losses(ctx, perturbations))
+    return draw_until_precise(ctx, (block - loss for block in means), draws // 2)
+
+
 def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
     """Mean training loss (k,) and its gradient, stacked (k, *shape), at w + u for perturbations stacked likewise."""
     return _streamed(ctx, stacked, with_gradients=True)
@@ -54,17 +103,22 @@ def perturbed_gradients(ctx: Context, stacked: Params) -> tuple[Tensor, Params]:
 
 def batch_gradient(ctx: Context, batch: Batch, perturbation: Params) -> tuple[float, Params]:
     """Mean loss of one batch at w + u, and its gradient, float64; parameters that u leaves out stay where they are."""
+    at = {name: v + perturbation[name].to(v) if name in perturbation else v for name, v in ctx.trainable.items()}
+    loss, gradients = loss_and_gradient(ctx, batch, at)
+    for kind in ("forward", "backward"):
+        ctx.count(kind, len(batch[1]))
+    return float(loss), {name: gradient.double() for name, gradient in gradients.items()}
+
+
+def loss_and_gradient(ctx: Context, batch: Batch, at: Params, weights: Tensor | None = None) -> tuple[Tensor, Params]:
+    """Mean loss of one batch, or its sum with a weight for each sample, and the gradient; no pass is counted."""
     inputs, targets = batch
-    leaves = {
-        name: (value + perturbation[name].to(value) if name in perturbation else value.detach()).requires_grad_()
-        for name, value in ctx.trainable.items()
-    }
+    leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
     with torch.enable_grad():
-        loss = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets).mean()
+        losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets)
+        loss = losses.mean() if weights is None else (losses * weights.to(losses)).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    ctx.count("forward", len(targets))
-    ctx.count("backward", len(targets))
-    return float(loss.detach()), {name: gradient.double() for name, gradient in zip(leaves, gradients, strict=True)}
+    return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 @dataclass(frozen=True)
@@ -95,25 +149,35 @@ class Ascent:
         return f"the last step added {max(0.0, self.highest - self.before) / rise:.1g} of it{ended}"
 
 
-def ascend(
-    evaluate: Evaluate,
-    starts: Params,
-    climb: Move,
-    project: Move,
-    sizes: Sequence[float],
-    late: Callable[[], bool] = bool,
-) -> Ascent:
+def found_rise(ctx: Context, found: Ascent, how: str, normalised: bool = False) -> Value:
+    """The rise from the loss at the weights themselves, which lie in the set: never negative."""
+    loss = ctx.scores().loss
+    rise = max(0.0, found.highest - loss)
+    if normalised:
+        if loss <= -1:
+            raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
+        rise /= 1 + loss
+    return Value(rise, low=rise, exact=False, reason=f"lower bound: {how}; {found.remark(loss)}")
+
+
+class Region(NamedTuple):
+    """A set of perturbations around zero in which the highest loss is looked for."""
+
+    climb: Move  # gradients -> the longest uphill move that the set allows from its centre
+    project: Move  # points -> nearest points of the set
+
+
+def ascend(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, sizes: Sequence[float]) -> Ascent:
     """Projected ascent from several starts at once: the largest loss on each way, and where it was met.
 
-    Stops early when no point moves any more.
+    Stops early when no point moves any more, or the time is up.
 
     Args:
+        ctx: has the deadline.
         evaluate: stacked points -> losses (k,) and gradients with respect to the points.
-        starts: stacked points of the allowed set.
-        climb: gradients -> the longest uphill move that the set allows from its centre.
-        project: points -> nearest points of the set.
-        sizes: step sizes, in units of that longest move; 2 reaches any point of the boundary from any other.
-        late: says when no further step may be begun; never by default.
+        starts: stacked points of the region.
+        region: what the points are kept in.
+        sizes: step sizes, in units of its longest move; 2 reaches any point of the boundary from any other.
     """
     point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
     before = -torch.inf
@@ -125,10 +189,10 @@ def ascend(
         where = {name: torch.where(_expanded(better, value), value, where[name]) for name, value in point.items()}
         if size is None:
             break
-        if late():
+        if out_of_time(ctx):
             return Ascent(best, where, before, late=True)
-        uphill = climb(gradients)
-        following = project({name: value + size * uphill[name] for name, value in point.items()})
+        uphill = region.climb(gradients)
+        following = region.project({name: value + size * uphill[name] for name, value in point.items()})
         if all(torch.equal(value, point[name]) for name, value in following.items()):
             before = float(best.max())
             break
@@ -150,8 +214,8 @@ def unit_directions(stacked: Params) -> Params:
     return {name: value * _expanded(inverse, value) for name, value in stacked.items()}
 
 
-def within_ball(radius: float) -> tuple[Move, Move]:
-    """For `ascend`: the uphill move of this length, and the projection of points onto the ball of this radius."""
+def within_ball(radius: float) -> Region:
+    """The ball of this radius."""
 
     def climb(gradients: Params) -> Params:
         return {name: radius * value for name, value in unit_directions(gradients).items()}
@@ -161,11 +225,11 @@ def within_ball(radius: float) -> tuple[Move, Move]:
         outside = torch.stack([_flat(value).square().sum(1) for value in points.values()]).sum(0).sqrt() > radius
         return {name: torch.where(_expanded(outside, value), onto[name], value) for name, value in points.items()}
 
-    return climb, project
+    return Region(climb, project)
 
 
-def within_box(box: Params) -> tuple[Move, Move]:
-    """The same for the box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
+def within_box(box: Params) -> Region:
+    """The box |u_i| ≤ box_i, whose longest uphill move ends in a corner."""
 
     def climb(gradients: Params) -> Params:
         return {name: box[name] * value.sign() for name, value in gradients.items()}
@@ -173,7 +237,13 @@ def within_box(box: Params) -> tuple[Move, Move]:
     def project(points: Params) -> Params:
         return {name: torch.minimum(torch.maximum(u, -box[name]), box[name]) for name, u in points.items()}
 
-    return climb, project
+    return Region(climb, project)
+
+
+def joined(parts: Iterable[Params]) -> Params:
+    """Stacked points of several stacks as one."""
+    stacks = list(parts)
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
 
 def random_normal(ctx: Context, generator: torch.Generator, like: Params, copies: int = 1) -> Params:
@@ -211,17 +281,30 @@ def stackable(ctx: Context) -> bool:
     """Whether the network runs on stacked weights; tried on two samples and compared with running one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     points = {name: torch.stack([value, 1.01 * value]).requires_grad_() for name, value in ctx.trainable.items()}
-    results = []
+
+    def losses_and_gradients(run: Callable[..., Tensor]) -> Sequence[Tensor]:
+        losses = run(ctx, points, inputs, targets)
+        return losses, *torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
+
     with torch.enable_grad():
-        for run in (_one_by_one, _together):
-            try:
-                losses = run(ctx, points, inputs, targets)
-                gradients = torch.autograd.grad(losses.sum(), list(points.values()), materialize_grads=True)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                return False  # an operation without a batching rule, or one that looks at values
-            results.append([losses, *gradients])
+        return same_together(ctx, *(partial(losses_and_gradients, run) for run in (_together, _one_by_one)))
+
+
+def same_together(
+    ctx: Context, together: Callable[[], Sequence[Tensor]], one_by_one: Callable[[], Sequence[Tensor]]
+) -> bool:
+    """Whether a call on stacked networks or samples works, and gives what they give one by one."""
+    try:
+        pairs = list(zip(together(), one_by_one(), strict=True))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return False  # an operation without a batching rule, or one that looks at values
+    return all(agree(ctx, *pair) for pair in pairs)
+
+
+def agree(ctx: Context, one: Tensor, other: Tensor) -> bool:
+    """Whether two ways to compute the same differ by no more than the rounding of the network's numbers."""
     rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
-    return all(bool((a - b).abs().max() <= rounding * (1 + a.abs().max())) for a, b in zip(*results, strict=True))
+    return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
 
 
 def _width(ctx: Context) -> int:

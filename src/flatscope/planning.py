@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from flatscope.registry import Declaration
 WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": 4.0}
 COLUMN = 2.2  # a backward pass of one column of the sweep, with what is read from it
 # What others have paid for already: the sweep's columns, and the gradient.
-SHARED = ("sweep", "gradient")
+SHARED = {"sweep", "gradient"}
 # Measures that declare neither `passes` nor `typical` take what their kind of cost usually takes.
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
@@ -23,6 +23,12 @@ TIMED_SAMPLES = 256
 DRAWN_COLUMNS = 64
 LONG_SHOWN = 4
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
+
+
+def expected(entry: Declaration) -> Mapping[str, float]:
+    """What a measure usually takes, by kind."""
+    declared = entry.typical or entry.passes
+    return BY_COST[entry.cost] if declared is None else declared
 
 
 def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int = 1) -> float:
@@ -34,16 +40,13 @@ def units(entry: Declaration, columns: int, paid: set[str] | None = None, n: int
         paid: shared work that is done already.
         n: number of training samples.
     """
-    declared = entry.typical or entry.passes
-    expected = BY_COST[entry.cost] if declared is None else declared
     weights = WEIGHTS | {"sweep": 1 + COLUMN * columns, "column": COLUMN * columns, "gradient": 2.0, "sample": 1 / n}
-    return sum(weights[kind] * number for kind, number in expected.items() if kind not in (paid or ()))
+    return sum(weights[kind] * number for kind, number in expected(entry).items() if kind not in (paid or ()))
 
 
 def shared_work(entry: Declaration) -> set[str]:
     """What a measure leaves behind for those that come after it."""
-    declared = entry.typical or entry.passes
-    return {kind for kind in (BY_COST[entry.cost] if declared is None else declared) if kind in SHARED}
+    return set(expected(entry)) & SHARED
 
 
 @dataclass(frozen=True)

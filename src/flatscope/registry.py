@@ -14,7 +14,7 @@ import inspect
 import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -228,6 +228,37 @@ def _add(facts: Facts, function: F, kind: str) -> F:
         raise InputError("a name that is not taken", got, declaration.source, "Rename the new function")
     _REGISTRY[declaration.name] = declaration
     return function
+
+
+def declared(function: Callable[..., Any]) -> Declaration:
+    """The declaration of a function that was declared already."""
+    return _REGISTRY[function.__name__]
+
+
+def derived(
+    base: Callable[..., Any], more: Mapping[str, tuple[Any, str]] = MappingProxyType({}), **changed: Any
+) -> Callable[[F], F]:
+    """Declare a measure that is made of another one, and has its options and its facts where nothing else is said.
+
+    Args:
+        base: the other measure, declared already; the last section of its docstring describes its options.
+        more: further options: their defaults, and what the docstring says of them.
+        changed: facts that are not those of the other.
+    """
+
+    def declare(function: F) -> F:
+        signature, listed = inspect.signature(base), inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+        words, parameters = listed.rstrip(), list(signature.parameters.values())
+        for option, (default, text) in more.items():
+            words += f"\n    {option}: {text}"
+            kind, annotation = inspect.Parameter.KEYWORD_ONLY, type(default).__name__
+            parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{words}"
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        facts = {each.name: getattr(declared(base), each.name) for each in fields(Facts)}
+        return measure(**facts | changed)(function)
+
+    return declare
 
 
 def _check(declaration: Declaration) -> None:

@@ -104,12 +104,16 @@ def end_in_time(ctx: Context) -> None:
         raise NotApplicable("the time was up before it was done")
 
 
-def pair_means(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Means of a draw and its mirror image, which follows it, from blocks that may end between the two."""
+def in_rows(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
+    """Numbers that belong together in rows (k, width), from blocks that may end within a row."""
     left = torch.zeros(0, dtype=torch.float64)
     for block in blocks:
         left = torch.cat([left, block])
-        whole = len(left) - len(left) % 2
-        if whole:
-            yield left[:whole].reshape(-1, 2).mean(1)
+        if whole := len(left) // width * width:
+            yield left[:whole].reshape(-1, width)
             left = left[whole:]
+
+
+def pair_means(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Means of a draw and its mirror image, which follows it, from blocks that may end between the two."""
+    return (pairs.mean(1) for pairs in in_rows(blocks, 2))

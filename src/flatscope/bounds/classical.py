@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
-from flatscope.params import count
+from flatscope.params import count, norm
 from flatscope.registry import Value, bound
 from flatscope.samples import Inputs, parts_of
 
@@ -80,8 +80,7 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
         if initial is None:
             way = "pass initial= (on the command line --initial) or the option radius"
             raise NotApplicable(f"needs the weights before training, or a radius; {way}")
-        squares = ((v.double() - initial[name].double()).square().sum() for name, v in ctx.trainable.items())
-        radius = math.sqrt(math.fsum(float(value) for value in squares))
+        radius = norm({name: v.double() - initial[name].double() for name, v in ctx.trainable.items()})
     if not 0 < epsilon < radius:
         raise NotApplicable("needs 0 < epsilon < radius of the explored ball", f"{epsilon:g} and {radius:.4g}")
     log_number = log_covering_number(radius, epsilon, count(ctx.trainable.values()))

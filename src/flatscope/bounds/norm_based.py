@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -64,9 +65,8 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
         refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
             log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
-            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(
-                largest_inputs(ctx)[INPUT_NORMS[name]]
-            )
+            largest = ctx.sweep(largest_inputs)[INPUT_NORMS[name]]
+            log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(largest)
             gap = math.exp(log_gap) if log_gap < 700 else math.inf
             rows.append(Value(gap, options={"norm": name}, reason=f"capacity e^{log_capacity:.4g}"))
         except NotApplicable as refusal:
@@ -76,10 +76,6 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
 
 def largest_inputs(ctx: Context) -> dict[str, float]:
     """Largest ℓ2 norm and largest absolute entry ("linf") of a training input."""
-    return ctx.sweep(_largest_inputs)
-
-
-def _largest_inputs(ctx: Context) -> dict[str, float]:
     largest = {"l2": 0.0, "linf": 0.0}
     for inputs, _ in ctx.batches():
         parts = parts_of(inputs)
@@ -92,6 +88,7 @@ def _largest_inputs(ctx: Context) -> dict[str, float]:
 
 
 STRUCTURE_SAMPLES = 100  # on which the network is compared with the chain of layers that the class is made of
+_by_l1_norms = partial(bound, paper="zhang2017", needs={"classes", "chain"}, on_folded=True)
 _CLASS = (
     "a chain of dense layers with ReLU between them (checked)",
     "y f(x) is the margin where there are more than two classes",
@@ -144,23 +141,20 @@ def l1_class(ctx: Context) -> L1Class:
     if classes == 2:
         weights[-1], biases[-1] = weights[-1][1:] - weights[-1][:1], biases[-1][1:] - biases[-1][:1]
     norms = [float((w.abs().sum(1) + b.abs()).max()) for w, b in zip(weights, biases, strict=True)]
-    largest = largest_inputs(ctx)["linf"]
+    largest = ctx.sweep(largest_inputs)["linf"]
     if biased:
         norms = [max(b, 1.0) for b in norms[:-1]] + norms[-1:]
         largest = max(largest, 1.0)
     return L1Class(tuple(norms), chain.widths[0] + biased, largest, classes)
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"\sqrt{2\log 2d}\,\tfrac{\prod_i 2B_i}{\sqrt n} + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
-    paper="zhang2017",
     equation="Lemma 4, eq (57), with log 2d",
     assumptions=(
         "loss in [0, 1], 1-Lipschitz in y f(x) and constant where that is large, as the ramp loss is",
         *_CLASS,
     ),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     """Gap of any network with these ℓ1 norms for a loss in [0, 1] that is 1-Lipschitz in the margin.
@@ -171,7 +165,7 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
         delta: the bound holds with probability at least 1 - delta.
     """
     n, own = ctx.problem.n_train, ctx.sweep(l1_class)
-    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / delta) / (2 * n))
     return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
 
 
@@ -183,17 +177,14 @@ def margin_bound(fraction: float, complexity: float, gamma: float, supremum: flo
     if not 0 < gamma <= 2 * supremum or n < 1:
         raise InputError("0 < gamma ≤ 2C and at least one sample", f"{gamma}, {supremum}, {n}", where="margin_bound")
     union = math.sqrt(math.log(math.log2(4 * supremum / gamma)) / n)
-    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / _checked(delta)) / (2 * n))
+    return fraction + 4 / gamma * complexity + union + math.sqrt(math.log(1 / delta) / (2 * n))
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"\tfrac{\#\{y_if(x_i) < \gamma\}}{n} + \tfrac{4}{\gamma} \hat R + \sqrt{\tfrac{\log\log_2(4C/\gamma)}{n}}"
     r" + \sqrt{\tfrac{\log(1/\delta)}{2n}}",
-    paper="zhang2017",
     equation="Theorem 5, eq (60), with log₂",
     assumptions=("holds for all margins γ at once: the best is taken", *_CLASS),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def margin_l1(ctx: Context, *, delta: float) -> Value:
     """Expected error by the fraction of small margins and the ℓ1 norms of the weights, at the best margin.
@@ -205,7 +196,7 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     assert margins is not None  # class labels are needed, by declaration
     complexity, ordered = own.margin_complexity(n), margins.sort().values
     # Summed over the margins of a geometric grid the failures come to π²/6 times δ, which (60) leaves out.
-    delta = _checked(delta) if own.classes == 2 else _checked(delta) / 2
+    delta = delta if own.classes == 2 else delta / 2
     candidates = [*dict.fromkeys(ordered[ordered > 0].tolist()), 2 * own.supremum]
     best, gamma = math.inf, math.nan
     for candidate in candidates:
@@ -225,17 +216,14 @@ def local_margin_bound(
     if not 0 < gamma <= supremum or n < 1 or not constant > 0:
         raise InputError("0 < gamma ≤ b, samples, K > 0", f"{gamma}, {supremum}, {n}, {constant}", where="(24)")
     inner = 2 * math.log(n) ** 3 / gamma**2 * complexity**2
-    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / _checked(delta)) / n)
+    return 1.01 * fraction + constant * (inner + 2 * math.log(math.log(4 * supremum / gamma) / delta) / n)
 
 
-@bound(
+@_by_l1_norms(
     symbol=r"1.01\, I_{S,\gamma} + K\left(\tfrac{2\log^3 n}{\gamma^2} R_n^2"
     r" + \tfrac{2\log(\log(4b/\gamma)/\delta)}{n}\right)",
-    paper="zhang2017",
     equation="Theorem 3, eq (24)",
     assumptions=("NOT CERTIFIED: the constant K is not known; the value is for the K that is given", *_CLASS),
-    needs={"classes", "chain"},
-    on_folded=True,
 )
 def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsilon: float = 0.05) -> Value:
     """Expected error by the fraction of small margins and the squared Rademacher complexity, for a given constant.
@@ -254,9 +242,3 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
     supremum = own.supremum if own.classes == 2 else 2 * own.supremum  # a margin is a difference of outputs
     value = local_margin_bound(fraction, complexity, gamma, supremum, n, delta, constant)
     return Value(value, reason=f"K = {constant:g}, γ = {gamma:.3g}, R = {complexity:.3g}")
-
-
-def _checked(delta: float) -> float:
-    if not 0 < delta < 1:
-        raise InputError("0 < delta < 1", str(delta), where="delta")
-    return delta

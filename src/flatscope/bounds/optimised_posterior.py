@@ -308,24 +308,26 @@ def pac_bayes_optimised(
         raise NotApplicable(f"at least {fewest} samples", str(len(samples[1])))
     centre = _centre(ctx, prior)
     if prior == "half":
-        seen, samples = _halves(ctx, samples)
+        # Two halves drawn at random, whatever is in them.
+        order = torch.randperm(len(samples[1]), generator=ctx.generator("pac_bayes_optimised, halves"))
+        seen, samples = (_rows(samples, half) for half in order.tensor_split(2))
         centre = trained_weights(ctx, seen, centre, training)
     n, (own, by_draws) = len(samples[1]), (delta * (1 - sampling), delta * sampling)
     posterior = trained_posterior(ctx, samples, ctx.trainable, centre, prior_variance, own, training)
     kl, index = best_prior(posterior, centre, prior_variance)
     if not math.isfinite(kl):
         raise NotApplicable("the noise diverged in training; the option lr takes a smaller rate")
-    tested = []
+    said = ""
     if ctx.problem.test is not None:
         few = max(2, draws // TEST_SHARE)
-        tested = [sampled_errors(ctx, posterior, _samples(ctx, "test"), few, batch, "test", share=0.1)]
+        tested = sampled_errors(ctx, posterior, _samples(ctx, "test"), few, batch, "test", share=0.1)
+        said = f", test error {_with_stderr(tested)}"
     errors = sampled_errors(ctx, posterior, samples, draws, batch, "train", share=0.9)
     value = certified_error(float(errors.mean()), len(errors), kl, index, n, own, by_draws)
-    means = [("training", errors), *(("test", found) for found in tested)]
-    said = ", ".join(f"{part} error {_with_stderr(found)}" for part, found in means)
     return Value(
         value,
-        reason=f"of the stochastic classifier: {said}; KL {kl:.4g} from a prior at {_MEANS[prior]} with variance "
+        reason=f"of the stochastic classifier: training error {_with_stderr(errors)}{said}; "
+        f"KL {kl:.4g} from a prior at {_MEANS[prior]} with variance "
         f"{prior_variance_of(index, prior_variance):.3g} (j = {index}); n = {n:,}; delta {own:g} and {by_draws:g} for "
         f"{len(errors):,} draws",
     )
@@ -356,13 +358,6 @@ def _centre(ctx: Context, prior: str) -> Params:
     if all(torch.equal(initial[name], value) for name, value in ctx.trainable.items()):
         raise NotApplicable("weights before training that equal the trained ones are no prior: they may know the data")
     return {name: initial[name] for name in ctx.trainable}
-
-
-def _halves(ctx: Context, samples: Batch) -> tuple[Batch, Batch]:
-    """Two halves drawn at random, whatever is in them."""
-    order = torch.randperm(len(samples[1]), generator=ctx.generator("pac_bayes_optimised, halves"))
-    first, second = order.tensor_split(2)
-    return _rows(samples, first), _rows(samples, second)
 
 
 def _rows(samples: Batch, rows: Tensor) -> Batch:

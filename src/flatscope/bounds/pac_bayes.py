@@ -7,7 +7,6 @@ drops a term of the order that it keeps.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from flatscope.context import Context, sample_margins
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unless_whole
 from flatscope.loss import Loss
 from flatscope.measures.interactions import condition_c1_mu, condition_c2, condition_c3, relu_chain
-from flatscope.measures.pac_bayes import checked_alphas, noise_scale
+from flatscope.measures.pac_bayes import noise_scale
 from flatscope.params import Params
-from flatscope.perturbation import blocks_of_losses, random_normal
+from flatscope.perturbation import blocks_of_losses, checked_levels, random_normal, with_loss
 from flatscope.registry import Value, bound
-from flatscope.stopping import draw_until_precise
+from flatscope.stopping import draw_until_precise, in_rows
 
 FORMS = ("eq5", "eq6", "maurer")
 # Standard deviations of the prior, fixed before any data is seen: ten per decade.
@@ -116,7 +115,7 @@ def pac_bayes(
     if prior == "matched" and noise != "equal":
         raise NotApplicable("a prior with the variances of the noise would depend on the trained weights")
     shift = _shift(ctx, prior_mean)
-    alphas = checked_alphas(alpha)
+    alphas = checked_levels(alpha, "alpha")
     grid = alphas if prior == "matched" else PRIOR_SIGMAS
     priors, added = [], []
     for a in alphas:
@@ -156,9 +155,7 @@ def _sigma(ctx: Context, alpha: float, noise: str) -> Params:
 
 def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int) -> Iterator[Tensor]:
     """0/1 training error of noisy networks, some draws at a time: (draws, alphas); all levels see the same draws."""
-    problem = copy.copy(ctx.problem)
-    problem.loss = Loss("zero_one", zero_one)
-    other, sigmas = ctx.on(problem, ctx.params), [_sigma(ctx, a, noise) for a in alphas]
+    other, sigmas = with_loss(ctx, Loss("zero_one", zero_one)), [_sigma(ctx, a, noise) for a in alphas]
 
     def perturbations() -> Iterator[Params]:
         generator = ctx.generator("pac_bayes")
@@ -167,12 +164,7 @@ def noisy_errors(ctx: Context, alphas: tuple[float, ...], noise: str, draws: int
             for sigma in sigmas:
                 yield {name: value[0] * sigma[name] for name, value in drawn.items()}
 
-    left = torch.zeros(0, dtype=torch.float64)
-    for block in blocks_of_losses(other, perturbations()):
-        left = torch.cat([left, block])
-        whole = len(left) // len(alphas) * len(alphas)
-        yield left[:whole].reshape(-1, len(alphas))
-        left = left[whole:]
+    return in_rows(blocks_of_losses(other, perturbations()), len(alphas))
 
 
 def zero_one(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -212,6 +204,12 @@ class TheoremConstants:
         if not self.mu > 0 or len(self.norms) != len(self.widths) - 1 or any(not norm > 0 for norm in self.norms):
             raise InputError("μ > 0 and a positive norm for each layer", f"{self.mu}, {self.norms}", where="Theorem 1")
 
+    @property
+    def units(self) -> list[float]:
+        """σ_i / γ_i = μ² ‖W_i‖_F / √(h_i h_{i-1}) of each layer."""
+        sizes = zip(self.norms, self.widths[1:], self.widths, strict=False)
+        return [self.mu**2 * norm / math.sqrt(above * below) for norm, above, below in sizes]
+
 
 def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[float], n: int, delta: float) -> float:
     """The right-hand side of Theorem 1 with the O replaced by one.
@@ -223,10 +221,7 @@ def theorem_1(c: TheoremConstants, sigmas: Sequence[float], flips: Sequence[floa
         n: number of samples.
         delta: of the PAC-Bayes term.
     """
-    gammas = [
-        sigma * math.sqrt(above * below) / (c.mu**2 * norm)
-        for sigma, above, below, norm in zip(sigmas, c.widths[1:], c.widths, c.norms, strict=False)
-    ]
+    gammas = [sigma / unit for sigma, unit in zip(sigmas, c.units, strict=True)]
     fixed = _product(gammas) - 1
     flipped = _product([g * c.c2 * c.c3 for g in gammas])
     flipped *= _product([g * flip * c.c2 for g, flip in zip(gammas, flips, strict=True)]) - 1
@@ -284,8 +279,8 @@ def sharpness_theorem_1(
         corrected: use √(2 ln(2h/δ_i)) for C_{δ_i}, and keep C²_{δ_i} in the simplified form.
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
-    if not 0 < delta < 1 or not 0 < flip_delta < 1:
-        raise InputError("0 < delta < 1", f"{delta}, {flip_delta}", where="sharpness_theorem_1")
+    if not 0 < flip_delta < 1:
+        raise InputError("0 < flip_delta < 1", str(flip_delta), where="sharpness_theorem_1")
     n = ctx.problem.n_train
     c = _constants(ctx, samples, loss_constant(ctx, lipschitz))
     constant = flip_constant_corrected if corrected else flip_constant
@@ -294,11 +289,7 @@ def sharpness_theorem_1(
     def at(sigma: float) -> float:
         if form == "simplified":
             return simplified(c, sigma, n, delta, flips if corrected else None)
-        gammas = [sigma / (flip * len(flips)) for flip in flips]
-        sigmas = [
-            g * c.mu**2 * norm / math.sqrt(above * below)
-            for g, norm, above, below in zip(gammas, c.norms, c.widths[1:], c.widths, strict=False)
-        ]
+        sigmas = [sigma / (flip * len(flips)) * unit for flip, unit in zip(flips, c.units, strict=True)]
         return theorem_1(c, sigmas, flips, n, delta)
 
     value, sigma = min((at(sigma), sigma) for sigma in SIGMAS)
@@ -317,7 +308,9 @@ def loss_constant(ctx: Context, given: float) -> float:
 def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:
     chain = ctx.sweep(relu_chain, samples=samples)
     mu = float(condition_c1_mu(ctx, samples=samples).value)
-    c2, c3 = (float(found[""].value) for found in (_c2(ctx, samples), condition_c3(ctx, samples=samples)))
+    # A network without hidden layers has no unit that could switch.
+    c2 = float(condition_c2(ctx, samples=samples)[""].value) if chain.depth > 1 else 0.0
+    c3 = float(condition_c3(ctx, samples=samples)[""].value)
     norms = tuple(float(weight.norm()) for weight in chain.weights)
     total = 0.0
     with torch.no_grad():
@@ -325,12 +318,6 @@ def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants
             total += float(ctx.forward(inputs).double().flatten(1).norm(dim=1).sum())
             ctx.count("forward", len(targets))
     return TheoremConstants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
-
-
-def _c2(ctx: Context, samples: int) -> dict[str, Value]:
-    """A network without hidden layers has no unit that could switch."""
-    chain = ctx.sweep(relu_chain, samples=samples)
-    return {"": Value(0.0)} if chain.depth < 2 else condition_c2(ctx, samples=samples)
 
 
 def _product(parts: Sequence[float]) -> float:

@@ -6,8 +6,10 @@ Theorem 5.1 bounds how far the training loss can rise within a ball of path valu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,6 +28,9 @@ from flatscope.symmetries.path_skeleton import ZeroSkeletonError
 from flatscope.symmetries.scaling import rescaled_params
 
 BALANCED = 2 - math.sqrt(3)  # |v + δ| ≥ √((v² + δ²)/2), used in (37), holds only for δ/v ≥ -(2 - √3)
+
+
+_of_ball = partial(bound, paper="yi2019", cost="sweep", on_folded=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ def psi_of(spread: PathSpread, epsilon: float, depth: int) -> float:
         (s - 1) * math.log(epsilon) + (2 * depth + 1 - s) * spread.log_sup - 2 * depth * spread.log_inf
         for s in range(1, depth + 1)
     )
-    return _exp(max(terms))
+    log = max(terms)
+    return math.exp(log) if log <= math.log(sys.float_info.max) else math.inf
 
 
 def theorem_5_1(
@@ -110,9 +116,8 @@ def corrected_theorem(
     return factor * math.sqrt(everything.groups) * reach
 
 
-@bound(
+@_of_ball(
     symbol=r"2 C C_L d_0 d_1^{L-1} d_L (1 + 2^{(3L+4)/2} (L-1) d_1 d_L \psi(v)) \epsilon",
-    paper="yi2019",
     equation="Theorem 5.1, eq (11), as printed",
     assumptions=(
         "bounds the rise of the training loss within the ball, not a generalization gap",
@@ -120,8 +125,6 @@ def corrected_theorem(
         "fully connected ReLU network; inputs of every layer bounded by C with suffixes ±1",
         "no ReLU changes state; epsilon at most 0.2679 inf|v|",
     ),
-    cost="sweep",
-    on_folded=True,
 )
 def psi_theorem_5_1(
     ctx: Context,
@@ -144,30 +147,25 @@ def psi_theorem_5_1(
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
     del delta
-    prepared = _prepared(ctx, rule)
-    if prepared is None:
-        return Value(math.inf, exact=True, reason="a path value is zero: vacuous")
-    paths, spread = prepared
-    radius = epsilon * spread.inf if relative else epsilon
-    layers = paths.graph.layers
-    depth = len(layers) - (depth_convention == "hidden_layers")
-    widths = (len(layers[0].inputs), max(len(layer.outputs) for layer in layers[:-1]), len(layers[-1].outputs))
-    norms = _input_norms(ctx, paths)
-    value = theorem_5_1(spread, radius, depth, widths, max(norms), loss_constant(ctx, lipschitz))
-    return Value(value, exact=True, reason=_hypotheses(ctx, rule, radius, spread))
+
+    def rise(paths: PathCoordinates, spread: PathSpread, radius: float) -> float:
+        layers = paths.graph.layers
+        depth = len(layers) - (depth_convention == "hidden_layers")
+        widths = (len(layers[0].inputs), max(len(layer.outputs) for layer in layers[:-1]), len(layers[-1].outputs))
+        norms = _input_norms(ctx, paths)
+        return theorem_5_1(spread, radius, depth, widths, max(norms), loss_constant(ctx, lipschitz))
+
+    return _rise_in_ball(ctx, rule, epsilon, relative, rise)
 
 
-@bound(
+@_of_ball(
     symbol=r"C_L C \sqrt{N} \min(q \|v_{all}\|_2,\ \epsilon + \sqrt{n_p - m + H}\, q \max_p |v_p|)",
-    paper="yi2019",
     equation="Theorem 5.1, corrected",
     assumptions=(
         "bounds the rise of the training loss within the ball, not a generalization gap",
         "fully connected ReLU network; epsilon below the smallest path value",
         "no ReLU changes state: certified where the remark says so",
     ),
-    cost="sweep",
-    on_folded=True,
 )
 def psi_theorem_5_1_corrected(
     ctx: Context,
@@ -188,16 +186,13 @@ def psi_theorem_5_1_corrected(
         lipschitz: C_L of the loss in the outputs; 0 takes √2 for cross-entropy and refuses others.
     """
     del delta
-    prepared = _prepared(ctx, rule)
-    if prepared is None:
-        return Value(math.inf, exact=True, reason="a path value is zero: vacuous")
-    paths, spread = prepared
-    radius = epsilon * spread.inf if relative else epsilon
-    with_biases = any(layer.biases for layer in paths.graph.layers)
-    norm = _input_norms(ctx, paths)[0]
-    factor = loss_constant(ctx, lipschitz) * (max(norm, 1.0) if with_biases else norm)
-    value = corrected_theorem(spread, all_paths_of(paths), paths.count, radius, len(paths.graph.layers), factor)
-    return Value(value, exact=True, reason=_hypotheses(ctx, rule, radius, spread))
+
+    def rise(paths: PathCoordinates, spread: PathSpread, radius: float) -> float:
+        layers, norm = paths.graph.layers, _input_norms(ctx, paths)[0]
+        factor = loss_constant(ctx, lipschitz) * (max(norm, 1.0) if any(layer.biases for layer in layers) else norm)
+        return corrected_theorem(spread, all_paths_of(paths), paths.count, radius, len(layers), factor)
+
+    return _rise_in_ball(ctx, rule, epsilon, relative, rise)
 
 
 def pac_bayes_gap(expected_change: float, divergence: float, n: int, delta: float) -> float:
@@ -298,22 +293,36 @@ def _bounded_loss(ctx: Context, loss: str) -> float:
     return float((~(scores.margins > 0)).double().mean())
 
 
-def _prepared(ctx: Context, rule: str) -> tuple[PathCoordinates, PathSpread] | None:
-    """The network as Theorem 5.1 asks for it; None where a path value is zero."""
+def _rise_in_ball(
+    ctx: Context,
+    rule: str,
+    epsilon: float,
+    relative: bool,
+    rise: Callable[[PathCoordinates, PathSpread, float], float],
+) -> Value:
+    """A form of Theorem 5.1 on a network as it asks for; infinite where a path value is zero."""
     layers = ctx.network
     if not layers.chain or any(layer.kind != "dense" or len(layer.input_shape) != 1 for layer in layers):
         raise NotApplicable("needs a fully connected network, layer behind layer")
     if len(tuple(layers)) < 2 or ctx.sweep(find_curved):
         raise NotApplicable("needs at least one hidden layer, and ReLUs only")
+    vacuous = Value(math.inf, exact=True, reason="a path value is zero: vacuous")
     try:
         paths = ctx.sweep(path_coordinates, rule=rule)
     except ZeroSkeletonError:
-        return None
+        return vacuous
     if paths.n_classes != paths.graph.n_units:
         raise NotApplicable("needs hidden units that can all be rescaled", "; ".join(paths.graph.walls))
     log, _ = paths.log_values()
     spread = PathSpread(float(log.max()), float(log.min()))
-    return None if spread.log_inf == -math.inf else (paths, spread)
+    if spread.log_inf == -math.inf:
+        return vacuous
+    radius, certified = epsilon * spread.inf if relative else epsilon, ctx.sweep(certified_radius, rule=rule)
+    value = rise(paths, spread, radius)
+    states = "certified" if radius <= certified else f"not certified (only to {certified:.3g})"
+    balanced = "holds" if radius <= BALANCED * spread.inf else "does not hold"
+    reason = f"epsilon {radius:.3g}; states unchanged: {states}; epsilon ≤ 0.2679 inf|v| {balanced}"
+    return Value(value, exact=True, reason=reason)
 
 
 def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
@@ -336,14 +345,3 @@ def _input_norms(ctx: Context, paths: PathCoordinates) -> list[float]:
             replay(double_ctx.problem.model, inputs, note, params)
             ctx.count("forward", len(targets))
     return norms
-
-
-def _hypotheses(ctx: Context, rule: str, radius: float, spread: PathSpread) -> str:
-    certified = ctx.sweep(certified_radius, rule=rule)
-    states = "certified" if radius <= certified else f"not certified (only to {certified:.3g})"
-    balanced = "holds" if radius <= BALANCED * spread.inf else "does not hold"
-    return f"epsilon {radius:.3g}; states unchanged: {states}; epsilon ≤ 0.2679 inf|v| {balanced}"
-
-
-def _exp(log: float) -> float:
-    return math.inf if log > math.log(torch.finfo(torch.float64).max) else math.exp(log)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal
 
 import torch
@@ -18,15 +16,18 @@ from flatscope.params import Params, count
 from flatscope.perturbation import (
     Ascent,
     ascend,
-    blocks_of_losses,
+    found_rise,
+    joined,
+    measure_of_moves,
+    mirrored_rises,
     perturbed_gradients,
     random_normal,
     shrinking,
+    with_loss,
     within_ball,
     within_box,
 )
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 Mode = Literal["worst", "average"]
 Norm = Literal["l2", "linf"]
@@ -35,18 +36,13 @@ Scale = Literal["weights", "none"]
 Logits = Literal["as given", "normalised"]
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\max_{\|u\| \le \rho} \hat L(w + |w| \odot u) - \hat L(w)",
     paper="flatscope",
     equation="Kwon et al. 2021 for the worst case; Andriushchenko et al. 2023 for the average, and for normalised "
     "logits",
-    direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
-    cost="long",
     typical={"forward": 94, "backward": 94},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; elementwise |w|, to which nothing is added; full training "
     "set; the worst case is a lower bound of the maximum; symmetries are those of scale='weights'",
     search="lower",
@@ -82,14 +78,12 @@ def adaptive_sharpness(
         raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
     if logits == "normalised":
         ctx = ctx.sweep(with_normalised_logits)
-    loss, sizes = ctx.scores().loss, _sizes(ctx, scale)
+    sizes = _sizes(ctx, scale)
     if mode == "average":
-        losses = pair_means(blocks_of_losses(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2)))
-        rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+        rises = mirrored_rises(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2), draws)
         return Value(rises.means[0], stderr=rises.stderrs[0], reason=rises.remark(each=2))
     best = _highest(ctx, sizes, rho, norm, restarts, steps)
-    rise, how = max(0.0, best.highest - loss), f"lower bound: best of {restarts} ascents, {steps} steps each"
-    return Value(rise, low=rise, reason="; ".join(part for part in (how, best.remark(loss)) if part))
+    return found_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each")
 
 
 def with_normalised_logits(ctx: Context) -> Context:
@@ -101,10 +95,7 @@ def with_normalised_logits(ctx: Context) -> Context:
     def of_normalised(outputs: Tensor, targets: Tensor) -> Tensor:
         return loss(outputs / outputs.std(1, correction=0, keepdim=True), targets)
 
-    problem = copy.copy(ctx.problem)
-    problem.__dict__.pop("plain", None)
-    problem.loss = Loss("cross_entropy of normalised logits", of_normalised)
-    return ctx.on(problem, ctx.params)
+    return with_loss(ctx, Loss("cross_entropy of normalised logits", of_normalised))
 
 
 def _sizes(ctx: Context, scale: str) -> Params:
@@ -129,12 +120,10 @@ def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, 
         return losses, {name: gradient * sizes[name] for name, gradient in gradients.items()}
 
     cube = {name: torch.full_like(value, rho) for name, value in sizes.items()}
-    climb, project = within_box(cube) if norm == "linf" else within_ball(rho)
-    starts = {name: (value * sizes[name])[None] for name, value in ctx.gradient().items()}
-    if restarts > 1:
-        drawn = random_normal(ctx, ctx.generator("adaptive_sharpness starts"), sizes, restarts - 1)
-        starts = {name: torch.cat([value, drawn[name]]) for name, value in starts.items()}
-    return ascend(evaluate, climb(starts), climb, project, shrinking(steps), partial(out_of_time, ctx))
+    region = within_box(cube) if norm == "linf" else within_ball(rho)
+    along = {name: (value * sizes[name])[None] for name, value in ctx.gradient().items()}
+    drawn = random_normal(ctx, ctx.generator("adaptive_sharpness starts"), sizes, restarts - 1)
+    return ascend(ctx, evaluate, region.climb(joined([along, drawn])), region, shrinking(steps))
 
 
 @measure(

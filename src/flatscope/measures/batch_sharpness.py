@@ -22,7 +22,6 @@ READ_TOGETHER = 32  # mini-batches whose samples one pass over the data collects
     symbol=r"\mathbb{E}_B\, \frac{g_B^\top H_B\, g_B}{\|g_B\|^2}",
     paper="flatscope",
     equation="Andreyev and Beneventano 2024, batch sharpness",
-    direction="none",
     invariant_under={"permutation"},
     cost="sweep",
     passes={"forward": 1, "backward": 1, "curvature": 1},

@@ -8,7 +8,6 @@ padding and dilation. With groups, A mixes channels within a group only: one blo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal
 
 import torch
@@ -20,9 +19,16 @@ from flatscope.measures.layer_values import measured_layers
 from flatscope.measures.weight_flatness import top_eigenpairs
 from flatscope.network.layers import Layer
 from flatscope.params import Params
-from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, perturbed_losses, shrinking
+from flatscope.perturbation import (
+    Region,
+    ascend,
+    mirrored_rises,
+    perturbed_gradients,
+    perturbed_losses,
+    refuse_unless_pairs,
+    shrinking,
+)
 from flatscope.registry import Value, measure
-from flatscope.stopping import draw_until_precise, out_of_time, pair_means
 
 Kind = Literal["worst", "random"]
 TOLERANCE = 1e-6
@@ -64,8 +70,7 @@ def feature_robustness(
     for name, value in (("delta", delta), ("restarts", restarts), ("steps", steps)):
         if not value > 0:
             raise InputError("a positive number", str(value), where=name)
-    if draws % 2 or draws < 4:
-        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+    refuse_unless_pairs(draws)
     if kind == "random":
         return {layer.name: random_robustness(ctx, layer, delta, draws) for layer in measured_layers(ctx)}
     return {layer.name: _worst(ctx, layer, delta, restarts, steps) for layer in measured_layers(ctx)}
@@ -73,17 +78,14 @@ def feature_robustness(
 
 def random_robustness(ctx: Context, layer: Layer, delta: float, draws: int) -> Value:
     """Mean of F over random orthogonal A and −A, whose first-order terms cancel."""
-    losses = pair_means(blocks_of_losses(ctx, _random_moves(ctx, layer, delta, draws // 2)))
-    loss = ctx.scores().loss
-    rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+    rises = mirrored_rises(ctx, _random_moves(ctx, layer, delta, draws // 2), draws)
     return Value(rises.means[0], rises.stderrs[0], exact=False, reason=rises.remark(each=2))
 
 
 def _random_moves(ctx: Context, layer: Layer, delta: float, pairs: int) -> Iterator[Params]:
     generator, acting = ctx.generator(f"feature_robustness {layer.name}"), Acting(ctx, layer)
-    groups, rank, features = acting.shape
     for _ in range(pairs):
-        normal = torch.randn(groups, features, rank, generator=generator, dtype=torch.float64)
+        normal = torch.randn(acting.right.shape, generator=generator, dtype=torch.float64)
         basis, triangle = torch.linalg.qr(normal)  # Haar once the signs of R are made positive (Mezzadri 2007)
         basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
         move = acting.moves(basis.mT[None].to(ctx.problem.device))[0]
@@ -105,11 +107,6 @@ class Acting:
         signs = torch.where(signs == 0, torch.ones_like(signs), signs)
         self.left: Tensor = (R * signs[..., None]).mT  # L: (groups, rows, rank)
         self.right: Tensor = Q * signs[:, None, :]  # Q: (groups, features, rank)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(groups, rank, features of a group) of C."""
-        return self.right.shape[0], self.right.shape[2], self.right.shape[1]
 
     def moves(self, points: Tensor) -> Tensor:
         """wA, shaped as the weight (k, *shape), for each C of (k, groups, rank, features)."""
@@ -148,11 +145,11 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         drawn = torch.randn(restarts - 2, *gradient.shape, generator=generator, dtype=torch.float64)
         directions.append(drawn.to(gradient))
     starts = climb({name: acting.pulled(torch.cat(directions))})
-    late = partial(out_of_time, ctx)
-    found = ascend(evaluate, starts, climb, project, shrinking(steps), late).where
+    region = Region(climb, project)
+    found = ascend(ctx, evaluate, starts, region, shrinking(steps)).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
-    best, loss = ascend(evaluate, found, climb, project, (LONGEST,) * SETTLING, late), ctx.scores().loss
+    best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING), ctx.scores().loss
     value = max(0.0, best.highest - loss)  # A = 0 is allowed
     slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
     curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ
@@ -175,19 +172,15 @@ def nearest_isometry(matrices: Tensor) -> Tensor:
 
 def by_feature(weights: Tensor, layer: Layer) -> Tensor:
     """Weights (k, *shape) as rows that act on input features: (k, groups, out · taps, features of a group)."""
-    k, groups = len(weights), layer.groups
-    if layer.input_first:  # (in, out of a group, *taps)
-        shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)
-        return shaped.permute(0, 1, 3, 4, 2).flatten(2, 3)
-    shaped = weights.reshape(k, groups, weights.shape[1] // groups, weights.shape[2], -1)  # (out, in of a group, *taps)
+    shaped = weights.reshape(len(weights), layer.groups, weights.shape[1] // layer.groups, weights.shape[2], -1)
+    if layer.input_first:  # (in, out of a group, *taps), not (out, in of a group, *taps)
+        shaped = shaped.transpose(2, 3)
     return shaped.transpose(3, 4).flatten(2, 3)
 
 
 def from_feature(rows: Tensor, weight: Tensor, layer: Layer) -> Tensor:
     """The inverse of `by_feature`, shaped as the weight: (k, *shape)."""
     k, groups, _, features = rows.shape
-    if layer.input_first:
-        shaped = rows.reshape(k, groups, weight.shape[1], -1, features)  # (k, groups, out, taps, in)
-        return shaped.permute(0, 1, 4, 2, 3).reshape(k, *weight.shape)
-    shaped = rows.reshape(k, groups, weight.shape[0] // groups, -1, features)  # (k, groups, out, taps, in)
-    return shaped.transpose(3, 4).reshape(k, *weight.shape)
+    out = weight.shape[1] if layer.input_first else weight.shape[0] // groups
+    shaped = rows.reshape(k, groups, out, -1, features).transpose(3, 4)  # (k, groups, out, in, taps)
+    return (shaped.transpose(2, 3) if layer.input_first else shaped).reshape(k, *weight.shape)

@@ -28,15 +28,19 @@ from flatscope.stopping import out_of_time
 Part = Literal["train", "test"]
 ROUNDING = 1e-6  # by which norms found by iteration may be too small
 
-
-@measure(
-    symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
+_distance = partial(
+    measure,
     paper="zhang2017",
-    equation="Definition 1, eq (11); Section 5.3",
     per="sample",
     direction="higher",
     invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
     needs={"classes"},
+)
+
+
+@_distance(
+    symbol=r"\min \{ \|\delta\|_2 : \mathrm{argmax} f(x_i + \delta) \ne y_i \}",
+    equation="Definition 1, eq (11); Section 5.3",
     cost="long",
     typical={"forward": 1000, "backward": 1000},
     exact=False,
@@ -83,14 +87,9 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     return Value(value, low=low, high=value, exact=shallow is not None, reason=reason)
 
 
-@measure(
+@_distance(
     symbol=r"\min_{j \ne y_i} (f_y - f_j)(x_i) / \|\nabla_x (f_y - f_j)(x_i)\|_2",
-    paper="zhang2017",
     equation="Section 5.3, eq (31)",
-    per="sample",
-    direction="higher",
-    invariant_under={*FUNCTION_SYMMETRIES, "output_scaling"},
-    needs={"classes"},
     cost="sweep",
     typical={"column": 0.5},
     conventions="each pair of classes with its own gradient; 0 where misclassified; infinite where the outputs "
@@ -108,7 +107,7 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
     values = []
     for x, y, outputs in _samples(ctx, samples, part, "Linear margins"):
         classes = other_classes(outputs, y)
-        nearest = linear_distances(_Flat(ctx, x), x.flatten(1), y, classes).amin(1)
+        nearest = linear_distances(partial(_outputs_of, ctx, x), x.flatten(1), y, classes).amin(1)
         values.append(nearest.clamp_min(0).double().cpu())
     value = torch.cat(values)
     return Value(value, reason=_cut_short(ctx, len(value), samples, part))
@@ -142,17 +141,12 @@ def _samples(ctx: Context, samples: int, part: str, what: str) -> Any:
                 return
 
 
-class _Flat:
-    """The network as a function of vectors (n, d), with what it evaluates charged."""
-
-    def __init__(self, ctx: Context, like: Tensor) -> None:
-        self.ctx, self.shape = ctx, tuple(like.shape[1:])
-
-    def __call__(self, flat: Tensor) -> Tensor:
-        self.ctx.count("forward", len(flat))
-        if flat.requires_grad:
-            self.ctx.count("backward", len(flat))
-        return self.ctx.forward(flat.reshape(len(flat), *self.shape))
+def _outputs_of(ctx: Context, like: Tensor, flat: Tensor) -> Tensor:
+    """Outputs of inputs given as vectors (n, d), with what that takes charged."""
+    ctx.count("forward", len(flat))
+    if flat.requires_grad:
+        ctx.count("backward", len(flat))
+    return ctx.forward(flat.reshape(len(flat), *like.shape[1:]))
 
 
 def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int) -> tuple[Tensor, float]:
@@ -161,7 +155,7 @@ def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int
     distances, gain = torch.zeros(len(x), dtype=torch.float64), 0.0
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
-        network, start = _Flat(ctx, x), x[right].flatten(1)
+        network, start = partial(_outputs_of, ctx, x), x[right].flatten(1)
         found = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
         distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
     return distances, gain

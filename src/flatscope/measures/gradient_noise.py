@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,21 +13,25 @@ from torch.func import grad
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked
+from flatscope.perturbation import loss_and_gradient, same_together
 from flatscope.registry import Value, measure
 from flatscope.samples import Inputs, cut, each_part
 
 CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
 
-
-@measure(
-    symbol=r"\operatorname{tr} S_b,\ S = \tfrac{1}{n} \sum_i (g_i - \bar g)(g_i - \bar g)^\top",
-    paper="zhang2017",
-    equation="Section 5.1, eq (7), Figure 5",
-    direction="none",
+_of_samples = partial(
+    measure,
     invariant_under={"permutation"},
     cost="sweep",
     typical={"forward": 6, "gradient": 1},
     passes={"forward": 2, "backward": 2},
+)
+
+
+@_of_samples(
+    symbol=r"\operatorname{tr} S_b,\ S = \tfrac{1}{n} \sum_i (g_i - \bar g)(g_i - \bar g)^\top",
+    paper="zhang2017",
+    equation="Section 5.1, eq (7), Figure 5",
     falls_with_loss=True,
     conventions="all trainable parameters; covariance over the training samples (divided by n), of a mini-batch S/b "
     "with replacement and S(n-b)/(b(n-1)) without; data_stderr takes the samples as a draw",
@@ -45,15 +50,10 @@ def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) ->
     return Value(factor * float(squares.mean()), data_stderr=spread)
 
 
-@measure(
+@_of_samples(
     symbol=r"\frac{\operatorname{tr} S}{\|\bar g\|^2}",
     paper="flatscope",
     equation="McCandlish et al. 2018, Section 2.2, simple noise scale",
-    direction="none",
-    invariant_under={"permutation"},
-    cost="sweep",
-    typical={"forward": 6, "gradient": 1},
-    passes={"forward": 2, "backward": 2},
     conventions="all trainable parameters; S and the mean gradient are those of the training samples, from which SGD "
     "draws; with `unbiased` those of the distribution that they are a draw from",
 )
@@ -112,36 +112,20 @@ def sample_gradients(ctx: Context) -> Iterator[Tensor]:
 def vectorises(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
-    try:
-        fast = _together(ctx, inputs, targets)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False  # an operation without a batching rule, or one that looks at values
-    slow = _one_by_one(ctx, inputs, targets)
-    rounding = 1e4 * torch.finfo(ctx.problem.dtype).eps
-    return bool((fast - slow).abs().max() <= rounding * (1 + slow.abs().max()))
-
-
-def _loss_of_one(ctx: Context) -> Callable[[Params, Inputs, Tensor], Tensor]:
-    def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
-        outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
-        return ctx.problem.loss(outputs, target[None]).sum()
-
-    return loss
+    return same_together(ctx, lambda: [_together(ctx, inputs, targets)], lambda: [_one_by_one(ctx, inputs, targets)])
 
 
 def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
     point = {name: value.detach() for name, value in ctx.trainable.items()}
-    stacked: Params = on_stacked(grad(_loss_of_one(ctx)), point, inputs, targets, in_dims=(None, 0, 0))
+
+    def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
+        outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
+        return ctx.problem.loss(outputs, target[None]).sum()
+
+    stacked: Params = on_stacked(grad(loss), point, inputs, targets, in_dims=(None, 0, 0))
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 
 def _one_by_one(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
-    rows = []
-    for i in range(len(targets)):
-        leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
-        with torch.enable_grad():
-            outputs = ctx.forward(cut(inputs, i, i + 1), {**ctx.params, **leaves})
-            loss = ctx.problem.loss(outputs, targets[i : i + 1]).sum()
-            parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        rows.append(torch.cat([part.reshape(-1) for part in parts]))
-    return torch.stack(rows)
+    samples = ((cut(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
+    return torch.stack([flatten(loss_and_gradient(ctx, sample, ctx.trainable)[1]) for sample in samples])

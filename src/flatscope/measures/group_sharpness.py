@@ -17,27 +17,24 @@ from flatscope.perturbation import (
     Evaluate,
     ascend,
     batch_gradient,
+    measure_of_moves,
     minibatches,
     perturbed_gradients,
     shrinking,
     within_ball,
 )
-from flatscope.registry import Value, measure
+from flatscope.registry import Value
 from flatscope.samples import Batch
-from flatscope.stopping import draw_until_precise, out_of_time
+from flatscope.stopping import draw_until_precise
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\mathbb{E}_{|S|=m} \max_{\|u\|_2 \le \rho} \hat L_S(w+u) - \hat L_S(w)",
     paper="flatscope",
     equation="Foret et al. 2021, m-sharpness, with the one-step maximum of sharpness-aware minimization",
-    direction="lower",
     invariant_under={"permutation"},
     cost="sweep",
     typical={"forward": 3, "backward": 2, "gradient": 1},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the mean over random groups of m training samples drawn "
     "without replacement, of which the stderr is the error (samples that do not fit in memory form groups in the order "
     "of their source); all samples are one group where there are no more than m; of each group a lower bound of its "
@@ -62,12 +59,11 @@ def m_sharpness(ctx: Context, *, rho: float = 0.05, m: int = 128, steps: int = 1
     if not 0 < rho < math.inf:
         raise InputError("a positive number", repr(rho), where="rho")
     how = "lower bound: one step along the gradient" if steps == 1 else f"lower bound: {steps} steps of ascent"
-    late = partial(out_of_time, ctx)
 
     def rise(evaluate: Evaluate, loss: float, gradient: Params) -> float:
-        climb, project = within_ball(rho)
-        start = climb({name: value[None] for name, value in gradient.items()})
-        return max(0.0, ascend(evaluate, start, climb, project, shrinking(steps - 1), late).highest - loss)
+        ball = within_ball(rho)
+        start = ball.climb({name: value[None] for name, value in gradient.items()})
+        return max(0.0, ascend(ctx, evaluate, start, ball, shrinking(steps - 1)).highest - loss)
 
     if ctx.problem.n_train <= m:
         found = rise(partial(perturbed_gradients, ctx), ctx.scores().loss, ctx.gradient())

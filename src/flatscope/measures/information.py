@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
 from flatscope.params import count, flatten, norm
+from flatscope.perturbation import loss_and_gradient
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import Draws, draw_until_precise
 
@@ -34,17 +36,14 @@ OUTSIDE = 1e-8  # share of the gradients' squares that may lie where the matrix 
 Matrix = Literal["gauss_newton", "hessian"]
 Way = Literal["trace", "ratio"]
 
+_decided = partial(measure, paper="flatscope", direction="lower", cost="long", exact=False, falls_with_loss=True)
 
-@measure(
+
+@_decided(
     symbol=r"N_{\mathrm{eff}}(\alpha) = \sum_i \frac{\lambda_i}{\lambda_i + \alpha}",
-    paper="flatscope",
     equation="MacKay 1992; Maddox et al. 2020",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"curvature": 400},
-    exact=False,
-    falls_with_loss=True,
     conventions="λ: eigenvalues of the Gauss-Newton matrix of the mean training loss, which are never negative; all "
     "trainable parameters; α is the prior's precision divided by the number of samples, which is what weight decay "
     "adds to the curvature of the mean loss",
@@ -79,16 +78,11 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
     return _estimate(operator, draw_until_precise(ctx, counts(), draws, first=FIRST_LOOK))
 
 
-@measure(
+@_decided(
     symbol=r"\operatorname{Tr}(H^{-1} C),\ C = \tfrac1n \sum_i g_i g_i^\top",
-    paper="flatscope",
     equation="Takeuchi 1976; Thomas et al. 2020",
-    direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
-    cost="long",
     typical={"curvature": 400, "gradient": 1},
-    exact=False,
-    falls_with_loss=True,
     conventions="divided by n it is the criterion's estimate of the generalization gap; H: the Gauss-Newton matrix "
     "(the Fisher information, for cross-entropy), inverted on its range, in which all gradients lie; C: their second "
     "moment, not centred; all trainable parameters; symmetries are those without damping",
@@ -199,12 +193,8 @@ def _random_sum(ctx: Context, generator: torch.Generator, centred: bool) -> Tens
     signs = (signs - signs.mean() if centred else signs) / math.sqrt(n)
     total, start = torch.zeros(count(ctx.trainable.values()), dtype=torch.float64, device=device), 0
     for inputs, targets in ctx.batches():
-        leaves = {name: value.detach().requires_grad_() for name, value in ctx.trainable.items()}
-        with torch.enable_grad():
-            losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **leaves}), targets)
-            weighted = (losses * signs[start : start + len(targets)].to(losses)).sum()
-            parts = torch.autograd.grad(weighted, list(leaves.values()), materialize_grads=True)
-        total += flatten(dict(zip(leaves, parts, strict=True))).double()
+        own = signs[start : start + len(targets)]
+        total += flatten(loss_and_gradient(ctx, (inputs, targets), ctx.trainable, own)[1]).double()
         start += len(targets)
     for kind in ("forward", "backward"):
         ctx.count(kind, n)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,10 +155,10 @@ def largest_units(values: dict[str, Value]) -> dict[str, Value]:
     """The largest unit of each layer."""
     result = {}
     for name, value in values.items():
-        units, errors = torch.as_tensor(value.value), torch.as_tensor(value.stderr)
-        top = int(units.argmax())
-        spread = None if value.data_stderr is None else float(torch.as_tensor(value.data_stderr)[top])
-        result[name] = Value(float(units[top]), float(errors[top]), spread, exact=value.exact, reason=value.reason)
+        top = int(torch.as_tensor(value.value).argmax())
+        numbers = {column: getattr(value, column) for column in ("value", "stderr", "data_stderr")}
+        own: dict[str, Any] = {column: float(each[top]) for column, each in numbers.items() if each is not None}
+        result[name] = replace(value, **own)
     return result
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from scipy import stats
@@ -21,33 +21,31 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import Params
-from flatscope.perturbation import batch_gradient, numbered_minibatches, perturbed_gradients, random_normal
-from flatscope.registry import Value, measure
+from flatscope.perturbation import (
+    batch_gradient,
+    measure_of_moves,
+    numbered_minibatches,
+    perturbed_gradients,
+    random_normal,
+)
+from flatscope.registry import Value, declared, derived
 from flatscope.samples import Batch
 from flatscope.stopping import out_of_time
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
 CHANCE = 1e-3  # that chains which agree are said not to
-measure_of_chains = partial(
-    measure,
+
+
+@measure_of_moves(
+    symbol=r"\hat\lambda(w) = \tfrac{n}{\log n} \left(\mathbb{E}_{w'} \hat L(w') - \hat L(w)\right)",
     paper="flatscope",
-    direction="lower",
+    equation="Lau et al. 2023, local learning coefficient with localisation γ",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 400, "backward": 400, "curvature": 10},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss of a sample is taken as its negative "
     "log-likelihood (the squared error as that of Gaussian noise of variance 1/2, without its constant); local: the "
     "prior is a Gaussian of precision γ around the weights; grows with n; where there are more samples than `batch`, "
     "batches are drawn without replacement and their noise heats the chains a little",
-)
-
-
-@measure_of_chains(
-    symbol=r"\hat\lambda(w) = \tfrac{n}{\log n} \left(\mathbb{E}_{w'} \hat L(w') - \hat L(w)\right)",
-    equation="Lau et al. 2023, local learning coefficient with localisation γ",
 )
 def local_learning_coefficient(
     ctx: Context, *, gamma: float = 100.0, chains: int = 8, steps: int = 400, length: float = 0.5, batch: int = 64
@@ -69,25 +67,17 @@ def local_learning_coefficient(
     return Value(float(each.mean()), stderr=found.stderr(each), reason=found.remark())
 
 
-@measure_of_chains(
+@derived(
+    local_learning_coefficient,
     symbol=r"\mathrm{WBIC} = n\, \mathbb{E}_{w'} \hat L(w'),\ \beta = 1/\log n",
     equation="Watanabe 2013; around the weights as in Lau et al. 2023",
 )
-def wbic(
-    ctx: Context, *, gamma: float = 100.0, chains: int = 8, steps: int = 400, length: float = 0.5, batch: int = 64
-) -> Value:
+def wbic(ctx: Context, **options: Any) -> Value:
     """Watanabe's information criterion around the weights: n times the mean loss of the posterior at 1/log n.
 
     n times the training loss, plus log n times the local learning coefficient; from the same chains as that.
-
-    Args:
-        gamma: precision of the Gaussian that holds the chains around the weights.
-        chains: number of independent chains; the standard error is that of their means.
-        steps: steps of each chain, of which the second half counts.
-        length: of the steps, in units of the shortest time scale 1 / (nβ λ_max + γ); stable below 2.
-        batch: samples of one step; all of them where there are no more.
     """
-    found = ctx.sweep(sample_chains, gamma=gamma, chains=chains, steps=steps, length=length, batch=batch)
+    found = ctx.sweep(sample_chains, **{**declared(local_learning_coefficient).options, **options})
     each = ctx.problem.n_train * (ctx.scores().loss + found.rises)
     return Value(float(each.mean()), stderr=found.stderr(each), reason=found.remark())
 
@@ -143,10 +133,13 @@ def sample_chains(ctx: Context, *, gamma: float, chains: int, steps: int, length
     generator, quarter = ctx.generator("learning coefficient"), steps // 4
     moved = {name: torch.zeros(chains, *v.shape, dtype=torch.float64).to(v.device) for name, v in ctx.trainable.items()}
     sums = torch.zeros(chains, 2, dtype=torch.float64)
-    evaluate = _Losses(ctx, chains, batch)
+    streams = []
+    if n > batch:
+        own = (ctx.generator(f"learning coefficient batches {chain}") for chain in range(chains))
+        streams = [numbered_minibatches(ctx, batch, stream) for stream in own]
     before = random_normal(ctx, generator, ctx.trainable, chains)
     for step in range(4 * quarter):
-        rises, gradients = evaluate(moved)
+        rises, gradients = _rises(ctx, moved, streams)
         if not rises.isfinite().all():
             raise NotApplicable("chains that stay around the weights", "a loss that overflows", fix="Lower length")
         if step >= 2 * quarter:
@@ -161,29 +154,18 @@ def sample_chains(ctx: Context, *, gamma: float, chains: int, steps: int, length
     return PosteriorChains(sums / quarter, tempered, 4 * quarter)
 
 
-class _Losses:
-    """Rise of the loss and its gradient at the point of each chain: on all samples, or each on a batch of its own."""
-
-    def __init__(self, ctx: Context, chains: int, batch: int) -> None:
-        self._ctx = ctx
-        self._streams: list[Iterator[tuple[Batch, Tensor | None]]] = []
-        if ctx.problem.n_train > batch:
-            streams = (ctx.generator(f"learning coefficient batches {chain}") for chain in range(chains))
-            self._streams = [numbered_minibatches(ctx, batch, stream) for stream in streams]
-
-    def __call__(self, moved: Params) -> tuple[Tensor, Params]:
-        """(chains,) and stacked gradients."""
-        ctx, own = self._ctx, self._ctx.scores()
-        if not self._streams:
-            losses, gradients = perturbed_gradients(ctx, moved)
-            return losses - own.loss, gradients
-        rises, parts = [], []
-        for chain, stream in enumerate(self._streams):
-            batch, numbers = next(stream)
-            loss, gradient = batch_gradient(ctx, batch, {name: value[chain] for name, value in moved.items()})
-            # The same samples at the weights themselves: most of what a batch differs from all samples cancels.
-            here = batch_gradient(ctx, batch, {})[0] if numbers is None else float(own.losses[numbers].mean())
-            rises.append(loss - here)
-            parts.append(gradient)
-        stacked = {name: torch.stack([part[name] for part in parts]) for name in moved}
-        return torch.tensor(rises, dtype=torch.float64), stacked
+def _rises(ctx: Context, moved: Params, streams: list[Iterator[tuple[Batch, Tensor | None]]]) -> tuple[Tensor, Params]:
+    """Rise of the loss (chains,) and its stacked gradients: on all samples, or each chain on a batch of its stream."""
+    own = ctx.scores()
+    if not streams:
+        losses, gradients = perturbed_gradients(ctx, moved)
+        return losses - own.loss, gradients
+    rises, parts = [], []
+    for chain, stream in enumerate(streams):
+        batch, numbers = next(stream)
+        loss, gradient = batch_gradient(ctx, batch, {name: value[chain] for name, value in moved.items()})
+        # The same samples at the weights themselves: most of what a batch differs from all samples cancels.
+        here = batch_gradient(ctx, batch, {})[0] if numbers is None else float(own.losses[numbers].mean())
+        rises.append(loss - here)
+        parts.append(gradient)
+    return torch.tensor(rises, dtype=torch.float64), {name: torch.stack([g[name] for g in parts]) for name in moved}

@@ -8,8 +8,9 @@ perceptron on images nearly all of the work, for a line in the last layer all of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from flatscope.network.layers import Call, recorded
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, watched
 from flatscope.params import Params, count, on_stacked
-from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES
+from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree, same_together
 from flatscope.samples import Inputs, cut, parts_of
 
 Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
@@ -47,8 +48,8 @@ class _Known:
 
     inputs: Inputs
     targets: Tensor
-    at_zero: dict[str, Tensor]
-    along: dict[str, Tensor]
+    at_zero: Params
+    along: Params
 
 
 class Lines:
@@ -73,7 +74,7 @@ class Lines:
                 self._batches = []  # a weight is used in a way that was not seen
         if not self._batches:
             self._ahead = Ahead((), 0, False)
-        self._stacked = _stacking_pays(ctx) and self._stacks()
+        self._stacked = (ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES) and self._stacks()
 
     @property
     def cached(self) -> bool:
@@ -82,16 +83,15 @@ class Lines:
 
     def values(self, radii: Tensor, which: Tensor | None = None) -> Tensor:
         """The objective of the lines `which` (all by default) at their radii: (k,), float64, on the CPU."""
-        chosen = torch.arange(len(radii)) if which is None else which
-        totals = torch.zeros(len(radii), dtype=torch.float64)
+        k, n = len(radii), self.ctx.problem.n_train
+        chosen, totals = torch.arange(k) if which is None else which, torch.zeros(k, dtype=torch.float64)
         with torch.no_grad():
-            moved = _Moved(self, chosen, radii)
-            for known in self._batches or self._plain_batches(len(radii)):
-                step = self._samples_at_once(len(radii)) if self._stacked else len(known.targets)
+            for known in self._batches or self._plain_batches(k):
+                step = self._samples_at_once(k) if self._stacked else len(known.targets)
                 for start in range(0, len(known.targets), step):
-                    totals += moved.sums(known, slice(start, start + step), self._stacked and len(radii) > 1)
-        n = self.ctx.problem.n_train
-        self.ctx.count("forward", len(radii) * n)
+                    part = slice(start, start + step)
+                    totals += self._sums(known, part, chosen, radii, stacked=self._stacked and k > 1)
+        self.ctx.count("forward", k * n)
         return self.ctx.problem.ranks.summed([totals])[0] / n
 
     def _samples_at_once(self, k: int) -> int:
@@ -101,116 +101,81 @@ class Lines:
 
     def _plain_batches(self, k: int) -> Iterator[_Known]:
         size = min(self.ctx.problem.batch_size, self._samples_at_once(k)) if self._stacked else None
-        for inputs, targets in self.ctx.share(size=size):
-            yield _Known(inputs, targets, {}, {})
+        return (_Known(inputs, targets, {}, {}) for inputs, targets in self.ctx.share(size=size))
 
     def _known_batches(self) -> Iterator[_Known]:
         """One pass that keeps the data, since a loader may shuffle, and the answers of the layers ahead."""
-        whole = self.ctx.problem.device.type != "cpu"  # one call for all samples
         step = batch_size(self.ctx)
-        size = self.ctx.problem.n_train if whole else step
+        size = step if self.ctx.problem.device.type == "cpu" else self.ctx.problem.n_train  # one call for all samples
         with torch.no_grad():
             for inputs, targets in self.ctx.share(size=size):
                 pieces = [
                     answers_of(self.ctx, self._ahead.layers, self.directions, cut(inputs, start, start + step))
                     for start in range(0, len(targets), step)
                 ]
-                names = list(pieces[0][0])
-                at_zero = {name: torch.cat([piece[0][name] for piece in pieces]) for name in names}
-                along = {name: torch.cat([piece[1][name] for piece in pieces], dim=1) for name in names}
-                yield _Known(inputs, targets, at_zero, along)
+                at_zero, along = zip(*pieces, strict=True)
+                yield _Known(inputs, targets, _joined(at_zero, dim=0), _joined(along, dim=1))
 
     def _agrees(self) -> bool:
         """Whether memory and network say the same: on the first samples, a step along the first line."""
-        first, few = self._batches[0], slice(0, FEW)
+        first, (along, rest) = self._batches[0], self._line(self._batches[0], 0)
         with torch.no_grad():
-            moved = _Moved(self, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64))
-            remembered = moved.outputs(first, few, 0)
+            remembered = self._outputs(first, slice(0, FEW), 1.0, along, rest)
             point = {name: self.ctx.params[name] + value[0] for name, value in self.directions.items()}
             run = self.ctx.forward(cut(first.inputs, 0, FEW), {**self.ctx.params, **point})
-        return self._close(remembered, run)
+        return agree(self.ctx, remembered, run)
 
     def _stacks(self) -> bool:
         """Whether stacked networks give what they give one by one: on the first samples, along the first two lines."""
         first = self._batches[0] if self._batches else next(self._plain_batches(1))
-        k = min(2, len(next(iter(self.directions.values()))))
+        lines = torch.arange(min(2, len(next(iter(self.directions.values())))))
+        sums = partial(self._sums, first, slice(0, FEW), lines, torch.ones(len(lines), dtype=torch.float64))
         with torch.no_grad():
-            moved = _Moved(self, torch.arange(k), torch.ones(k, dtype=torch.float64))
-            try:
-                together = moved.sums(first, slice(0, FEW), stacked=True)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                return False  # an operation without a batching rule, or one that looks at values
-            return self._close(together, moved.sums(first, slice(0, FEW), stacked=False))
+            return same_together(self.ctx, lambda: [sums(stacked=True)], lambda: [sums(stacked=False)])
 
-    def _close(self, one: Tensor, other: Tensor) -> bool:
-        rounding = 1e4 * torch.finfo(self.ctx.problem.dtype).eps
-        return bool((one - other).abs().max() <= rounding * (1 + other.abs().max()))
+    def _sums(self, known: _Known, part: slice, lines: Tensor, radii: Tensor, *, stacked: bool) -> Tensor:
+        """Objective of some lines at their radii, summed over a part of a batch: (k,), float64, on the CPU."""
 
+        def one(radius: float | Tensor, along: Params, rest: Params) -> Tensor:
+            outputs, targets = self._outputs(known, part, radius, along, rest), known.targets[part]
+            if self.objective == "loss":
+                return self.ctx.problem.loss(outputs, targets).double().sum()
+            return (~(sample_margins(outputs, targets) > 0)).double().sum()  # outputs that are no numbers are wrong
 
-class _Moved:
-    """Some of the lines at given radii, and how to run them."""
-
-    def __init__(self, lines: Lines, chosen: Tensor, radii: Tensor) -> None:
-        self.lines, self.ctx = lines, lines.ctx
-        device = self.ctx.problem.device
-        self.chosen, self.radii = chosen, radii.to(device, self.ctx.problem.dtype)
-        self.everything = len(chosen) == len(next(iter(lines.directions.values())))
-        self.numbers: list[int] = chosen.tolist()
-        self.sizes: list[float] = radii.tolist()
-        answered = {name for pair in lines._ahead.layers for name in pair if name}
-        self.rest = [name for name in lines.directions if name not in answered]
-
-    def sums(self, known: _Known, part: slice, stacked: bool) -> Tensor:
-        """Objective summed over the samples of a part of a batch: (k,), float64, on the CPU."""
-        targets = known.targets[part]
-        if stacked:
-            return self._together(known, part)
-        return torch.stack(
-            [
-                self._objective(self.outputs(known, part, i), targets).double().sum().cpu()
-                for i in range(len(self.sizes))
-            ]
+        if not stacked:
+            pairs = zip(lines.tolist(), radii.tolist(), strict=True)
+            return torch.stack([one(radius, *self._line(known, line)).cpu() for line, radius in pairs])
+        everything = len(lines) == len(next(iter(self.directions.values())))
+        picked = slice(None) if everything else lines.to(self.ctx.problem.device)
+        sums: Tensor = on_stacked(
+            one, radii.to(self.ctx.problem.device, self.ctx.problem.dtype), *self._line(known, picked)
         )
-
-    def outputs(self, known: _Known, part: slice, i: int) -> Tensor:
-        """Outputs of one moved network."""
-        line, radius = self.numbers[i], self.sizes[i]
-        answers = {
-            name: torch.add(zero[part], known.along[name][line][part], alpha=radius)
-            for name, zero in known.at_zero.items()
-        }
-        point = {
-            name: torch.add(self.ctx.params[name], self.lines.directions[name][line], alpha=radius)
-            for name in self.rest
-        }
-        return self._run(known, part, point, answers)
-
-    def _together(self, known: _Known, part: slice) -> Tensor:
-        targets = known.targets[part]
-        along = {name: self._picked(value)[:, part] for name, value in known.along.items()}
-        rest = {name: self._picked(self.lines.directions[name]) for name in self.rest}
-
-        def one(radius: Tensor, along: Params, rest: Params) -> Tensor:
-            answers = {name: torch.addcmul(zero[part], radius, along[name]) for name, zero in known.at_zero.items()}
-            point = {name: self.ctx.params[name] + radius * value for name, value in rest.items()}
-            return self._objective(self._run(known, part, point, answers), targets).double().sum()
-
-        sums: Tensor = on_stacked(one, self.radii, along, rest)
         return sums.cpu()
 
-    def _picked(self, value: Tensor) -> Tensor:
-        return value if self.everything else value[self.chosen.to(value.device)]
+    def _line(self, known: _Known, line: Any) -> tuple[Params, Params]:
+        """Of one line, or of several stacked: the answers of the layers ahead, and the directions of all else."""
+        answered = {name for pair in self._ahead.layers for name in pair if name}
+        rest = {name: value[line] for name, value in self.directions.items() if name not in answered}
+        return {name: value[line] for name, value in known.along.items()}, rest
 
-    def _run(self, known: _Known, part: slice, point: Params, answers: dict[str, Tensor]) -> Tensor:
-        if self.lines._ahead.is_output:
+    def _outputs(self, known: _Known, part: slice, radius: float | Tensor, along: Params, rest: Params) -> Tensor:
+        """Outputs of one moved network on a part of a batch."""
+        answers = {name: _moved(zero[part], along[name][part], radius) for name, zero in known.at_zero.items()}
+        if self._ahead.is_output:
             return next(iter(answers.values()))
+        point = {name: _moved(self.ctx.params[name], value, radius) for name, value in rest.items()}
         inputs = cut(known.inputs, part.start, part.stop)
         return answered_forward(self.ctx, inputs, {**self.ctx.params, **point}, answers)
 
-    def _objective(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.lines.objective == "loss":
-            return self.ctx.problem.loss(outputs, targets)
-        return ~(sample_margins(outputs, targets) > 0)  # outputs that are no numbers are wrong
+
+def _moved(start: Tensor, direction: Tensor, radius: float | Tensor) -> Tensor:
+    if isinstance(radius, Tensor):
+        return torch.addcmul(start, radius, direction)
+    return torch.add(start, direction, alpha=radius)
+
+
+def _joined(pieces: Sequence[Params], dim: int) -> Params:
+    return {name: torch.cat([piece[name] for piece in pieces], dim=dim) for name in pieces[0]}
 
 
 def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Params) -> Tensor:
@@ -229,49 +194,37 @@ def answered_forward(ctx: Context, inputs: Inputs, params: Params, answers: Para
 
 def answers_of(ctx: Context, layers: Layers, directions: Params, inputs: Inputs) -> tuple[Params, Params]:
     """What layers answer on a batch at w, and with each of the stacked directions as weights (k, n, ...), by weight."""
-    listener = _Listener(ctx.params, layers, directions)
-    with watched(listener.follow):
-        ctx.forward(inputs)
-    return listener.at_zero, listener.along
+    asked = {id(ctx.params[weight]): (weight, bias) for weight, bias in layers}
+    at_zero: Params = {}
+    along: Params = {}
 
+    def direction(name: str | None, line: int) -> Tensor | None:
+        """What is added to a parameter per unit of radius; nothing where it stands still."""
+        if name is None:
+            return None
+        return directions[name][line] if name in directions else torch.zeros_like(ctx.params[name])
 
-class _Listener:
-    """A rule that keeps what layers answer at w, and what they would answer with each direction as weights."""
-
-    def __init__(self, params: Params, layers: Layers, directions: Params) -> None:
-        self._layers = {id(params[weight]): (weight, bias) for weight, bias in layers}
-        self._params, self._directions = params, directions
-        self.at_zero: Params = {}
-        self.along: Params = {}
-
-    def follow(self, op: Operation) -> Any:
-        """Run one operation; of a layer in question, keep its answers."""
+    def follow(op: Operation) -> Any:
         output = op.run()
         if op.name not in LAYER_CALLS:
             return output
         given = op.named(*LAYER_CALLS[op.name][1])
-        names = self._layers.get(id(given["weight"]))
-        if names is not None:
-            weight, bias = names
-            self.along[weight] = self._responses(op, given, weight, bias)
-            self.at_zero[weight] = output.clone()  # an activation in place would overwrite it
+        weight, bias = asked.get(id(given["weight"]), ("", None))
+        if not weight:
+            return output
+        at_zero[weight] = output.clone()  # an activation in place would overwrite it
+        if op.name == "linear" and given["input"].ndim == 2 and weight in directions:  # one product for all lines
+            products = torch.matmul(given["input"], directions[weight].transpose(1, 2))
+            along[weight] = products if bias is None else products.add_(directions[bias][:, None])
+            return output
+        lines = range(len(next(iter(directions.values()))))
+        moves = ({"weight": direction(weight, i), "bias": direction(bias, i)} for i in lines)
+        along[weight] = torch.stack([op.function(**{**given, **move}) for move in moves])
         return output
 
-    def _responses(self, op: Operation, given: dict[str, Any], weight: str, bias: str | None) -> Tensor:
-        """Output of a layer with each direction as its weights: (k, n, ...)."""
-        x = given["input"]
-        if op.name == "linear" and x.ndim == 2 and weight in self._directions:  # one product for all lines
-            products = torch.matmul(x, self._directions[weight].transpose(1, 2))
-            return products if bias is None else products.add_(self._directions[bias][:, None])
-        lines = range(len(next(iter(self._directions.values()))))
-        parts = ({"weight": self._direction(weight, i), "bias": self._direction(bias, i)} for i in lines)
-        return torch.stack([op.function(**{**given, **part}) for part in parts])
-
-    def _direction(self, name: str | None, line: int) -> Tensor | None:
-        """What is added to a parameter per unit of radius; nothing where it stands still."""
-        if name is None:
-            return None
-        return self._directions[name][line] if name in self._directions else torch.zeros_like(self._params[name])
+    with watched(follow):
+        ctx.forward(inputs)
+    return at_zero, along
 
 
 def checked_objective(ctx: Context, objective: str) -> str:
@@ -341,7 +294,3 @@ def _budget(ctx: Context) -> int:
     if ctx.problem.device.type != "cuda" or ctx.problem.ranks.size > 1:  # ranks must take the same blocks
         return STACK_BYTES
     return max(STACK_BYTES, torch.cuda.mem_get_info(ctx.problem.device)[0] // SHARE_OF_GPU)
-
-
-def _stacking_pays(ctx: Context) -> bool:
-    return ctx.problem.device.type != "cpu" or ctx.problem.n_train <= FEW_SAMPLES

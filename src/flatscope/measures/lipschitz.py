@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,16 +26,15 @@ from flatscope.network.stretch_rules import Stretches, matrix_norm, operator_nor
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import output_tensor, parts_of
 
+_of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 
-@measure(
+
+@_of_distances(
     symbol=r"\prod_i \|W_i\|_2 \ge \sup_x \|J_f(x)\|_2",
-    paper="neyshabur2017",
-    equation="Section 2.3",
     direction="lower",
     invariant_under={"layer_scaling", "permutation"},
     cost="sweep",
     passes={},
-    on_folded=True,
     conventions="layers as linear maps on inputs of their true size, pooling and sums with their own constants",
 )
 def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
@@ -49,14 +49,11 @@ def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     return from_log(ctx.sweep(_log_constant), log)
 
 
-@measure(
+@_of_distances(
     symbol=r"\max_o \phi_1(o) \ge \sup_x \|J_f(x)\|_\infty",
-    paper="neyshabur2017",
-    equation="Section 2.3",
     direction="lower",
     invariant_under=PATH_SYMMETRIES,
     passes={},
-    on_folded=True,
     conventions="the ℓ1 path norm without biases, largest over outputs; never more than `l1_inf_norm`",
 )
 def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
@@ -68,16 +65,13 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     return from_log(float(log_gradient_bounds(ctx).max()), log)
 
 
-@measure(
+@_of_distances(
     symbol=r"\gamma_{\mathrm{margin}} / (\sqrt 2 \prod_i \|W_i\|_2)",
-    paper="neyshabur2017",
-    equation="Section 2.3",
     direction="higher",
     invariant_under={"layer_scaling", "permutation", "output_scaling"},
     needs={"classes"},
     cost="sweep",
     passes={"forward": 1},
-    on_folded=True,
     conventions="ℓ2 distance of inputs as the network receives them; `margin` over √2 times `lipschitz_l2`",
 )
 def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:

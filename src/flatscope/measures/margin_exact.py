@@ -32,24 +32,18 @@ ROUNDING = 1e-14  # slopes below this, relative to the weights, are zeros
 
 @dataclass(frozen=True)
 class Shallow:
-    """f(x) = C max(Ax + a, 0) + c; without hidden units f(x) = Ax + a."""
+    """f(x) = C max(Ax + a, 0) + c, or an affine network as C(Ax + a) + c with the identity C and c = 0."""
 
-    first: Floats  # A, (units, inputs), or (outputs, inputs) of an affine network
+    first: Floats  # A, (units, inputs)
     first_bias: Floats  # a
-    second: Floats | None = None  # C, (outputs, units); None for an affine network
-    second_bias: Floats | None = None  # c
-
-    @property
-    def units(self) -> int:
-        """How many ReLUs there are."""
-        return 0 if self.second is None else len(self.first)
+    second: Floats  # C, (outputs, units)
+    second_bias: Floats  # c
+    affine: bool = False
 
     def __call__(self, x: Floats) -> Floats:
         """Outputs (n, outputs) of inputs (n, d)."""
         z = x @ self.first.T + self.first_bias
-        if self.second is None or self.second_bias is None:
-            return np.asarray(z)
-        return np.asarray(np.maximum(z, 0) @ self.second.T + self.second_bias)
+        return np.asarray((z if self.affine else np.maximum(z, 0)) @ self.second.T + self.second_bias)
 
 
 def as_shallow(ctx: Context) -> Shallow | None:
@@ -67,7 +61,8 @@ def as_shallow(ctx: Context) -> Shallow | None:
     shape = tuple(inputs.shape[1:])
     basis = _with_origin(math.prod(shape), shape, inputs.device)
     if probe.hidden is None:
-        return Shallow(*_affine(_run(ctx, basis, _Reader())))
+        matrix, offset = _affine(_run(ctx, basis, _Reader()))
+        return Shallow(matrix, offset, np.eye(len(offset)), np.zeros(len(offset)), affine=True)
     reader = _Reader()
     _run(ctx, basis, reader)
     assert reader.hidden is not None
@@ -161,39 +156,25 @@ def exact_margins(network: Shallow, x: Floats, y: npt.NDArray[np.int64], known: 
         y: labels (n,).
         known: (n,) distances at which another class is known to be: they save work and change nothing.
     """
-    if network.second is None:
-        return np.array([_affine_margin(network, *pair) for pair in zip(x, y, strict=True)])
-    known = np.full(len(x), np.inf) if known is None else known
-    patterns = ((np.arange(2**network.units)[:, None] >> np.arange(network.units)) & 1).astype(bool)
-    return np.array([_relu_margin(network, patterns, *one) for one in zip(x, y, known, strict=True)])
+    known, units = np.full(len(x), np.inf) if known is None else known, len(network.first)
+    patterns = np.ones((1, units), dtype=bool)
+    if not network.affine:
+        patterns = ((np.arange(2**units)[:, None] >> np.arange(units)) & 1).astype(bool)
+    return np.array([_margin(network, patterns, *one) for one in zip(x, y, known, strict=True)])
 
 
-def _affine_margin(network: Shallow, x: Floats, y: int) -> float:
-    """The least (f_y − f_j)/‖w_y − w_j‖ over j: the runner-up is not always the nearest."""
-    gaps = network.first[y] - np.delete(network.first, y, 0)
-    values = gaps @ x + network.first_bias[y] - np.delete(network.first_bias, y)
-    if (values <= 0).any():
-        return 0.0
-    lengths = np.linalg.norm(gaps, axis=1)
-    lengths[lengths <= ROUNDING * np.linalg.norm(network.first)] = 0.0
-    with np.errstate(divide="ignore"):
-        return float((values / lengths).min())
-
-
-def _relu_margin(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y: int, known: float) -> float:
-    assert network.second is not None
-    assert network.second_bias is not None
+def _margin(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y: int, known: float) -> float:
     A, C = network.first, network.second
     z = A @ x + network.first_bias
     others = np.delete(np.arange(len(C)), y)
     gaps, offsets = C[y] - C[others], network.second_bias[y] - network.second_bias[others]
-    if ((gaps @ np.maximum(z, 0) + offsets) <= 0).any():
+    if ((gaps @ (z if network.affine else np.maximum(z, 0)) + offsets) <= 0).any():
         return 0.0
     lengths = np.linalg.norm(A, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = np.where(z == 0, 0.0, np.abs(z) / lengths)  # the way to where a unit switches
     # A pattern is at least as far as the farthest of the units that differ in it.
-    floors = np.where(patterns != (z > 0), crossing, 0.0).max(1)
+    floors = np.where((patterns != (z > 0)) & (not network.affine), crossing, 0.0).max(1)
     best = known * (1 + 1e-9)
     smallest = ROUNDING * np.linalg.norm(C) * np.linalg.norm(A)
     for index in np.argsort(floors, kind="stable"):
@@ -209,8 +190,10 @@ def _relu_margin(network: Shallow, patterns: npt.NDArray[np.bool_], x: Floats, y
                 slope, length = np.zeros_like(slope), np.float64(0)
             if value > 0 and (length == 0 or value > best * length):  # the half-space alone is farther
                 continue
-            G = np.vstack([signs[:, None] * A, -slope])
-            h = np.append(-signs * z, value)
+            if network.affine:
+                G, h = -slope[None], np.array([value])
+            else:
+                G, h = np.vstack([signs[:, None] * A, -slope]), np.append(-signs * z, value)
             best = min(best, _least_distance(G, h))
     return float(best)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import Layer
-from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
+from flatscope.registry import FUNCTION_SYMMETRIES, Value, declared, derived, measure
 
 
 @measure(
@@ -96,115 +94,82 @@ def from_log(log_value: float, as_log: bool = False) -> Value:
 _LOWEST, _HIGHEST = math.log(5e-324), math.log(1.7e308)
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """The capacity that a paper prints for a norm: γ⁻² norm² times what depends on depth and width alone."""
-
-    symbol: str  # LaTeX
-    with_4d: bool  # whether a factor 4 per layer is printed
-    # power of the widths h_i of the layers, given the options; None where none are printed
-    width_power: Callable[[Mapping[str, Any]], float] | None = None
-    equation: str = "Section 2.2"  # where in the paper
-
-
 def declare_with_margin(
     base: Callable[..., Any],
-    log_norm: Callable[..., float],
+    capacity: str,
     *,
-    norm: str,
-    capacity: Capacity,
-    invariant_under: Iterable[str],
+    with_4d: bool,
+    widths: bool = False,
     chain: bool = False,
-    cost: str = "light",
     headline: str = "",
 ) -> None:
     """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
 
     Args:
         base: the measure of the norm; its options are those of the two as well.
-        log_norm: logarithm of the network-wide norm, of (ctx, **options).
-        norm: LaTeX of the norm.
-        capacity: the printed capacity.
-        invariant_under: what leaves the norm unchanged; its ratio to the margin also keeps still under
-            `output_scaling`, which multiplies both.
+        capacity: LaTeX of the printed capacity: γ⁻² norm² times what depends on depth and width alone.
+        with_4d: whether a factor 4 per layer is printed.
+        widths: whether the widths of the layers are, to the power 2 − 2/p for a norm of order p, which is 2 where it is
+            no option.
         chain: whether the norm itself exists only where layers form a chain.
-        cost: of the norm.
         headline: of `…_over_margin`, if it is one of the measures to look at first.
     """
-    name, text = base.__name__, inspect.cleandoc(base.__doc__ or "")
-    listed = text.partition("\nArgs:\n")[2].rstrip()
-    options = [p for p in inspect.signature(base).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    own = {"epsilon": inspect.Parameter("epsilon", _KEYWORD, default=0.05, annotation="float")}
-    sizes = {"with_4d": inspect.Parameter("with_4d", _KEYWORD, default=capacity.with_4d, annotation="bool")}
-    if capacity.width_power is not None:
-        sizes["width"] = inspect.Parameter("width", _KEYWORD, default="channels", annotation="str")
-
-    defaults = {parameter.name: parameter.default for parameter in options if parameter.name != "log"}
+    name, known = base.__name__, declared(base)
 
     def log_ratio(ctx: Context, epsilon: float, given: dict[str, Any]) -> float:
-        value = log_norm(ctx, **{**defaults, **given})  # first: it may have no value whatever the margin is
-        return 2 * (value - math.log(positive_margin(ctx, epsilon)))
+        found = base(ctx, log=True, **given)  # first: it may have no value whatever the margin is
+        value = found[""] if isinstance(found, dict) else found
+        if value.reason:
+            raise NotApplicable(value.reason)
+        return 2 * (float(value.value) - math.log(positive_margin(ctx, epsilon)))
 
     def over_margin(ctx: Context, *, epsilon: float = 0.05, log: bool = False, **given: Any) -> Value:
         return from_log(log_ratio(ctx, epsilon, given), log)
 
     def printed(
-        ctx: Context, *, epsilon: float = 0.05, log: bool = False, with_4d: bool = capacity.with_4d, **given: Any
+        ctx: Context,
+        *,
+        epsilon: float = 0.05,
+        log: bool = False,
+        with_4d: bool = with_4d,
+        width: str = "channels",
+        **given: Any,
     ) -> Value:
-        width = given.pop("width", "channels")
         total = log_ratio(ctx, epsilon, given)
         total += math.log(4) * len(ctx.network.layers) if with_4d else 0.0
-        if capacity.width_power is not None:
-            total += capacity.width_power({**defaults, **given}) * sum(log_widths(ctx, width))
+        if widths:
+            total += (2 - 2 / {**known.options, **given}.get("p", 2.0)) * sum(log_widths(ctx, width))
         return from_log(total, log)
 
-    rest = f"\n\nArgs:\n{listed}\n{_EPSILON}"
-    kinds = (
-        (
-            f"{name}_over_margin",
-            over_margin,
-            own,
-            rf"\left({norm} / \gamma_{{\mathrm{{margin}}}}\right)^2",
-            "Figure 1",
-            f"Squared ratio of `{name}` to the margin of the training set.\n\n{_OVER}{rest}",
-        ),
-        (
-            f"{name}_capacity",
-            printed,
-            own | sizes,
-            capacity.symbol,
-            capacity.equation,
-            f"Capacity of networks with this `{name}` and margin, as printed.\n\n{_CAPACITY}{rest}{_WITH_4D}"
-            + (_WIDTH if "width" in sizes else ""),
-        ),
-    )
-    for full_name, function, more, symbol, equation, doc in kinds:
-        function.__name__ = function.__qualname__ = full_name
-        function.__module__, function.__doc__ = base.__module__, doc
-        parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_ONLY), *options, *more.values()]
-        function.__signature__ = inspect.Signature(parameters)  # type: ignore[union-attr]
+    over_margin.__doc__ = f"""Squared ratio of `{name}` to the margin of the training set.
+
+The quantity of Figure 1: factors that depend on depth and width alone are left out."""
+    printed.__doc__ = f"""Capacity of networks with this `{name}` and margin, as printed.
+
+The squared ratio times the factors that depend on depth and width."""
+    own: dict[str, tuple[Any, str]] = {
+        "epsilon": (0.05, "fraction of the training samples that may lie at or below the margin.")
+    }
+    sizes: dict[str, tuple[Any, str]] = {"with_4d": (with_4d, "whether to count a factor 4 per layer.")}
+    if widths:
+        sizes["width"] = ("channels", 'h_i of a convolution: "channels", or "units" (channels times positions).')
+    ratio = rf"\left({known.symbol.partition(' = ')[0]} / \gamma_{{\mathrm{{margin}}}}\right)^2"
+    for function, suffix, more, facts in (
+        (over_margin, "over_margin", own, {"symbol": ratio, "equation": "Figure 1", "headline": headline}),
+        (printed, "capacity", own | sizes, {"symbol": capacity}),
+    ):
+        function.__name__ = function.__qualname__ = f"{name}_{suffix}"
+        function.__module__ = base.__module__
         needs_chain = chain or function is printed  # the depth of a branching network is not one number
-        measure(
-            symbol=symbol,
-            paper="neyshabur2017",
-            equation=equation,
-            direction="lower",
-            invariant_under={*invariant_under, "output_scaling"},
+        derived(
+            base,
+            more,
+            invariant_under={*known.invariant_under, "output_scaling"},  # which multiplies norm and margin alike
             needs={"classes", "chain"} if needs_chain else {"classes"},
-            cost=cost,
             passes={"forward": 1},
-            on_folded=True,
-            headline=headline if function is over_margin else "",
             conventions="the norm's own; margin of the training set as `margin` gives it, refused where not positive",
+            **facts,
         )(function)
-
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_OVER = "The quantity of Figure 1: factors that depend on depth and width alone are left out."
-_CAPACITY = "The squared ratio times the factors that depend on depth and width."
-_EPSILON = "    epsilon: fraction of the training samples that may lie at or below the margin."
-_WITH_4D = "\n    with_4d: whether to count a factor 4 per layer."
-_WIDTH = '\n    width: h_i of a convolution: "channels", or "units" (channels times positions).'
 
 
 def log_widths(ctx: Context, width: str) -> list[float]:

@@ -10,7 +10,7 @@ import torch
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.lipschitz import layer_norms, rows_of
-from flatscope.measures.margins import Capacity, declare_with_margin, from_log
+from flatscope.measures.margins import declare_with_margin, from_log
 from flatscope.network.stretch_rules import matrix_norm, safe_log
 from flatscope.params import count
 from flatscope.registry import LAYER_SYMMETRIES, SYMMETRIES, Value, measure
@@ -26,14 +26,13 @@ layer_norm = partial(
 )
 _BRANCHING = "a product over layers has no meaning on a branching network; see the layers"
 
+_counted = partial(
+    measure, paper="neyshabur2017", equation="Section 2.1, eq (1)", invariant_under=set(SYMMETRIES), passes={}
+)
 
-@measure(
+
+@_counted(
     symbol=r"\dim(w)",
-    paper="neyshabur2017",
-    equation="Section 2.1, eq (1)",
-    direction="none",
-    invariant_under=set(SYMMETRIES),
-    passes={},
     conventions="trainable scalars; a shared tensor counts once, BatchNorm's own parameters count",
 )
 def parameter_count(ctx: Context) -> float:
@@ -41,13 +40,8 @@ def parameter_count(ctx: Context) -> float:
     return float(count(ctx.trainable.values()))
 
 
-@measure(
+@_counted(
     symbol=r"d \cdot \dim(w)",
-    paper="neyshabur2017",
-    equation="Section 2.1, eq (1)",
-    direction="none",
-    invariant_under=set(SYMMETRIES),
-    passes={},
     conventions="d = number of weight matrices, dim(w) = `parameter_count`; what the paper's O hides is left out",
 )
 def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
@@ -67,7 +61,7 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_F", conventions="weights only, no biases; the product of the norms, not of their squares"
 )
-def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
+def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.
 
     On a branching network a product over layers says nothing about the function: only the layers get a value.
@@ -75,7 +69,7 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     Args:
         log: give the natural logarithm instead.
     """
-    return with_product(ctx, _frobenius(ctx), log)
+    return group_norm(ctx, p=2.0, q=2.0, log=log)
 
 
 @layer_norm(
@@ -83,7 +77,7 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
     cost="sweep",
     conventions="weights only, no biases; a convolution as the linear map on an input of its true size",
 )
-def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, float | Value]:
+def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, Value]:
     """Product over layers of the spectral norms of the weights; per layer, the norm itself.
 
     Args:
@@ -91,27 +85,29 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
             how far the layer can stretch its input.
         log: give the natural logarithm instead.
     """
-    return with_product(ctx, _spectral(ctx, reshape=reshape), log)
+    if reshape:
+        return with_product(ctx, {layer.name: matrix_norm(rows_of(ctx, layer)) for layer in ctx.network}, log)
+    return with_product(ctx, ctx.sweep(layer_norms), log)
 
 
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_{1,\infty}",
     conventions="weights only, no biases; the largest ℓ1 norm of the incoming weights of a unit",
 )
-def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, float | Value]:
+def l1_inf_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the largest ℓ1 norm of a unit's incoming weights; per layer, the norm itself.
 
     Args:
         log: give the natural logarithm instead.
     """
-    return with_product(ctx, _group(ctx, p=1.0, q=math.inf), log)
+    return group_norm(ctx, p=1.0, q=math.inf, log=log)
 
 
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_{p,q}",
     conventions="weights only, no biases; ℓ_p over the incoming weights of a unit, then ℓ_q over units",
 )
-def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, float | Value]:
+def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = False) -> dict[str, Value]:
     """Product over layers of the ℓ_{p,q} norms of the weights; per layer, the norm itself.
 
     p = q = 2 is the Frobenius norm, p = 1 and q = inf the largest ℓ1 norm of a unit's incoming weights.
@@ -121,7 +117,12 @@ def group_norm(ctx: Context, *, p: float = 3.0, q: float = 1.5, log: bool = Fals
         q: order of the norm over the units of a layer, at least 1; inf for the largest.
         log: give the natural logarithm instead.
     """
-    return with_product(ctx, _group(ctx, p=p, q=q), log)
+    for name, value in (("p", p), ("q", q)):
+        if not value >= 1:
+            raise InputError("an order of at least 1", str(value), where=f"group norm, {name}")
+    return with_product(
+        ctx, {layer.name: float(rows_of(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}, log
+    )
 
 
 @measure(
@@ -160,74 +161,25 @@ def distance_from_initialization(ctx: Context) -> dict[str, float]:
     return {"": math.sqrt(sum(squares.values()))} | {name: math.sqrt(squares[w]) for name, w in layers.items()}
 
 
-def with_product(ctx: Context, per_layer: dict[str, float], log: bool = False) -> dict[str, float | Value]:
+def with_product(ctx: Context, per_layer: dict[str, float], log: bool) -> dict[str, Value]:
     """The product over layers (where layers form a chain) in front of the values of the layers."""
-    if ctx.network.missing:
-        return {"": Value(math.nan, exact=False, reason=ctx.network.missing), **per_layer}
     layers = {name: from_log(safe_log(value), log) for name, value in per_layer.items()}
-    if not ctx.network.chain:
-        return {"": Value(math.nan, exact=False, reason=_BRANCHING), **layers}
-    return {"": from_log(log_product(ctx, per_layer), log), **layers}
+    refusal = ctx.network.missing or ("" if ctx.network.chain else _BRANCHING)
+    if refusal:
+        return {"": Value(math.nan, exact=False, reason=refusal), **layers}
+    # A sum of logarithms neither overflows nor vanishes.
+    return {"": from_log(math.fsum(safe_log(value) for value in per_layer.values()), log), **layers}
 
 
-def log_product(ctx: Context, per_layer: dict[str, float]) -> float:
-    """Logarithm of the product over layers: a sum, which neither overflows nor vanishes."""
-    if ctx.network.missing:
-        raise NotApplicable(ctx.network.missing)
-    if not ctx.network.chain:
-        raise NotApplicable(_BRANCHING)
-    return math.fsum(safe_log(value) for value in per_layer.values())
-
-
-def _frobenius(ctx: Context) -> dict[str, float]:
-    return {layer.name: float(ctx.params[layer.weight].double().norm()) for layer in ctx.network}
-
-
-def _spectral(ctx: Context, *, reshape: bool) -> dict[str, float]:
-    if reshape:
-        return {layer.name: matrix_norm(rows_of(ctx, layer)) for layer in ctx.network}
-    return ctx.sweep(layer_norms)
-
-
-def _group(ctx: Context, *, p: float, q: float) -> dict[str, float]:
-    for name, value in (("p", p), ("q", q)):
-        if not value >= 1:
-            raise InputError("an order of at least 1", str(value), where=f"group norm, {name}")
-    return {layer.name: float(rows_of(ctx, layer).norm(p, dim=1).norm(q)) for layer in ctx.network}
-
-
-declare_with_margin(
-    l2_norm,
-    lambda ctx, **options: log_product(ctx, _frobenius(ctx)),
-    norm=r"\prod_i \|W_i\|_F",
-    capacity=Capacity(r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True),
-    invariant_under=LAYER_SYMMETRIES,
-    chain=True,
-)
+declare_with_margin(l2_norm, r"\gamma^{-2} \prod_i 4 \|W_i\|_F^2", with_4d=True, chain=True)
 declare_with_margin(
     spectral_norm,
-    lambda ctx, **options: log_product(ctx, _spectral(ctx, **options)),
-    norm=r"\prod_i \|W_i\|_2",
     # Printed without the factor 4 per layer, with which alone it bounds the capacity of the Frobenius norm.
-    capacity=Capacity(r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2", with_4d=False, width_power=lambda options: 1.0),
-    invariant_under=LAYER_SYMMETRIES,
+    r"\gamma^{-2} \prod_i h_i \|W_i\|_2^2",
+    with_4d=False,
+    widths=True,
     chain=True,
-    cost="sweep",
     headline="spectral norms over margin, squared",
 )
-declare_with_margin(
-    l1_inf_norm,
-    lambda ctx, **options: log_product(ctx, _group(ctx, p=1.0, q=math.inf)),
-    norm=r"\prod_i \|W_i\|_{1,\infty}",
-    capacity=Capacity(r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False),
-    invariant_under=LAYER_SYMMETRIES,
-    chain=True,
-)
-declare_with_margin(
-    group_norm,
-    lambda ctx, **options: log_product(ctx, _group(ctx, **options)),
-    norm=r"\prod_i \|W_i\|_{p,q}",
-    capacity=Capacity(r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False),
-    invariant_under=LAYER_SYMMETRIES,
-    chain=True,
-)
+declare_with_margin(l1_inf_norm, r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
+declare_with_margin(group_norm, r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
-from numbers import Real
 from typing import Any
 
 import torch
@@ -18,7 +17,14 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError
 from flatscope.params import Params, count, on_stacked
-from flatscope.perturbation import FEW_SAMPLES, STACK_BYTES, numbered_minibatches, perturbed_losses, stackable
+from flatscope.perturbation import (
+    FEW_SAMPLES,
+    STACK_BYTES,
+    checked_levels,
+    measure_of_moves,
+    numbered_minibatches,
+    stackable,
+)
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch
 from flatscope.stopping import draw_until_precise
@@ -28,19 +34,14 @@ SLOPE = 10.0
 TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\mathbb{E}_\nu \hat L(w+\nu) - \hat L(w),\ \nu_i \sim N(0, \alpha^2 (10|w_i|+1)^2)",
     paper="neyshabur2017",
     equation="Section 2.4, eq (5); Appendix A",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 30},
     passes={"forward": 5500},
-    exact=False,
-    on_folded=True,
     headline="rise of the loss under noise",
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
     "same mini-batch; batches depend on the order of the samples where there are more than `batch`; a GPU draws other "
     "noise of the same law than a CPU",
@@ -88,18 +89,15 @@ def pac_bayes_kl(ctx: Context, *, alpha: Any = ALPHAS, appendix: bool = False, s
         appendix: twice the value, as the paper's figures have it.
         slope: σ_i = alpha (slope |w_i| + 1); 0 gives ‖w‖² / 2α², the divergence of eq (6).
     """
-    alphas, unit = checked_alphas(alpha), (2.0 if appendix else 1.0) * ctx.sweep(unit_divergence, slope=slope)
+    alphas, scale = checked_alphas(alpha), noise_scale(ctx, slope)
+    squares = (float((value.double() / scale[name]).square().sum()) for name, value in ctx.trainable.items())
+    unit = math.fsum(squares) / (1 if appendix else 2)  # α² KL does not depend on α
     return [Value(unit / a**2, options={"alpha": a}) for a in alphas]
 
 
 def checked_alphas(alpha: Any) -> tuple[float, ...]:
     """Noise levels as a tuple of positive numbers, each once."""
-    given = (alpha,) if isinstance(alpha, Real) else tuple(alpha) if isinstance(alpha, Sequence) else ()
-    numbers = [float(a) for a in given if isinstance(a, Real) and not isinstance(a, bool)]
-    numbers = [a for a in numbers if 0 < a < math.inf]
-    if not given or len(numbers) < len(given) or len(set(numbers)) < len(numbers):
-        raise InputError("positive numbers, each once", repr(alpha), where="alpha", fix="Give a number or several")
-    return tuple(numbers)
+    return checked_levels(alpha, "alpha")
 
 
 def noise_scale(ctx: Context, slope: float = SLOPE) -> Params:
@@ -107,13 +105,6 @@ def noise_scale(ctx: Context, slope: float = SLOPE) -> Params:
     if not 0 <= slope < math.inf:
         raise InputError("a slope of at least 0", str(slope), where="slope")
     return {name: slope * value.detach().double().abs() + 1 for name, value in ctx.trainable.items()}
-
-
-def unit_divergence(ctx: Context, *, slope: float) -> float:
-    """α² KL(N(w, σ²) ‖ N(0, σ²)): it does not depend on α."""
-    scale = noise_scale(ctx, slope)
-    squares = (float((value.double() / scale[name]).square().sum()) for name, value in ctx.trainable.items())
-    return math.fsum(squares) / 2
 
 
 def paired_rises(
@@ -126,29 +117,26 @@ def paired_rises(
     if draws % 2 or draws < 4 or batch < 1:
         raise InputError("an even number of draws, at least 4, and batches of at least 1", f"{draws}, {batch}")
     n = ctx.problem.n_train
-    batches = numbered_minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
+    drawn = numbered_minibatches(ctx, min(batch, n), ctx.generator("expected_sharpness batches"))
+    samples: Iterator[tuple[list[Batch], Tensor | None]] = (([part], chosen) for part, chosen in drawn)
     if n <= batch:
-        first = next(batches)
-        if len(first[0][1]) < n:  # samples of different shapes: no batch holds them all
-            moves, own = _signed_noise(ctx, alphas, draws // 2, slope), ctx.scores().loss
-            while len(losses := perturbed_losses(ctx, islice(moves, 2 * len(alphas)))):
-                yield losses.reshape(1, len(alphas), 2).mean(2) - own
-            return
-        batches = repeat(first)
+        parts, chosen = next(samples)
+        everything = parts if len(parts[0][1]) == n else list(ctx.batches())  # other shapes do not stack
+        samples = repeat((everything, chosen))
     calls_are_dear = ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES
     run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
     both_signs = [sign * a for a in alphas for sign in (1, -1)]
     for noise in _noise(ctx, draws // 2, slope):
-        parts, numbers = zip(*(next(batches) for _ in range(len(next(iter(noise.values()))))), strict=True)
+        each, numbers = zip(*islice(samples, len(next(iter(noise.values())))), strict=True)
         if None in numbers:
             sizes = torch.tensor([0.0, *both_signs], dtype=torch.float64)
-            here, moved = run(ctx, noise, sizes, list(parts)).tensor_split([1], dim=1)
+            here, moved = run(ctx, noise, sizes, each).tensor_split([1], dim=1)
         else:  # the losses of all samples at w itself are known after one pass
             sizes = torch.tensor(both_signs, dtype=torch.float64)
-            moved = run(ctx, noise, sizes, list(parts))  # (pairs, sizes)
+            moved = run(ctx, noise, sizes, each)  # (pairs, sizes)
             here = torch.stack([ctx.scores().losses.cpu().double()[chosen].mean() for chosen in numbers])[:, None]
-        ctx.count("forward", sum(len(targets) for _, targets in parts) * len(sizes))
-        yield moved.reshape(len(parts), len(alphas), 2).mean(2) - here
+        ctx.count("forward", sum(len(targets) for parts in each for _, targets in parts) * len(sizes))
+        yield moved.reshape(len(each), len(alphas), 2).mean(2) - here
 
 
 def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
@@ -166,33 +154,28 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
         }
 
 
-def _signed_noise(ctx: Context, alphas: tuple[float, ...], pairs: int, slope: float) -> Iterator[Params]:
-    for stack in _noise(ctx, pairs, slope):
-        for index in range(len(next(iter(stack.values())))):
-            for size in (sign * a for a in alphas for sign in (1, -1)):
-                yield {name: size * value[index] for name, value in stack.items()}
-
-
-def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) -> Tensor:
-    """Mean loss (pairs, sizes) at w + size · noise, each pair on its own batch."""
+def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
+    """Mean loss (pairs, sizes) at w + size · noise, each pair on samples of its own."""
     rows = []
-    for index, (inputs, targets) in enumerate(parts):
+    for index, parts in enumerate(each):
         row = []
         for size in sizes.tolist():
             moved = {
                 name: ctx.params[name] + (size * v[index]).to(ctx.params[name]) for name, v in noise.items() if size
             }
             with torch.no_grad():
-                losses = ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **moved}), targets)
-            row.append(float(losses.double().mean()))
+                losses = [ctx.problem.loss(ctx.forward(x, {**ctx.params, **moved}), y) for x, y in parts]
+            row.append(float(torch.cat(losses).double().mean()))
         rows.append(row)
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _together(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) -> Tensor:
+def _together(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:
     """The same on stacked weights and stacked batches."""
-    if any(not isinstance(inputs, Tensor) or len(targets) != len(parts[0][1]) for inputs, targets in parts):
-        return _one_by_one(ctx, noise, sizes, parts)
+    firsts = [parts[0] for parts in each]
+    alike = all(isinstance(inputs, Tensor) and len(targets) == len(firsts[0][1]) for inputs, targets in firsts)
+    if not alike or len(each[0]) > 1:
+        return _one_by_one(ctx, noise, sizes, each)
 
     def mean_loss(point: Params, inputs: Tensor, targets: Tensor) -> Tensor:
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets).double().mean()
@@ -201,8 +184,8 @@ def _together(ctx: Context, noise: Params, sizes: Tensor, parts: list[Batch]) ->
     for name, value in noise.items():
         shaped = sizes.to(value.device).reshape(1, -1, *[1] * (value.ndim - 1))
         points[name] = ctx.params[name] + (shaped * value[:, None]).to(ctx.params[name])  # (pairs, sizes, ...)
-    inputs = torch.stack([torch.as_tensor(part) for part, _ in parts])
-    targets = torch.stack([part for _, part in parts])
+    inputs = torch.stack([torch.as_tensor(part) for part, _ in firsts])
+    targets = torch.stack([part for _, part in firsts])
     with torch.no_grad():
         over_sizes = torch.vmap(mean_loss, in_dims=(0, None, None))
         losses: Tensor = on_stacked(over_sizes, points, inputs, targets)

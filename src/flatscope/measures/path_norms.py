@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
-from flatscope.measures.margins import Capacity, declare_with_margin, from_log
+from flatscope.measures.margins import declare_with_margin, from_log
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.path_rules import Paths
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
@@ -127,35 +127,16 @@ def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves:
     return logs.cpu()
 
 
-declare_with_margin(
-    l1_path_norm,
-    lambda ctx, **options: log_path_norm(ctx, p=1.0, **options),
-    norm=r"\phi_1(w)",
-    capacity=Capacity(r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True),
-    invariant_under=PATH_SYMMETRIES,
-)
+declare_with_margin(l1_path_norm, r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
 declare_with_margin(
     l2_path_norm,
-    lambda ctx, **options: log_path_norm(ctx, p=2.0, **options),
-    norm=r"\phi_2(w)",
-    capacity=Capacity(
-        r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2", with_4d=True, width_power=lambda options: 1.0
-    ),
-    invariant_under=PATH_SYMMETRIES,
+    r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2",
+    with_4d=True,
+    widths=True,
     headline="path norm over margin, squared",
 )
-declare_with_margin(
-    path_norm,
-    log_path_norm,
-    norm=r"\phi_p(w)",
-    capacity=Capacity(
-        r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}",
-        with_4d=True,
-        # From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
-        width_power=lambda options: 2 - 2 / float(options["p"]),
-    ),
-    invariant_under=PATH_SYMMETRIES,
-)
+# From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
+declare_with_margin(path_norm, r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)
 
 
 class PathPass(Paths):

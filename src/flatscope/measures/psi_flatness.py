@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -30,9 +31,19 @@ from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
-from flatscope.perturbation import ascend, blocks_of_losses, perturbed_gradients, shrinking, within_ball
+from flatscope.perturbation import (
+    ascend,
+    found_rise,
+    joined,
+    measure_of_moves,
+    mirrored_rises,
+    perturbed_gradients,
+    refuse_unless_pairs,
+    shrinking,
+    within_ball,
+)
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.stopping import draw_until_precise, out_of_time, pair_means, time_limit
+from flatscope.stopping import draw_until_precise, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
@@ -40,16 +51,14 @@ LAWS = ("ball", "sphere", "gaussian")
 COLUMNS, FEW_UNITS, FEW_DRAWS = 4, 64, 16
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
+_of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=PATH_SYMMETRIES, on_folded=True)
 
-@measure(
+
+@_of_paths(
     symbol=r"\operatorname{tr} \nabla^2_v \hat L(v)",
-    paper="yi2019",
     equation="Definition 4.1",
-    direction="lower",
-    invariant_under=PATH_SYMMETRIES,
     cost="sweep",
     typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 12},
-    on_folded=True,
     headline="curvature in path space",
     falls_with_loss=True,
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
@@ -135,17 +144,12 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     return Value(known + rest, error, exact=found.exact, reason=reason)
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\max_{\|\delta\|_2 \le \epsilon} \frac{\hat L(v+\delta) - \hat L(v)}{1 + \hat L(v)}",
     paper="yi2019",
     equation="Definition 4.1, eq (7)",
-    direction="lower",
     invariant_under=PATH_SYMMETRIES,
-    cost="long",
     typical={"forward": 200, "backward": 200},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all basis-path values, biases included; full training set, in float64; a lower bound of the maximum; "
     "the radius is relative to the smallest |P(u)S(u)|, where the inverse has its nearest pole",
     search="lower",
@@ -176,37 +180,24 @@ def psi_epsilon(
     radius = _radius(paths, epsilon, relative)
     if restarts < 1 or steps < 1:
         raise InputError("at least one restart and one step", f"{restarts}, {steps}", where="psi_epsilon")
-    loss = ctx.scores().loss
-    if loss <= -1:
-        raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
-
-    climb, project = within_ball(radius)
-    evaluate = partial(_losses_and_gradients, ctx, paths)
+    ball, evaluate = within_ball(radius), partial(_losses_and_gradients, ctx, paths)
     here = {name: torch.zeros_like(value)[None] for name, value in paths.scaled_reference().items()}
     starts = [evaluate(here)[1]]
-    draws = _draws(ctx, paths, "psi_epsilon")
-    for _ in range(restarts - 1):
-        starts.append({name: value[None] for name, value in paths.split(next(draws)).items()})
-    stacked = climb({name: torch.cat([start[name] for start in starts]) for name in starts[0]})
-    best = ascend(evaluate, stacked, climb, project, shrinking(steps), partial(out_of_time, ctx))
-    rise = max(0.0, best.highest - loss) / (1 + loss)
-    reason = f"lower bound: best of {restarts} ascents, {steps} steps each; radius {radius:.3g}; {best.remark(loss)}"
-    if radius >= paths.nearest_pole and paths.n_classes:
-        reason += f"; {POLE}"
-    return Value(rise, low=rise, exact=False, reason=_remark(paths, "epsilon_flatness at this radius", reason))
+    for u in islice(_draws(ctx, paths, "psi_epsilon"), restarts - 1):
+        starts.append({name: value[None] for name, value in paths.split(u).items()})
+    best = ascend(ctx, evaluate, ball.climb(joined(starts)), ball, shrinking(steps))
+    how = f"best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
+    found = found_rise(ctx, best, how, normalised=True)
+    pole = f"; {POLE}" if radius >= paths.nearest_pole and paths.n_classes else ""
+    return replace(found, reason=_remark(paths, "epsilon_flatness at this radius", found.reason + pole))
 
 
-@measure(
+@measure_of_moves(
     symbol=r"|\mathbb{E}_u \hat L(v+u) - \hat L(v)|",
     paper="yi2019",
     equation="Definition 4.1",
-    direction="lower",
     invariant_under=PATH_SYMMETRIES,
-    cost="long",
     typical={"forward": 160},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all basis-path values, biases included; u uniform in a ball, since with a Gaussian u and a loss that "
     "is not bounded the expectation is infinite; mirrored draws; full training set, in float64",
 )
@@ -238,28 +229,23 @@ def psi_expected(
     paths = ctx.sweep(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     refuse_unknown(law, LAWS, "law of psi_expected")
-    if draws % 2 or draws < 4:
-        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
+    refuse_unless_pairs(draws)
     reason = f"radius {radius:.3g}"
     if law == "gaussian":
         reason += "; with a Gaussian the true expectation is infinite unless the loss is bounded"
         warnings.warn(f"psi_expected: {reason}", NumericalWarning, stacklevel=2)
     drawn = _laws(ctx, paths, radius, draws // 2, law)
     shifts = (paths.shift(mirrored) for u in drawn for mirrored in (u, -u))
-    loss = ctx.scores().loss
-    rises = draw_until_precise(ctx, (b - loss for b in pair_means(blocks_of_losses(ctx, shifts))), draws // 2)
+    rises = mirrored_rises(ctx, shifts, draws)
     reason = _remark(paths, "expected_flatness at this radius and law", f"{rises.remark(each=2)}; {reason}")
     return Value(abs(rises.means[0]), stderr=rises.stderrs[0], reason=reason)
 
 
-@measure(
+@_of_paths(
     symbol=r"\frac{\sup_i |v_i|}{\inf_i |v_i|}",
-    paper="yi2019",
     equation="Theorem 5.1",
-    direction="lower",
     invariant_under={*PATH_SYMMETRIES, "output_scaling"},
     passes={},
-    on_folded=True,
     conventions="all basis-path values, biases included; infinite if one of them is zero",
 )
 def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
@@ -275,15 +261,12 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     return Value(ratio, reason=_remark(paths, "the same ratio of the weights"))
 
 
-@measure(
+@_of_paths(
     symbol=r"\epsilon^* : \|\delta\|_2 \le \epsilon^* \Rightarrow \text{no ReLU changes state}",
-    paper="yi2019",
     equation="(26)-(32), replaced",
     direction="higher",
-    invariant_under=PATH_SYMMETRIES,
     cost="sweep",
     typical={"forward": 25},
-    on_folded=True,
     conventions="certified, not tight; a lower bound of the true radius, computed in float64; states of ReLUs on the "
     "training samples, the choices of max-pooling may change; equation (32) as printed is not safe",
 )
@@ -357,7 +340,7 @@ def _draws(ctx: Context, paths: PathCoordinates, stream: str) -> Iterator[Tensor
 def _laws(ctx: Context, paths: PathCoordinates, radius: float, number: int, law: str) -> Iterator[Tensor]:
     """Perturbations (count,) of the values."""
     lengths = ctx.generator("lengths of psi_expected")
-    for _, u in zip(range(number), _draws(ctx, paths, "psi_expected"), strict=False):
+    for u in islice(_draws(ctx, paths, "psi_expected"), number):
         if law == "gaussian":
             yield u * radius / math.sqrt(paths.count)
         else:

@@ -13,8 +13,8 @@ from flatscope.context import Context
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.measures.lines import Lines, checked_objective, lines_at_once, moved_parameters
 from flatscope.params import Params, count, norm
-from flatscope.perturbation import unit_directions
-from flatscope.registry import Value, measure
+from flatscope.perturbation import measure_of_moves, unit_directions
+from flatscope.registry import Value
 from flatscope.stopping import FIRST_LOOK, Draws, draw_until_precise
 
 START = 1 / 32  # of the norm of the moved weights
@@ -25,17 +25,13 @@ BLOCK = 1024  # lines at once, at most
 DRAWN_NUMBERS = 2**26
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\mathbb{E}_\delta \sup\{r : |\hat L(w + r'\delta) - \hat L(w)| \le \epsilon\ \forall r' \le r\}",
     paper="zhang2017",
     equation="Section 6.1, eq (13), Table 1",
     direction="higher",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 32 * 15},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="first crossing (the printed supremum jumps over bumps: kind='sup'); directions uniform on the unit "
     "sphere of the moved parameters, biases included, drawn on the device; low and high: one standard deviation over "
     "directions; no rescaling of the weights is undone",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
-from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
+from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
+from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs
 from flatscope.stopping import FIRST_LOOK, out_of_time
@@ -50,7 +49,7 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
         draws: the most noise vectors of each sample and level, at least 2; fewer for levels that have reached the
             precision that is asked for after 2, 4 or 8.
     """
-    levels = checked_gammas(gammas)
+    levels = checked_levels(gammas, "gammas", zero=True)
     refuse_unless_whole(draws, "draws", least=2)
     wrong = ctx.sweep(errors_until_precise, gammas=tuple(g for g in levels if g), draws=draws)
     rows = list[Value]()
@@ -148,15 +147,6 @@ def _noise(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
     return torch.stack(rows, dim=1).to(x)
 
 
-def checked_gammas(gammas: Any) -> tuple[float, ...]:
-    """Noise levels as a tuple of numbers from 0 up, each once."""
-    given = (gammas,) if isinstance(gammas, Real) else tuple(gammas) if isinstance(gammas, Sequence) else ()
-    numbers = [float(g) for g in given if isinstance(g, Real) and not isinstance(g, bool) and 0 <= float(g) < math.inf]
-    if not given or len(numbers) < len(given) or len(set(numbers)) < len(numbers):
-        raise InputError("numbers from 0 up, each once", repr(gammas), where="gammas")
-    return tuple(numbers)
-
-
 @measure(
     symbol=r"\|\partial f(x_i) / \partial x\|_F \le \|W_1\|_2 \|\partial f / \partial W_1\|_F / \|x_i\|",
     paper="zhang2017",
@@ -175,23 +165,6 @@ def input_sensitivity(ctx: Context) -> Value:
     With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
     convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.
     """
-    found = ctx.sweep(jacobian_norms)
-    if found.refusal:
-        return Value(found.norms, reason=f"no bound: {found.refusal}")
-    return Value(found.norms, high=found.bounds)
-
-
-@dataclass(frozen=True)
-class JacobianNorms:
-    """‖∂f/∂x‖_F of each sample (n,), its bound by the first layer (n,), or why there is none."""
-
-    norms: Tensor
-    bounds: Tensor
-    refusal: str = ""
-
-
-def jacobian_norms(ctx: Context) -> JacobianNorms:
-    """Input Jacobians of all training samples, one backward pass per output and batch."""
     norms, bounds, refusal = list[Tensor](), list[Tensor](), ""
     size: float | None = None
     for inputs, targets in ctx.share():
@@ -215,9 +188,10 @@ def jacobian_norms(ctx: Context) -> JacobianNorms:
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.count("forward", n)
     ctx.count("backward", ctx.problem.n_outputs * n)
+    value = ranks.joined(torch.cat(norms))
     if ranks.anywhere(bool(refusal)):
-        return JacobianNorms(ranks.joined(torch.cat(norms)), torch.zeros(0), refusal or PAST)
-    return JacobianNorms(ranks.joined(torch.cat(norms)), ranks.joined(torch.cat(bounds)))
+        return Value(value, reason=f"no bound: {refusal or PAST}")
+    return Value(value, high=ranks.joined(torch.cat(bounds)))
 
 
 def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:

@@ -15,26 +15,29 @@ import torch
 from flatscope.context import Context
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.spectrum import krylov_space
-from flatscope.errors import InputError, NotApplicable, refuse_unknown
+from flatscope.errors import InputError, refuse_unknown
 from flatscope.params import Params, count, norm, unflatten
 from flatscope.perturbation import (
     Ascent,
     Move,
     ascend,
     batch_gradient,
-    blocks_of_losses,
+    found_rise,
+    joined,
+    measure_of_moves,
     minibatches,
+    mirrored_rises,
     perturbed_gradients,
     perturbed_losses,
     random_normal,
+    refuse_unless_pairs,
     shrinking,
     unit_directions,
     within_ball,
     within_box,
 )
-from flatscope.registry import Value, measure
-from flatscope.samples import Batch
-from flatscope.stopping import draw_until_precise, out_of_time, pair_means
+from flatscope.registry import Value
+from flatscope.stopping import out_of_time
 
 LAWS = ("gaussian", "ball", "sphere")
 ROUGH_PRODUCTS = 10  # the top eigenvector is only a place to start from
@@ -42,17 +45,12 @@ SIGN_STEPS = 10
 EVALUATIONS = 20
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\max_{\|u\|_2 \le \epsilon} \frac{\hat L(w+u) - \hat L(w)}{1 + \hat L(w)}",
     paper="yi2019",
     equation="Definition 2.1, eq (1)",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     passes={"forward": 97, "backward": 94, "curvature": 10},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; full training set; a lower bound of the maximum",
     search="lower",
 )
@@ -72,23 +70,13 @@ def epsilon_flatness(
     """
     _positive(epsilon=epsilon, restarts=restarts, steps=steps)
     radius = epsilon * norm(ctx.trainable) if relative else epsilon
-    best = highest_in_ball(ctx, radius, restarts, steps)
-    how = [f"best of {restarts} ascents, {steps} steps each", best.remark(ctx.scores().loss)]
-    return _lower_bound(ctx, best.highest, how, normalised=True)
-
-
-def highest_in_ball(ctx: Context, radius: float, restarts: int, steps: int) -> Ascent:
-    """The largest training loss found within a distance of the weights, and the perturbation that leads there."""
-    climb, project = within_ball(radius)
+    ball = within_ball(radius)
     directions = [{name: value[None] for name, value in ctx.gradient().items()}]
     if restarts > 1:
-        directions.append(_signed_top_direction(ctx, climb))
-    if restarts > 2:
-        generator = ctx.generator("epsilon_flatness")
-        directions.append(random_normal(ctx, generator, ctx.trainable, restarts - 2))
-    starts = climb({name: torch.cat([one[name] for one in directions]) for name in ctx.trainable})
-    evaluate, late = partial(perturbed_gradients, ctx), partial(out_of_time, ctx)
-    return ascend(evaluate, starts, climb, project, shrinking(steps), late)
+        directions.append(_signed_top_direction(ctx, ball.climb))
+        directions.append(random_normal(ctx, ctx.generator("epsilon_flatness"), ctx.trainable, restarts - 2))
+    best = ascend(ctx, partial(perturbed_gradients, ctx), ball.climb(joined(directions)), ball, shrinking(steps))
+    return found_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each", normalised=True)
 
 
 def _signed_top_direction(ctx: Context, climb: Move) -> Params:
@@ -101,18 +89,13 @@ def _signed_top_direction(ctx: Context, climb: Move) -> Params:
     return {name: value[chosen] for name, value in both.items()}
 
 
-@measure(
+@measure_of_moves(
     symbol=r"|\mathbb{E}_u \hat L(w+u) - \hat L(w)|",
     paper="yi2019",
     equation="Definition 2.1",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 65},
     passes={"forward": 101},
-    exact=False,
-    on_folded=True,
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; u has mean 0 and covariance σ²I whatever its law",
 )
 def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, law: str = "gaussian") -> Value:
@@ -131,11 +114,8 @@ def expected_flatness(ctx: Context, *, sigma: float = 0.01, draws: int = 100, la
     """
     _positive(sigma=sigma, draws=draws)
     refuse_unknown(law, LAWS, "law of expected_flatness")
-    if draws % 2 or draws < 4:
-        raise InputError("an even number of draws, at least 4", str(draws), where="draws")
-    losses = pair_means(blocks_of_losses(ctx, _mirrored_draws(ctx, sigma, draws // 2, law)))
-    loss = ctx.scores().loss
-    rises = draw_until_precise(ctx, (block - loss for block in losses), draws // 2)
+    refuse_unless_pairs(draws)
+    rises = mirrored_rises(ctx, _mirrored_draws(ctx, sigma, draws // 2, law), draws)
     return Value(abs(rises.means[0]), stderr=rises.stderrs[0], reason=rises.remark(each=2))
 
 
@@ -152,18 +132,13 @@ def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterato
             yield {name: sign * value[0] for name, value in drawn.items()}
 
 
-@measure(
+@measure_of_moves(
     symbol=r"\zeta_\alpha = \max_{|\nu_i| \le \alpha(|w_i|+1)} \frac{\hat L(w+\nu) - \hat L(w)}{1 + \hat L(w)}",
     paper="neyshabur2017",
     equation="Section 2.4, eq (4); Appendix A",
-    direction="lower",
     invariant_under={"permutation"},
-    cost="long",
     typical={"forward": 120, "backward": 100},
-    exact=False,
-    on_folded=True,
     headline="largest rise of the loss nearby",
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; the loss, not the error; a lower bound of the maximum; "
     "batches are drawn without replacement, and depend on the order of the samples where there are more than `batch`",
     search="lower",
@@ -205,7 +180,7 @@ def sharpness(
     by_corners = highest_corner(ctx, box, restarts + 1)
     better = by_batches if by_batches.highest >= by_corners.highest else by_corners
     way = f"stochastic ascent of {steps} steps" if better is by_batches else "sign steps between corners"
-    return _lower_bound(ctx, better.highest, [f"best by {way}", better.remark(ctx.scores().loss)], normalised)
+    return found_rise(ctx, better, f"best by {way}", normalised)
 
 
 def stochastic_ascent(
@@ -227,14 +202,17 @@ def stochastic_ascent(
         draw = {name: torch.rand(value.shape, generator=generator, dtype=torch.float64) for name, value in box.items()}
         point = {name: (2 * draw[name].to(value.device) - 1) * value for name, value in box.items()}
     velocity = {name: torch.zeros_like(value) for name, value in box.items()}
-    _, project = within_box(box)
     whole = ctx.problem.n_train <= batch
-    batches = None if whole else minibatches(ctx, batch, generator)
+    batches = minibatches(ctx, batch, generator)
     every = max(1, steps // EVALUATIONS)
     for step in range(1, steps + 1):
-        gradient = _gradient_at(ctx, point, None if batches is None else next(batches))
+        if whole:
+            stacked = perturbed_gradients(ctx, {name: value[None] for name, value in point.items()})[1]
+            gradient = {name: value[0] for name, value in stacked.items()}
+        else:
+            gradient = batch_gradient(ctx, next(batches), point)[1]
         velocity = {name: momentum * value + gradient[name] for name, value in velocity.items()}
-        following = project({name: value + lr * velocity[name] for name, value in point.items()})
+        following = within_box(box).project({name: value + lr * velocity[name] for name, value in point.items()})
         # Nothing moves and every gradient pushes outwards: all further steps would stay here.
         settled = whole and all(
             torch.equal(point[name], following[name]) and bool((gradient[name] * point[name] >= 0).all())
@@ -250,32 +228,10 @@ def stochastic_ascent(
 
 def highest_corner(ctx: Context, box: Params, random_corners: int) -> Ascent:
     """The largest loss met when stepping from corner to corner of the box by the sign of the full gradient."""
-    climb, project = within_box(box)
-    directions = {name: value[None] for name, value in ctx.gradient().items()}
-    drawn = random_normal(ctx, ctx.generator("corners"), box, random_corners)
-    directions = {name: torch.cat([value, drawn[name]]) for name, value in directions.items()}
+    region, along = within_box(box), {name: value[None] for name, value in ctx.gradient().items()}
+    starts = region.climb(joined([along, random_normal(ctx, ctx.generator("corners"), box, random_corners)]))
     sizes = [2.0] * SIGN_STEPS  # twice the half-width: from any corner to any other
-    evaluate, late = partial(perturbed_gradients, ctx), partial(out_of_time, ctx)
-    return ascend(evaluate, climb(directions), climb, project, sizes, late)
-
-
-def _gradient_at(ctx: Context, perturbation: Params, batch: Batch | None) -> Params:
-    """Gradient of the mean loss of a batch, or of all training samples, at the perturbed weights."""
-    if batch is None:
-        stacked = {name: value[None] for name, value in perturbation.items()}
-        return {name: value[0] for name, value in perturbed_gradients(ctx, stacked)[1].items()}
-    return batch_gradient(ctx, batch, perturbation)[1]
-
-
-def _lower_bound(ctx: Context, highest: float, how: list[str], normalised: bool) -> Value:
-    """The rise from the loss at the weights themselves, which lie in the set: never negative."""
-    loss = ctx.scores().loss
-    rise = max(0.0, highest - loss)
-    if normalised:
-        if loss <= -1:
-            raise NotApplicable("a loss above -1, since the rise is divided by 1 + loss", f"{loss:.4g}")
-        rise /= 1 + loss
-    return Value(rise, low=rise, exact=False, reason=f"lower bound: {'; '.join(part for part in how if part)}")
+    return ascend(ctx, partial(perturbed_gradients, ctx), starts, region, sizes)
 
 
 def _positive(**options: float) -> None:

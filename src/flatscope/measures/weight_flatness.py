@@ -20,17 +20,16 @@ from flatscope.params import norm
 from flatscope.registry import Value, measure
 from flatscope.stopping import out_of_time
 
+_of_weights = partial(measure, invariant_under={"permutation"}, cost="sweep", falls_with_loss=True)
 
-@measure(
+
+@_of_weights(
     symbol=r"\|\nabla \hat L(w)\|_2",
     paper="yi2019",
     equation="Section 2.1",
-    direction="none",
-    invariant_under={"permutation"},
     cost="light",
     passes={"forward": 1, "backward": 1},
     headline="slope of the loss; 0 at a minimum",
-    falls_with_loss=True,
     conventions="all trainable parameters, biases included; mean over samples",
 )
 def gradient_norm(ctx: Context) -> float:
@@ -43,15 +42,12 @@ def gradient_norm(ctx: Context) -> float:
     return norm(ctx.gradient())
 
 
-@measure(
+@_of_weights(
     symbol=r"\operatorname{tr} \nabla^2 \hat L(w)",
     paper="yi2019",
     equation="Definition 2.1",
     direction="lower",
-    invariant_under={"permutation"},
-    cost="sweep",
     headline="curvature, all directions summed",
-    falls_with_loss=True,
     conventions="all trainable parameters, BatchNorm's included; mean over samples; not divided by their number",
 )
 def hessian_trace(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> Value:
@@ -68,16 +64,13 @@ def hessian_trace(ctx: Context, *, precision: float | None = None, most_products
     return trace_of_everything(ctx, precision, most_products)
 
 
-@measure(
+@_of_weights(
     symbol=r"\operatorname{Tr} H_l",
     paper="petzka2019",
     equation="Figure 2",
     per="layer",
     direction="lower",
-    invariant_under={"permutation"},
     needs={"layers"},
-    cost="sweep",
-    falls_with_loss=True,
     conventions="the layer's weight without its bias; un-normalised trace",
 )
 def layer_trace(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> dict[str, Value]:
@@ -90,17 +83,14 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     return layer_values(ctx, "trace", precision, most_products)
 
 
-@measure(
+@_of_weights(
     symbol=r"\lambda_{\max}(H_l)",
     paper="petzka2019",
     equation="Figure 2",
     per="layer",
     direction="lower",
-    invariant_under={"permutation"},
     needs={"layers"},
-    cost="sweep",
     typical={"sweep": 1, "column": 1},
-    falls_with_loss=True,
     conventions="algebraically largest eigenvalue; the layer's weight without its bias",
 )
 def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
@@ -109,19 +99,20 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, 
     Args:
         tolerance: relative accuracy of the eigensolver.
     """
-    return layer_eigenvalues(ctx, tolerance)
+    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
+    return {
+        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
+        for layer in measured_layers(ctx)
+    }
 
 
-@measure(
+@_of_weights(
     symbol=r"\lambda_{\max}(\nabla^2 \hat L)",
     paper="yi2019",
     equation="Section 5",
     direction="lower",
-    invariant_under={"permutation"},
-    cost="sweep",
     typical={"curvature": 14},
     headline="curvature, sharpest direction",
-    falls_with_loss=True,
     conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for",
 )
 def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
@@ -133,15 +124,11 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     return _whole_eigenvalue(ctx, Wanted(1, 0, tolerance))
 
 
-@measure(
+@_of_weights(
     symbol=r"\lambda_{\min}(\nabla^2 \hat L)",
     paper="yi2019",
     equation="Section 5",
-    direction="none",
-    invariant_under={"permutation"},
-    cost="sweep",
     typical={"curvature": 20},
-    falls_with_loss=True,
     conventions="all trainable parameters; negative at a saddle point or away from a minimum",
 )
 def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
@@ -178,15 +165,6 @@ def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", m
     if not pair.converged:
         return Value(pair.value, exact=False, reason=reason)
     return Value(pair.value, low=pair.value - pair.residual, high=pair.value + pair.residual, reason=reason)
-
-
-def layer_eigenvalues(ctx: Context, tolerance: float) -> dict[str, Value]:
-    """Largest eigenvalue of every layer's block."""
-    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
-    return {
-        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
-        for layer in measured_layers(ctx)
-    }
 
 
 def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
