@@ -7,6 +7,7 @@ changed, one at a time, and must say something else.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -259,12 +260,12 @@ class Forgetful(Labels):
         self.scale, self.unit, self.kinds, self.missing = book.scale, book.unit, kinds, set[str]()
         self.inner = book.inner
 
-    def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True, unit: bool = True) -> Tensor:
+    def tie(self, left: Tensor, right: Tensor, why: str, scale: bool = True) -> Tensor:
         """Forgotten, it gives the labels of the result all the same."""
-        made = "tie" not in self.kinds
         if scale and bool(((left != right) & (left > CONSTANT) & (right > CONSTANT)).any()):
             self.missing.add("tie")
-        return super().tie(left, right, why, scale=scale and made, unit=unit and made)
+        book = copy.deepcopy(self) if "tie" in self.kinds else self  # what is forgotten is written elsewhere
+        return Labels.tie(book, left, right, why, scale=scale)
 
     def fix_scale(self, labels: Tensor, why: str) -> None:
         """A wall."""

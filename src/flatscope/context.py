@@ -48,7 +48,7 @@ class Scores:
         """Fraction of samples whose label does not have the strictly largest output."""
         if self.margins is None:
             raise NotApplicable("class labels", "a regression problem", where="error")
-        return float((self.margins <= 0).double().mean())
+        return float((~(self.margins > 0)).double().mean())  # NaN is no margin
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,8 @@ def _scores(ctx: Context, part: str) -> Scores:
         for inputs, targets in ctx.share(part):
             outputs = ctx.forward(inputs)
             losses.append(ctx.problem.loss(outputs, targets).double().cpu())
+            if outputs.isnan().any():
+                raise NotApplicable("outputs that are numbers", "NaN for some samples", f"model, {part}")
             if ctx.problem.classification:
                 margins.append(sample_margins(outputs, targets).double().cpu())
     ctx.count("forward", ctx.problem.part(part).n)

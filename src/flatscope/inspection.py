@@ -41,6 +41,18 @@ def replica(model: nn.Module) -> nn.Module:
     return twin
 
 
+def cast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model itself on that device and in that precision; what is complex stays so, which `Module.to` makes real."""
+
+    def moved(value: Tensor) -> Tensor:
+        if value.is_complex():
+            return value.to(device, dtype.to_complex())
+        return value.to(device, dtype if value.is_floating_point() else None)
+
+    model._apply(moved)  # type: ignore[no-untyped-call]
+    return model
+
+
 def _inside(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper that changes how it runs and not what it computes; None if this is no wrapper."""
     held = getattr(module, WRAPPERS.get(type(module).__name__, ""), None)
@@ -140,12 +152,35 @@ def first_line(problem: Exception) -> str:
     return next(iter(str(problem).splitlines()), "") or type(problem).__name__
 
 
+def refuse_hidden_uses(model: nn.Module, forward: Callable[[], Tensor]) -> None:
+    """Parameters that a forward pass finds elsewhere than in its modules, such as in a list, would count as constants.
+
+    Args:
+        model: the network.
+        forward: runs it with other tensors in the places of its parameters, none of which asks for a gradient.
+    """
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    with torch.enable_grad():
+        total = forward().sum()
+    if not total.requires_grad or not parameters:
+        return
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for name, gradient in zip(parameters, found, strict=True):
+        if gradient is not None:
+            fix = "Read it as an attribute of its module in forward, or keep it in an nn.ParameterList"
+            raise InputError("parameters that are read from their modules", "another way to this one", name, fix)
+
+
 def refuse_missing_values(model: nn.Module) -> None:
     """Modules made lazily or on the meta device have shapes at most."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value) or value.is_meta:
             fix = "Run one batch through the model, or load its weights, before measuring it"
             raise InputError("weights with values", "a lazy or meta tensor without any", name, fix)
+    for name, value in model.named_parameters():
+        if value.is_complex():
+            fix = "Keep its real and imaginary part as one real parameter and use torch.view_as_complex in forward"
+            raise InputError("real parameters", str(value.dtype), name, fix)
 
 
 def refuse_active_layers(model: nn.Module) -> None:

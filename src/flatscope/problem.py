@@ -21,12 +21,14 @@ from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
+    cast,
     copy_inputs_if_changed,
     failing_module,
     first_line,
     frozen_remarks,
     look_through,
     refuse_active_layers,
+    refuse_hidden_uses,
     refuse_missing_values,
     replica,
     usable_device,
@@ -109,9 +111,7 @@ class Problem:
         shard: Literal["auto", False] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            fix = (
-                "Pass the module itself with its weights loaded, no function made of it (as torch.compile twice gives)"
-            )
+            fix = "Pass the module with its weights loaded, no function made of it (as torch.compile twice gives)"
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")
@@ -139,6 +139,7 @@ class Problem:
             copy_inputs_if_changed(self.model, inputs, lambda: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
             write_out(self.model, self.example())
+            refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
             self._uneven = looks[0].uneven
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
@@ -156,7 +157,7 @@ class Problem:
             warnings.warn(doubt, UserWarning, stacklevel=3)
 
     def _take(self, model: nn.Module) -> None:
-        self.model = replica(model).to(self.device, self.dtype)
+        self.model = cast(replica(model), self.device, self.dtype)
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}

@@ -79,6 +79,9 @@ def _read_batch(ctx: Context, inputs: Inputs) -> Reading:
                 found.setdefault(name, "used through a view of it")
             if call.weight in mixed:
                 found.setdefault(name, "its input does not have the samples as its first axis")
+    for name, uses in rows.items():
+        if following.reads[name] > len(uses):
+            found.setdefault(name, "also used outside of its layer")
     for name in reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
     return Reading(following.curved, reached, Counter({name: len(uses) for name, uses in rows.items()}), found, rows)

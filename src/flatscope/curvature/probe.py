@@ -28,8 +28,6 @@ STEP = 1e-3
 TOLERANCE = 1e-5
 ROUNDING = 1e-13
 
-Group = tuple[str, ...]  # parameters whose directions are taken together
-
 
 def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places | None = None) -> dict[str, str]:
     """{parameter: reason} for exact-looking parameters whose true second derivative is another.
@@ -46,36 +44,14 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places |
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}
-    # A layer is linear in its weight and bias together, so that one product looks at both; a layer whose product
-    # disagrees is looked at again, each parameter by itself.
-    suspects = _disagreeing(ctx, inputs, targets, directions, bends, by_layer=True)
-    if suspects:
-        suspects = _disagreeing(ctx, inputs, targets, {n: directions[n] for n in suspects}, bends, by_layer=False)
-    return dict.fromkeys(suspects, "its second derivative differs from the Gauss-Newton block")
-
-
-def _disagreeing(
-    ctx: Context,
-    inputs: Inputs,
-    targets: Tensor,
-    directions: dict[str, Tensor],
-    bends: Places | None,
-    *,
-    by_layer: bool,
-) -> list[str]:
-    """Parameters whose quadratic forms, alone or summed over those of a layer, are not the same both ways."""
-    directions = dict(directions)
-    by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions, bends, by_layer)
-    left = directions.keys() - {name for group in by_factors for name in group}
-    groups = [*by_factors, *((name,) for name in directions if name in left)]
-    by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions, groups)
-    return [
-        name
-        for group in groups
-        if abs(by_factors.get(group, 0.0) - by_hessian[group])
-        > TOLERANCE * abs(by_hessian[group]) + ROUNDING * outputs_moved.get(group, 0.0)
-        for name in group
-    ]
+    by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions, bends)
+    by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
+    return {
+        name: "its second derivative differs from the Gauss-Newton block"
+        for name in names
+        if abs(by_factors.get(name, 0.0) - by_hessian[name])
+        > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0)
+    }
 
 
 def telling_samples(ctx: Context) -> Batch:
@@ -130,45 +106,35 @@ def _in_double(ctx: Context, inputs: Inputs) -> tuple[Inputs, dict[str, Tensor],
 
 
 def _quadratic_forms_by_hessian(
-    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor], groups: list[Group]
-) -> dict[Group, float]:
-    """vᵀ H v per group of parameters, by double backward."""
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
+) -> dict[str, float]:
+    """vᵀ H v per parameter, by double backward."""
     inputs, params, buffers = _in_double(ctx, inputs)
     leaves = {name: params[name].detach().requires_grad_() for name in directions}
     with torch.enable_grad():
         outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
         loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
-        slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-    gradients = dict(zip(leaves, slopes, strict=True))
+        if not loss.requires_grad:  # the outputs depend on none of them
+            return dict.fromkeys(directions, 0.0)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
     forms = {}
-    for group in groups:
+    for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
         end_in_time(ctx)
-        bent = [name for name in group if gradients[name].requires_grad]
-        forms[group] = 0.0
-        if bent:
-            products = torch.autograd.grad(
-                [gradients[name] for name in bent],
-                [leaves[name] for name in group],
-                [directions[name] for name in bent],
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            forms[group] = sum(float((p * directions[n]).sum()) for n, p in zip(group, products, strict=True))
+        forms[name] = 0.0
+        if gradient.requires_grad:
+            v = directions[name]
+            (product,) = torch.autograd.grad(gradient, leaf, v, retain_graph=True, materialize_grads=True)
+            forms[name] = float((product.detach() * v).sum())
     return forms
 
 
 def _quadratic_forms_by_factors(
-    ctx: Context,
-    inputs: Inputs,
-    targets: Tensor,
-    directions: dict[str, Tensor],
-    bends: Places | None,
-    by_layer: bool,
-) -> tuple[dict[Group, float], dict[Group, float]]:
-    """Σ_c ⟨G_c, v⟩² per group of parameters from what the sweep records, and 2‖Jv‖²: how far v moves the outputs.
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor], bends: Places | None = None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Σ_c ⟨G_c, v⟩² per parameter from what the sweep records, and 2‖Jv‖²: how far v moves the outputs.
 
     ⟨G, v⟩ is linear in the column that is sent back, so its derivative by the column is Jv as the sweep sees it: one
-    more backward pass for each group, however many columns there are. Where the network is sure of its samples the
+    more backward pass for each parameter, however many columns there are. Where the network is sure of its samples the
     Hessian product is a small difference of numbers of size ‖Jv‖², so their rounding is the least that it can be off.
     """
     inputs, params, buffers = _in_double(ctx, inputs)
@@ -183,34 +149,22 @@ def _quadratic_forms_by_factors(
         local = BendColumns(rule.bends, loss, numbers, ctx.seed) if rule.bends else None
         inner = local.inputs if local else []
         calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
-        if by_layer:
-            _balance(calls, directions)
         edges = [call.edge for call in calls if call.edge is not None]
         columns = [torch.zeros_like(value, requires_grad=True) for value in (outputs, *inner)]
         given = [outputs, *inner]
         sent = iter(torch.autograd.grad(given, edges, columns, create_graph=True, allow_unused=True) if edges else ())
-        along: dict[Group, Tensor] = {}
+        along: dict[str, Tensor] = {}
         for call in calls:
             s = None if call.edge is None else next(sent)
-            found = [] if s is None else _along(call, s[:, None], params, directions)
-            layer = tuple(name for name, _ in found)
-            for name, value in found:
-                add_to(along, layer if by_layer else (name,), value.sum())
+            for name, value in [] if s is None else _along(call, s[:, None], params, directions):
+                add_to(along, name, value.sum())
     forms, lengths = {}, {}
-    for group, total in along.items():
+    for name, total in along.items():
         end_in_time(ctx)
         moves, *others = torch.autograd.grad(total, columns, retain_graph=True, materialize_grads=True)  # Jv, (n, …)
-        forms[group] = float(root.forms(moves).sum()) + (float(local.forms(others)) if local else 0.0)
-        lengths[group] = 2 * float(moves.square().sum())
+        forms[name] = float(root.forms(moves).sum()) + (float(local.forms(others)) if local else 0.0)
+        lengths[name] = 2 * float(moves.square().sum())
     return forms, lengths
-
-
-def _balance(calls: list[Call], directions: dict[str, Tensor]) -> None:
-    """Let the bias of a layer move its outputs about as far as its weight, so that neither hides the other."""
-    for call in calls:
-        if call.bias in directions and call.weight in directions and call.kind != "batchnorm":
-            weight = directions[call.weight]
-            directions[call.bias] = directions[call.bias] * (weight.numel() / len(directions[call.bias])) ** 0.5
 
 
 def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.curvature.estimators import Operator
 from flatscope.curvature.lanczos import Krylov
-from flatscope.errors import InputError, NumericalWarning
+from flatscope.errors import InputError, NotApplicable, NumericalWarning
 
 DENSE_SIZE = 256
 WIDEST = 128
@@ -240,6 +240,8 @@ def side_by_side(
         if late or not left:
             break
         for name, product in multiply({name: search.newest for name, search in left.items()}).items():
+            if not product.isfinite().all():
+                raise NotApplicable("finite second derivatives", "a product with NaN or infinity", "eigenvalues")
             left[name].take(product)
     found = {}
     for name, search in searches.items():

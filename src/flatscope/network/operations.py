@@ -11,6 +11,7 @@ outputs with respect to it vanishes almost everywhere. A numerical probe checks 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,8 +168,10 @@ class Linearity:
         self._masks: dict[int, int] = {}
         self._kept: list[Tensor] = []
         self.curved: dict[str, str] = {}
+        self.reads: Counter[str] = Counter()  # operations that read a parameter itself, views of it left out
         for name, value in leaves.items():
             self._add(value, self._bits[name])
+        self._leaves = {self._place(value): name for name, value in leaves.items()}
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what its result depends on."""
@@ -185,6 +188,11 @@ class Linearity:
             self._kept += outcomes
             return result
         self._judge(op, meaning, masks, total)
+        written = {self._place(tensor) for tensor in outcomes}
+        self.reads.update(
+            self._leaves[place]
+            for place in {self._place(tensor) for tensor in op.tensors} & self._leaves.keys() - written
+        )
         for tensor in outcomes:
             self._add(tensor, total)
         return result

@@ -1,0 +1,136 @@
+"""Parts of a network that are easily overlooked: complex buffers, second uses of a parameter, samples with NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import _built
+from references import TWINS, Dense
+from torch import Tensor, nn
+from torch.nn import functional
+
+import flatscope as fs
+from flatscope.context import Scores
+
+
+class Rotary(nn.Module):
+    """Attention whose queries and keys are turned by a complex buffer, as large language models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(4, size) for size in (4, 4, 4, 3))
+        angles = torch.outer(torch.arange(3).double(), torch.tensor([1.0, 0.1]).double())
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def turned(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(-1, 3, 4)
+        return self.out(
+            functional.scaled_dot_product_attention(self.turned(self.q(x)), self.turned(self.k(x)), self.v(x))
+        ).mean(1)
+
+
+def test_complex_buffers_stay_complex() -> None:
+    tiny = _built("rotary", Rotary(), (12,), 3, ("q", "k", "v", "out"))
+    table = fs.measure(tiny.problem(), ["hessian_trace", "gradient_norm"], precision=0)
+    for name in ("hessian_trace", "gradient_norm"):
+        assert table[name] == pytest.approx(TWINS[name](Dense(tiny)), rel=1e-9)
+    single = fs.Problem(tiny.model, train=(tiny.x, tiny.y), dtype=torch.float32)
+    assert single.buffers["turns"].dtype == torch.complex64
+
+
+def test_complex_parameters_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.register_parameter("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    with pytest.raises(fs.InputError, match="real parameters") as refused:
+        fs.Problem(model.eval(), train=(torch.randn(5, 3), torch.arange(5) % 3))
+    assert refused.value.where == "w"
+
+
+class Again(nn.Module):
+    """The bias of a layer is added once more, for marked samples only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x[:, 1:]))
+        return self.last(torch.where(x[:, :1] > 0, h + self.first.bias, h))
+
+
+def test_a_second_use_that_few_samples_need_is_seen() -> None:
+    tiny = _built("again", Again(), (5,), 3, ("first", "last"))
+    tiny.x[:, 0] = 0.0
+    tiny.x[-1, 0] = 1.0
+    table = fs.measure(tiny.problem(), ["hessian_trace", "layer_trace"], precision=0)
+    assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
+    assert table.layer("layer_trace") == pytest.approx(TWINS["layer_trace"](Dense(tiny)), rel=1e-9)
+
+
+class Listed(nn.Module):
+    """Reads a weight from a list of its own, where nothing can be put in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.weights = [self.first.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(functional.linear(x, self.weights[0], self.first.bias)))
+
+
+def test_a_parameter_that_is_read_behind_the_modules_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="read from their modules") as refused:
+        fs.Problem(Listed().eval(), train=(torch.randn(6, 4), torch.arange(6) % 3))
+    assert refused.value.where == "first.weight"
+
+
+class Unused(nn.Module):
+    """Curved in all parameters but one, which does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x))
+
+
+def test_an_idle_parameter_beside_curved_ones() -> None:
+    tiny = _built("unused", Unused(), (4,), 3, ("layer",))
+    found = fs.measure(tiny.problem(), "hessian_trace", precision=0)["hessian_trace"]
+    names = [name for name, _ in tiny.model.named_parameters() if name != "idle"]
+    assert found == pytest.approx(float(Dense(tiny).hessian_of(names).trace()), rel=1e-9)
+
+
+class Divided(nn.Module):
+    """0/0 for samples of which no unit is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        return self.last(h / h.norm(dim=1, keepdim=True))
+
+
+def test_samples_without_an_output_are_named_and_no_search_goes_on_for_ever() -> None:
+    model = Divided().double().eval()
+    with torch.no_grad():
+        model.first.weight.fill_(1.0)
+        model.first.bias.zero_()
+    x = torch.ones(8, 2, dtype=torch.float64)
+    x[-1] = -1.0
+    problem = fs.Problem(model, train=(x, torch.arange(8) % 3), batch_size=4)
+    frame = fs.measure(problem, ["hessian_max_eigenvalue", "hessian_min_eigenvalue", "margin"]).to_frame()
+    assert frame["value"].isna().all()
+    assert frame["reason"].str.len().gt(0).all()
+
+
+def test_a_margin_that_is_no_number_is_an_error() -> None:
+    assert Scores(torch.zeros(2), torch.tensor([1.0, torch.nan])).error == 0.5
