@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Scores
+from flatscope.curvature.coverage import read
 
 
 class Rotary(nn.Module):
@@ -134,3 +135,29 @@ def test_samples_without_an_output_are_named_and_no_search_goes_on_for_ever() ->
 
 def test_a_margin_that_is_no_number_is_an_error() -> None:
     assert Scores(torch.zeros(2), torch.tensor([1.0, torch.nan])).error == 0.5
+
+
+@torch.jit.script
+def softly_clipped(x: Tensor) -> Tensor:
+    """ReLU up to 3, smooth beyond, where few samples come."""
+    return torch.where(x > 3, 3 + torch.tanh(x - 3), torch.relu(x))
+
+
+class Scripted(nn.Module):
+    """A function whose operations nobody sees from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(softly_clipped(self.first(x)))
+
+
+def test_what_a_scripted_function_hides_is_not_taken_for_linear() -> None:
+    tiny = _built("scripted", Scripted(), (4,), 3, ("first", "last"))
+    tiny.x[-1] *= 30
+    ctx = fs.Context(tiny.problem())
+    assert "first.weight" in ctx.sweep(read).curved
+    found = fs.measure(tiny.problem(), "hessian_trace", precision=0)["hessian_trace"]
+    assert found == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)

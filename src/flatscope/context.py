@@ -208,7 +208,7 @@ class Context:
 def _in_double(ctx: Context) -> Context:
     problem = ctx.problem.in_double()
     if problem.dtype != torch.float64:
-        raise NotApplicable("needs float64", f"{problem.device.type}, which has none")
+        raise NotApplicable("a device with float64", f"{problem.device.type}, which has none")
     if problem is ctx.problem:
         return ctx
     return ctx.on(

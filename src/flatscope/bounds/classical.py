@@ -82,7 +82,7 @@ def covering(ctx: Context, *, delta: float, radius: float = 0.0, epsilon: float 
             raise NotApplicable(f"needs the weights before training, or a radius; {way}")
         radius = norm({name: v.double() - initial[name].double() for name, v in ctx.trainable.items()})
     if not 0 < epsilon < radius:
-        raise NotApplicable("needs 0 < epsilon < radius of the explored ball", f"{epsilon:g} and {radius:.4g}")
+        raise NotApplicable("0 < epsilon < radius of the explored ball", f"{epsilon:g} and {radius:.4g}")
     log_number = log_covering_number(radius, epsilon, count(ctx.trainable.values()))
     return Value(math.sqrt(log_number / ctx.problem.n_train), reason=f"G_T = {radius:.4g}, log N = {log_number:.4g}")
 

@@ -312,7 +312,7 @@ def _rise_in_ball(
     except ZeroSkeletonError:
         return vacuous
     if paths.n_classes != paths.graph.n_units:
-        raise NotApplicable("needs hidden units that can all be rescaled", "; ".join(paths.graph.walls))
+        raise NotApplicable("hidden units that can all be rescaled", "; ".join(paths.graph.walls))
     log, _ = paths.log_values()
     spread = PathSpread(float(log.max()), float(log.min()))
     if spread.log_inf == -math.inf:

@@ -75,7 +75,8 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_2",
     cost="sweep",
-    conventions="weights only, no biases; a convolution as the linear map on an input of its true size",
+    conventions="weights only, no biases; a convolution as the linear map on an input of its true size; padding other "
+    "than zeros comes before it and is not part of it",
 )
 def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, Value]:
     """Product over layers of the spectral norms of the weights; per layer, the norm itself.

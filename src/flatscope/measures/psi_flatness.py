@@ -297,7 +297,7 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     paths = PathCoordinates(graph, ctx.params, rule)
     held = [block.name for block in paths.blocks if block.name not in ctx.problem.trainable]
     if held:
-        raise NotApplicable("needs all weights of the layers to be trainable, since units are rescaled", held[0])
+        raise NotApplicable("trainable weights in all layers, since units are rescaled", held[0])
     return paths
 
 

@@ -179,6 +179,8 @@ class Linearity:
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() or tensor.is_complex()]
         if op.name == "setitem" or is_in_place(op):
             outcomes.append(op.tensors[0])
+        for tensor in op.tensors:
+            self._notice(tensor)
         masks = [self.mask(tensor) for tensor in op.tensors]
         total = 0
         for mask in masks:
@@ -203,8 +205,16 @@ class Linearity:
 
     def reached(self, outputs: Tensor) -> set[str]:
         """Names of the parameters that the outputs depend on at all."""
+        self._notice(outputs)
         mask = self.mask(outputs)
         return {name for name, bit in self._bits.items() if mask & bit}
+
+    def _notice(self, tensor: Tensor) -> None:
+        """A tensor with a gradient that nothing seen has given (`torch.jit.script`): it may be any function of all."""
+        if tensor.requires_grad and not self.mask(tensor):
+            everything = sum(self._bits.values())
+            self._taint(everything, "a part of the network, such as a scripted function, cannot be seen")
+            self._add(tensor, everything)
 
     def _add(self, tensor: Tensor, mask: int) -> None:
         self._kept.append(tensor)
