@@ -310,7 +310,7 @@ def test_real_idx_sets(name: str, train: list[int], test: list[int]) -> None:
 @pytest.mark.real_data
 @real_data
 def test_real_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatscope.training import formats
+    from flatscope.data import formats
 
     monkeypatch.setattr(formats, "read_bytes", functools.cache(formats.read_bytes))  # unpacked once
     data = load("cifar10", train_size=None, crop=None)
