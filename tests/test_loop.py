@@ -263,7 +263,7 @@ def test_only_what_is_the_same_in_every_step_becomes_a_graph():
         ("vgg", torch.float64, "float32", 4, 1e-9),
         ("small_alexnet", torch.float32, "float32", 4, 1e-4),
         # In these, weights that differ by 1e-7 have losses that differ by a fifth after three epochs, in the loop too.
-        # A graph may take another kernel than the loop. TF32 has three bits more than bf16, hence an eighth of its room.
+        # A graph may take another kernel than the loop. TF32 has three bits more than bf16: an eighth of its room.
         ("vgg", torch.float32, "tf32", 1, 6e-3),
         ("vgg", torch.float32, "bf16", 1, 5e-2),
     ],
