@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, Tensor, Tensor]] = {
     "label probabilities": ("bce", draw(6, 3), draw(6, 3).sigmoid()),
     "labels of pixels": ("bce", draw(4, 2, 3, 1), classes(4, 2, 3, 1, below=2)),
     "numbers": ("mse", draw(5, 3), draw(5, 3) + 1),
+    "class numbers as vectors": ("mse", draw(5, 3), classes(5, below=3)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -53,6 +54,7 @@ def naive(name: str, outputs: Tensor, targets: Tensor) -> list[float]:
     found = []
     for z, t in zip(outputs, targets, strict=True):
         if name == "mse":
+            t = t if t.ndim else torch.tensor([float(c == t) for c in range(len(z))])
             found.append(float(((z - t) ** 2).sum()))
         elif name == "bce":
             per_label = z.numel() if z.ndim < 2 else z.shape[0]

@@ -152,7 +152,7 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error summed over outputs, per sample; class numbers are compared as one-hot vectors."""
     if not targets.is_floating_point() and outputs.ndim == 2 and targets.ndim == 1 and outputs.shape[1] > 1:
-        targets = functional.one_hot(targets, outputs.shape[1])
+        targets = targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)  # one_hot does not stack
     if targets.numel() != outputs.numel():
         raise InputError(
             f"targets of the outputs' shape {tuple(outputs.shape)}", f"{tuple(targets.shape)}", where="loss mse"

@@ -106,6 +106,7 @@ def evaluate(
     size = EVALUATION_BATCH
     if device.type == "cuda":
         size = max(size, EVALUATED_NUMBERS // x[0].numel())
+        size = next((even for even in range(size, size // 2, -1) if len(x) % even == 0), size)  # no batch is left over
     with torch.no_grad():
         for start in range(0, len(x), size):
             targets = y[start : start + size].to(device)

@@ -163,6 +163,9 @@ def train(
         history = pd.DataFrame(state.rows, columns=list(COLUMNS)).astype({"epoch": int})
         return TrainResult(model, history, stopped_by, config, state.epochs, resumed_from)
 
+    if wants_channels_last(config.precision, x):
+        x = x.contiguous(memory_format=torch.channels_last)
+        tested = tested and (tested[0].contiguous(memory_format=torch.channels_last), tested[1])
     steps = _Steps(model, x, y, optimizer, config)
     kept = _snapshot(model)
     begun = time.perf_counter() - state.seconds
