@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,7 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import sweep
 from flatscope.curvature.bends import find_bends
+from flatscope.curvature.estimators import within_reach
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.products import DIRECTIONS
 from flatscope.curvature.sums import Curvature
@@ -161,3 +163,12 @@ def test_only_values_that_are_less_precise_than_asked_for_say_so(monkeypatch: py
     assert less.any()
     assert not less.all()
     assert (frame["reason"].str.contains("asked for 0.05 relative") == less).all()
+
+
+def test_values_out_of_reach_are_not_waited_for() -> None:
+    names = ["hessian_trace", "layer_trace"]
+    frame = fs.measure(gated().problem(), names, precision=1e-4).to_frame()
+    assert frame["reason"].str.contains(f"sampled, {sweep.SURE_LOOK} draws").any()
+    assert frame["reason"].str.contains("asked for 0.0001 relative (it takes more than 256 draws)", regex=False).any()
+    assert within_reach([0.3, 0.11, 0.08, math.inf], 16, 0.02, 256) == [0.08]
+    assert within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"

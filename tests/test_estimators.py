@@ -320,7 +320,7 @@ def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.Monke
     ctx = Context(tiny.problem())
     covered = ctx.sweep(column_sweep)
     directions = WrittenOut(LayerDirections(ctx, quantity, covered.left_out))
-    known = {key: float(mean.value) for key, mean in covered.means.items() if not key[0]}
+    known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
     settings: dict[str, Any] = {"precision": ctx.effort.precision, "most_products": 256, "offsets": known}
     true = directions.read(torch.cat(list(directions.entries(64)))[:, None])
     zs: dict[tuple[str, str], list[Tensor]] = {key: [] for key in true}

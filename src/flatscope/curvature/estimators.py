@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -133,7 +133,7 @@ def diagonal_sums(
     *,
     precision: float,
     most_products: int,
-    offsets: dict[Key, float],
+    offsets: dict[Key, tuple[float, float]],
     over: Callable[[], bool] | None = None,
 ) -> DiagonalSums:
     """Sums over the diagonal of an operator to a relative standard error, all from the same products.
@@ -148,7 +148,8 @@ def diagonal_sums(
         signs: the random stream.
         precision: stop when the largest relative standard error is below it; 0 for exact values.
         most_products: give up there.
-        offsets: known parts of the network's values, which the precision counts in.
+        offsets: known parts of the network's values, which the precision counts in, and their standard errors: less
+            than these is not asked for.
         over: whether the time is up; None where there is no limit.
     """
     size = operator.shape[0]
@@ -166,7 +167,8 @@ def diagonal_sums(
     look, deflated, missed = FIRST_LOOK, False, ""
     while True:
         values, stderrs = draws.spread.values(draws.known), draws.spread.stderrs
-        error = _worst(operator, values, stderrs, offsets)
+        errors = _errors(operator, values, stderrs, offsets, precision)
+        error = max(errors, default=0.0)
         if error <= precision:
             break
         needed = look * (error / precision) ** 2 if precision > 0 else math.inf
@@ -176,6 +178,10 @@ def diagonal_sums(
                 return exact
         if products >= most_products or late():
             missed = "stopped by the time limit" if late() else f"at most {most_products:,} products"
+            break
+        pending = [error for error in errors if error > precision]
+        if (deflated or not keep) and not within_reach(pending, look, precision, most_products - products + look):
+            missed = f"it takes more than {most_products:,} products"
             break
         if keep and not deflated and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products:
             products += draws.deflate()
@@ -247,10 +253,28 @@ def _multiplied_out(
     return DiagonalSums(values, {key: torch.zeros_like(part) for key, part in values.items()}, size, size + spent)
 
 
-def _worst(operator: DiagonalOperator, values: Readings, stderrs: Readings, offsets: dict[Key, float]) -> float:
-    """The largest relative standard error of a value that has a row."""
-    asked = [key for key in values if operator.has_row(key[0])]
-    return max((relative_error(values[key], stderrs[key], offsets.get(key, 0.0)) for key in asked), default=0.0)
+def _errors(
+    operator: DiagonalOperator,
+    values: Readings,
+    stderrs: Readings,
+    offsets: dict[Key, tuple[float, float]],
+    precision: float,
+) -> list[float]:
+    """The relative standard errors of the values that have a row."""
+    found = []
+    for key in (key for key in values if operator.has_row(key[0])):
+        known, least = offsets.get(key, (0.0, 0.0))
+        close = precision > 0 and bool((stderrs[key] <= least).all())
+        found.append(0.0 if close else relative_error(values[key], stderrs[key], known))
+    return found
+
+
+def within_reach(errors: Iterable[float], look: int, wanted: float, most: int) -> list[float]:
+    """Of the relative errors after so many draws those that the most draws may bring down to what is wanted.
+
+    A value that is hardly told from zero may be larger than it looks: by two of its standard errors, say.
+    """
+    return [error for error in errors if look * (error / (1 + 2 * error)) ** 2 <= most * wanted**2]
 
 
 def relative_error(values: Tensor, stderrs: Tensor, known: float = 0.0) -> float:

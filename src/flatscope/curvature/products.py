@@ -110,7 +110,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     wanted = ctx.effort.precision if precision is None else precision
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
     operator = LayerDirections(ctx, quantity, covered.left_out)
-    known = {key: float(mean.value) for key, mean in covered.means.items() if not key[0]}
+    known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
     return diagonal_sums(
         operator,
         Signs(ctx.seed, f"products for {quantity}"),

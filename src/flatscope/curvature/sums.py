@@ -199,14 +199,11 @@ class Curvature:
         ]
         return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
 
-    def worst_error(self, quantities: Sequence[str] | None = None) -> float:
-        """The largest relative standard error of a value of the network or of a layer, the largest unit's included."""
+    def errors(self, quantities: Sequence[str] | None = None) -> list[float]:
+        """Relative standard errors of the values of the network and the layers; of units that of the largest."""
         rows = {name for name, quantity in self.means if not name or quantity == "relative_flatness"}
-        return max(  # a bias or a BatchNorm scale has no row of its own
-            (
-                relative_error(mean.value, mean.stderr)
-                for (name, quantity), mean in self.means.items()
-                if name in rows and (quantities is None or quantity in quantities)
-            ),
-            default=0.0,
-        )
+        return [  # a bias or a BatchNorm scale has no row of its own
+            relative_error(mean.value, mean.stderr)
+            for (name, quantity), mean in self.means.items()
+            if name in rows and (quantities is None or quantity in quantities)
+        ]

@@ -19,6 +19,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.bends import BendColumns, BendRecorder, Places, find_bends
 from flatscope.curvature.coverage import Uses, find_curved, find_unseen, recorded_forward, uses_of
+from flatscope.curvature.estimators import within_reach
 from flatscope.curvature.factors import Columns, Root, output_root
 from flatscope.curvature.layer_forms import (
     Flow,
@@ -45,6 +46,8 @@ NO_BENDS = Places()
 FEW_COLUMNS = 16
 # Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
 FEW_DIRECTIONS, MOST_DRAWS = 1024, 256
+# From here on values that even these would not make precise enough are no longer waited for.
+SURE_LOOK = 16
 
 
 def column_sweep(
@@ -77,18 +80,23 @@ def column_sweep(
         return run(None)
     found, look, missed = run(range(FIRST_LOOK)), FIRST_LOOK, ""
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
-    while (error := found.worst_error(("trace", "kappa_trace", "relative_flatness") if bends else None)) > wanted:
-        needed = look * (error / wanted) ** 2
+    quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
+    while errors := [error for error in found.errors(quantities) if error > wanted]:
         if out_of_time(ctx):
             missed = "stopped by the time limit"
             break
+        if bends:
+            errors, missed = within_reach(errors, look, wanted, MOST_DRAWS), f"it takes more than {MOST_DRAWS} draws"
+            if look >= MOST_DRAWS or (look >= SURE_LOOK and not errors):
+                break
+            missed = ""
+        needed = look * (max(errors, default=wanted) / wanted) ** 2
         if not bends and needed * shape.per_draw >= shape.columns:
             return run(None)
-        if bends and look >= MOST_DRAWS:
-            missed = f"at most {MOST_DRAWS} draws"
-            break
         # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
-        following = 2 ** math.ceil(math.log2(min(needed, MOST_DRAWS if bends else needed)))
+        following = 2 ** math.ceil(math.log2(max(needed, 2 * look)))
+        if bends:
+            following = min(following, MOST_DRAWS if look >= SURE_LOOK else SURE_LOOK)
         if ctx.effort.deadline is not None:
             following = 2 * look
         try:

@@ -133,7 +133,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
         Signs(ctx.seed, "psi_trace"),
         precision=precision,
         most_products=len(chosen) if precision == 0 else most_products,
-        offsets={operator.KEY: known},
+        offsets={operator.KEY: (known, 0.0)},
         over=time_limit(ctx),
     )
     ways = "products, one for each" if found.exact else f"{found.products} products"
