@@ -12,7 +12,7 @@ from torch import nn
 
 import flatscope as fs
 from benchmarks.timing import PeakMemory, Row, in_turn, trained_lenet
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.models import build
 
 TRACES = ["layer_trace"]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.timing import machine
-from flatscope.data.loading import load
 from flatscope_training import gpu_steps
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

@@ -10,7 +10,7 @@ import torch
 
 import flatscope as fs
 from benchmarks.timing import Row
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import flatscope as fs
 from benchmarks.timing import Row, in_turn
-from flatscope.data.loading import load
 from flatscope.measures.radius import START, drawn_radii
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

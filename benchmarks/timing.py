@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

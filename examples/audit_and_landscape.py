@@ -7,7 +7,7 @@ python examples/audit_and_landscape.py --quick     a smaller one, coarser pictur
 import argparse
 
 import flatscope as fs
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

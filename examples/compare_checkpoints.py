@@ -7,7 +7,7 @@ python examples/compare_checkpoints.py --quick     smaller networks, fewer sampl
 import argparse
 
 import flatscope as fs
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import flatscope as fs
-from flatscope.data.loading import load
 from flatscope.live import Recorder
+from flatscope_training.data.loading import load
 from flatscope_training.models import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

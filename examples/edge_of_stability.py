@@ -13,7 +13,7 @@ import argparse
 import torch
 
 import flatscope as fs
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.models import build
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

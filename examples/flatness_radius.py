@@ -13,7 +13,7 @@ import math
 import torch
 
 import flatscope as fs
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.made_labels import random_labels
 from flatscope_training.models import build

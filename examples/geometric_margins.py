@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.data.loading import Data, load
 from flatscope.measures.margin_search import nearest_changes
+from flatscope_training.data.loading import Data, load
 from flatscope_training.loop import TrainConfig, evaluate, train
 from flatscope_training.models import build, mlp
 

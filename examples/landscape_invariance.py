@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 import flatscope as fs
 from flatscope import Surface
-from flatscope.data.loading import load
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, train
 from flatscope_training.models import build
 

@@ -15,8 +15,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flatscope.data.loading import load
 from flatscope_papers.theory.polynomial import PolynomialTwin, polynomial_twin
+from flatscope_training.data.loading import load
 from flatscope_training.loop import TrainConfig, evaluate, train
 from flatscope_training.models import build
 

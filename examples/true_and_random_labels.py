@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 
 import flatscope as fs
-from flatscope.data.loading import Data, load
 from flatscope_papers.neyshabur2017.bi_criteria import kl_at_sharpness
 from flatscope_papers.neyshabur2017.desiderata import desiderata
+from flatscope_training.data.loading import Data, load
 from flatscope_training.loop import TrainConfig, evaluate, train
 from flatscope_training.made_labels import random_labels
 from flatscope_training.models import build

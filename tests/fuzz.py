@@ -24,16 +24,16 @@ import torch
 from test_results import made_again, old_data, old_network
 
 import flatscope as fs
-from flatscope.data.formats import read_npz
 from flatscope.errors import FlatscopeError
 from flatscope.landscapes.making import KeptRows
-from flatscope.reports.items import read_item
 from flatscope.results import Result
-from flatscope.weight_files import read_weights, save_weights
+from flatscope_app.reports.items import read_item
 from flatscope_papers.study_result import StudyResult
 from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.data.formats import read_npz
 from flatscope_training.loop import train
 from flatscope_training.sweeps.store import Store
+from flatscope_training.weight_files import read_weights, save_weights
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import flatscope as fs
-from flatscope.reports.page import save_figures
+from flatscope_app.reports.page import save_figures
 from flatscope_training.populations.atlas_making import FEWEST
 from flatscope_training.populations.resampled import copies, intervals, weighted_correlation
 from flatscope_training.sweeps.store import Store
@@ -351,7 +351,7 @@ def test_files_give_it_back_and_half_of_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_of_followed_trials_is_read_with_its_settings(tmp_path: Path) -> None:
-    from flatscope_training.terminal.run_population import chosen_rows, read_looks
+    from flatscope_app.cli.run_population import chosen_rows, read_looks
 
     frame = followed(12)
     store = Store(tmp_path / "store")

@@ -19,9 +19,8 @@ from test_nothing_changes import CtrlC, Drawing, differing, made, own_measure, s
 
 from flatscope import stats
 from flatscope.errors import InputError
-from flatscope.factories import find_factory
 from flatscope.registry import declarations
-from flatscope.reports.page import page_text
+from flatscope_app.reports.page import page_text
 from flatscope_training.benchmarking import leaderboard, recipe
 from flatscope_training.benchmarking.leaderboard import (
     Leaderboard,
@@ -30,6 +29,7 @@ from flatscope_training.benchmarking.leaderboard import (
     released_population,
 )
 from flatscope_training.benchmarking.scores import CHANCE, ORACLE, score_all, with_controls
+from flatscope_training.factories import find_factory
 from flatscope_training.sweeps.configuration import key_of
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import stored_problem, train_and_measure

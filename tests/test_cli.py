@@ -24,15 +24,14 @@ from safetensors.torch import load_file, save_file
 from test_public_sets import put
 from test_public_sets import tiny_cifar as tiny_cifar  # a fixture
 
-import flatscope_training.terminal.run_demo as demonstration
+import flatscope_app.cli.run_demo as demonstration
 from flatscope import Table, __version__
-from flatscope.cli import commands, main
-from flatscope.cli.commands import command_names, load_command
-from flatscope.data.loading import load
-from flatscope.factories import find_factory
 from flatscope.registry import declarations, select
+from flatscope_app.cli import commands, main
+from flatscope_app.cli.commands import command_names, load_command
 from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.terminal import training_commands
+from flatscope_training.data.loading import load
+from flatscope_training.factories import find_factory
 
 ROOT = Path(__file__).parents[1]
 MODEL = f"{ROOT / 'examples' / 'my_model.py'}:build"
@@ -248,7 +247,7 @@ def test_a_failed_run_is_1(run: Run, tmp_path: Path) -> None:
 
 
 def test_places_are_checked_before_the_work(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flatscope.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
+    monkeypatch.setattr("flatscope_app.cli.sources.load", lambda *_, **__: pytest.fail("data were read first"))
     monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("data were read first"))
     (tmp_path / "file").touch()
     for words in (
@@ -404,13 +403,12 @@ def test_every_function_that_is_a_command_is_in_the_help(run: Run) -> None:
     shown = run("--help").out
     assert all(f" {name} " in shown for name in command_names())
     others = {"handing", "spread", "command_names", "help_line", "declared", "load_command"}
-    for module in (commands, training_commands):
-        functions = {
-            name for name, function in inspect.getmembers(module, inspect.isfunction)
-            if function.__module__ == module.__name__ and not name.startswith("_")
-        }  # fmt: skip
-        parts_of_groups = {name for name in functions if name.startswith(("sweep_", "data_"))}
-        assert functions - parts_of_groups - others <= set(command_names())
+    functions = {
+        name for name, function in inspect.getmembers(commands, inspect.isfunction)
+        if function.__module__ == commands.__name__ and not name.startswith("_")
+    }  # fmt: skip
+    parts_of_groups = {name for name in functions if name.startswith(("sweep_", "data_"))}
+    assert functions - parts_of_groups - others <= set(command_names())
 
 
 SLOW_MODEL = """

@@ -16,8 +16,9 @@ import torch
 
 import flatscope as fs
 from flatscope import measuring
-from flatscope.cli.commands import command_names, declared, help_line, load_command
-from flatscope.cli.options import (
+from flatscope.comparing.running import TOLERANCE
+from flatscope_app.cli.commands import command_names, declared, help_line, load_command
+from flatscope_app.cli.options import (
     CheckpointsOptions,
     CompareCommand,
     DataOptions,
@@ -26,10 +27,9 @@ from flatscope.cli.options import (
     NetworkOptions,
     ProblemOptions,
 )
-from flatscope.comparing.running import TOLERANCE
-from flatscope.data.loading import load
+from flatscope_app.cli.training_options import TrainCommand
 from flatscope_training.checkpoint import TrainConfig
-from flatscope_training.terminal.training_options import TrainCommand
+from flatscope_training.data.loading import load
 
 HEAVY = {"torch", "numpy", "pandas", "scipy", "pyarrow", "matplotlib", "sklearn"}
 # Runs the command line and writes what it has imported below what it says.
@@ -37,7 +37,7 @@ LOADED = """
 import atexit, sys
 atexit.register(lambda: print("loaded:", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr))
 sys.argv = ["flatscope", *sys.argv[1:]]
-from flatscope.cli import main
+from flatscope_app.cli import main
 main()
 """
 
@@ -133,7 +133,7 @@ def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again
 
 def test_public_names_are_there_whatever_is_imported_first() -> None:
     code = """
-import flatscope.bounds.psi as q, flatscope.bounds.pac_bayes as c, flatscope.reports.page, flatscope.landscapes
+import flatscope.bounds.psi as q, flatscope.bounds.pac_bayes as c, flatscope_app.reports.page, flatscope.landscapes
 import inspect, flatscope as fs
 assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.pac_bayes"
 missing = [name for name in fs.__all__ if not hasattr(fs, name)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import flatscope_training.terminal.run_demo as demonstration
-from flatscope.cli.app import app
-from flatscope.cli.output import check_folder, check_place
+import flatscope_app.cli.run_demo as demonstration
 from flatscope.errors import InputError
+from flatscope_app.cli.app import app
+from flatscope_app.cli.output import check_folder, check_place
 
 DIGITS = ["--model", "mlp", "--model-option", "widths=64,4,10", "--data", "digits", "--flatten"]
 # Its modes permit root to write there, and the file system does not do it.
@@ -79,7 +79,11 @@ def test_a_study_without_its_data_says_so_before_any_trial(tmp_path: Path, monke
     ids=lambda words: " ".join([words[0], *words[-2:]]),
 )
 def test_every_command_tries_the_place_before_its_work(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("flatscope.cli.sources.load", "flatscope.data.loading.load", "flatscope_papers.study_runs.study"):
+    for name in (
+        "flatscope_app.cli.sources.load",
+        "flatscope_training.data.loading.load",
+        "flatscope_papers.study_runs.study",
+    ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work began first"))
     monkeypatch.setattr(demonstration, "load", lambda *_, **__: pytest.fail("work began first"))
     with pytest.raises(InputError, match=r"/proc.* may not be written to"):

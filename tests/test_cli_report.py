@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from flatscope.cli.app import app
-from flatscope.cli.run_measure import Fit
 from flatscope.errors import InputError
 from flatscope.formatting import numbered
-from flatscope.reports.page import UNKNOWN
+from flatscope_app.cli.app import app
+from flatscope_app.cli.run_measure import Fit
+from flatscope_app.reports.page import UNKNOWN
 from flatscope_papers.study_result import StudyResult
 
 STUDY = "petzka2019-ridge"

@@ -16,16 +16,16 @@ import torch
 from torch import nn
 
 import flatscope as fs
-from flatscope.cli import main
 from flatscope.comparing.verdicts import Quantity
-from flatscope.data.loading import load
 from flatscope.errors import InputError, NotApplicable
 from flatscope.registry import declarations
-from flatscope.reports.items import by_kind
-from flatscope.weight_files import save_weights
+from flatscope_app.cli import main
+from flatscope_app.reports.items import by_kind
 from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.data.loading import load
 from flatscope_training.loop import train
 from flatscope_training.models import build
+from flatscope_training.weight_files import save_weights
 
 SOME = ["margin", "hessian_trace", "l1_path_norm", "l2_norm", "rho_sum", "parameter_count", "perturbation_robustness"]
 WIDTHS = (64, 12, 10)

@@ -17,7 +17,6 @@ import torch
 
 import flatscope as fs
 from flatscope import files
-from flatscope.data.formats import read_npz
 from flatscope.errors import FlatscopeError
 from flatscope.files import (
     foreign_parquet,
@@ -28,7 +27,8 @@ from flatscope.files import (
     read_tensors,
     tensor_bytes,
 )
-from flatscope.weight_files import read_weights, save_weights
+from flatscope_training.data.formats import read_npz
+from flatscope_training.weight_files import read_weights, save_weights
 
 KINDS = fuzz.kinds()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatscope.data import formats
 from flatscope.errors import DataFileError
+from flatscope_training.data import formats
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 

@@ -14,10 +14,10 @@ from test_report_browser import browser as browser  # a fixture
 from test_report_browser import opened, pytestmark  # noqa: F401
 
 import flatscope as fs
-from flatscope.reports.page import report, save_figures
+from flatscope_app.cli.run_watch import watch_run
+from flatscope_app.reports.page import report, save_figures
 from flatscope_training.checkpoint import TrainConfig
 from flatscope_training.loop import train
-from flatscope_training.terminal.run_watch import watch_run
 
 SEEN = """() => ({
     ran: window.ran, scripts: document.scripts.length, policies: document.querySelectorAll("meta[http-equiv]").length,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from flatscope.data.loading import load
 from flatscope.errors import InputError
+from flatscope_training.data.loading import load
 from flatscope_training.made_labels import confusion_set, corrupt_labels, random_labels
 
 Y = torch.arange(20_000) % 10

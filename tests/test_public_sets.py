@@ -24,10 +24,10 @@ import pytest
 import torch
 from test_formats import fields, idx, python2_batch, records
 
-from flatscope.data.known_files import CIFAR10, MNIST, SETS, Download, KnownFile, PublicSet
-from flatscope.data.loading import available, fetch, load, verify
-from flatscope.data.public_sets import data_root, read_part
 from flatscope.errors import DataFileError, InputError, UnknownNameError
+from flatscope_training.data.known_files import CIFAR10, MNIST, SETS, Download, KnownFile, PublicSet
+from flatscope_training.data.loading import available, fetch, load, verify
+from flatscope_training.data.public_sets import data_root, read_part
 
 Files = dict[str, bytes]
 
@@ -281,7 +281,7 @@ def test_fetch_without_pooch_or_with_an_unknown_name(tmp_path: Path, monkeypatch
 
 
 def test_importing_needs_neither_pooch_nor_scikit_learn() -> None:
-    code = "import sys, flatscope.data.loading; assert not {'pooch', 'sklearn', 'requests'} & set(sys.modules)"
+    code = "import sys, flatscope_training.data.loading; assert not {'pooch', 'sklearn', 'requests'} & set(sys.modules)"
     path = os.pathsep.join(sys.path)
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
 
@@ -310,7 +310,7 @@ def test_real_idx_sets(name: str, train: list[int], test: list[int]) -> None:
 @pytest.mark.real_data
 @real_data
 def test_real_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatscope.data import formats
+    from flatscope_training.data import formats
 
     monkeypatch.setattr(formats, "read_bytes", functools.cache(formats.read_bytes))  # unpacked once
     data = load("cifar10", train_size=None, crop=None)

@@ -22,12 +22,12 @@ from networks import mlp
 from typer.testing import CliRunner
 
 import flatscope as fs
-from flatscope.cli.app import app
 from flatscope.context import Context
 from flatscope.ranks import ALONE, Ranks, launched, present_ranks, process_group
 from flatscope.registry import declarations
-from flatscope.weight_files import save_weights
+from flatscope_app.cli.app import app
 from flatscope_training.models import build
+from flatscope_training.weight_files import save_weights
 
 KEYS = ["measure", "options", "layer", "unit", "sample"]
 

@@ -21,13 +21,13 @@ from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.registry import declarations
-from flatscope.reports.figures import history_plots, measured_plots
-from flatscope.reports.items import by_kind
-from flatscope.reports.markup import formula
-from flatscope.reports.measured import comparison_data, lines, minimum_verdict, standing
-from flatscope.reports.page import page_text, report, save_figures
-from flatscope.reports.plots import Plot, on_axes, picture
 from flatscope.table import Table
+from flatscope_app.reports.figures import history_plots, measured_plots
+from flatscope_app.reports.items import by_kind
+from flatscope_app.reports.markup import formula
+from flatscope_app.reports.measured import comparison_data, lines, minimum_verdict, standing
+from flatscope_app.reports.page import page_text, report, save_figures
+from flatscope_app.reports.plots import Plot, on_axes, picture
 
 HOSTILE = "<script>alert('x')</script>\"&"
 VOID = {"meta", "link", "input", "img", "br", "wbr", "hr"}

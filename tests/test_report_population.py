@@ -13,8 +13,9 @@ from test_report import HOSTILE, Page
 
 from flatscope.errors import InputError
 from flatscope.registry import declarations
-from flatscope.reports.items import by_kind
-from flatscope.reports.page import page_text, report, save_figures
+from flatscope_app.reports.items import by_kind
+from flatscope_app.reports.page import page_text, report, save_figures
+from flatscope_app.reports.population_page import summary_sentences
 from flatscope_training.populations.population_frame import (
     PopulationFrame,
     base_name,
@@ -23,7 +24,6 @@ from flatscope_training.populations.population_frame import (
     network_names,
     target_column,
 )
-from flatscope_training.populations.population_page import summary_sentences
 
 NETWORK_WIDE = [name for name, entry in declarations().items() if entry.per == "network"]
 

@@ -18,8 +18,8 @@ import flatscope as fs
 from flatscope.curvature import operators, spectrum
 from flatscope.curvature.operators import Hessian
 from flatscope.errors import InputError, NumericalWarning, UnknownNameError
-from flatscope.reports.items import read_item
-from flatscope.reports.page import save_figures
+from flatscope_app.reports.items import read_item
+from flatscope_app.reports.page import save_figures
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_network_without_curvature() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatscope.cli import main
+    from flatscope_app.cli import main
 
     def run(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["flatscope", "spectrum", "--data", "digits", "--train-size", "60", *words])

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope import live, stats
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
-from flatscope.data.loading import load
 from flatscope.live import Recorder, optimizer_settings
-from flatscope.reports.page import page_text
+from flatscope_app.reports.page import page_text
+from flatscope_training.data.loading import load
 from flatscope_training.models import build
 from flatscope_training.stability.recording import FRESH_EVERY
 from flatscope_training.stability.sharpness_record import edge_standing

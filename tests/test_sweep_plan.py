@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from trial_work import completions, log_of
 
-from flatscope.cli import main
 from flatscope.errors import InputError
+from flatscope_app.cli import main
 from flatscope_training.sweeps.configuration import Sweep
 from flatscope_training.sweeps.store import Store
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
-from flatscope.data.loading import load
 from flatscope.errors import InputError
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.data.loading import load
 from flatscope_training.initialization import initialize
 from flatscope_training.loop import train
 from flatscope_training.made_labels import confusion_set, corrupt_labels

@@ -9,14 +9,14 @@ import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
-from flatscope.data.loading import load
 from flatscope.errors import InputError
+from flatscope_app.cli.run_watch import look
 from flatscope_training.checkpoint import TrainConfig
+from flatscope_training.data.loading import load
 from flatscope_training.loop import train
 from flatscope_training.population import train_population
 from flatscope_training.sweeps.configuration import Sweep
 from flatscope_training.sweeps.store import Store
-from flatscope_training.terminal.run_watch import look
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_one_that_goes_on_is_looked_at_again_until_it_is_over(
         seen.append((seconds, 'http-equiv="refresh" content="2"' in page.read_text()))
         state.write_text(finished)
 
-    monkeypatch.setattr("flatscope_training.terminal.run_watch.time.sleep", wait)
+    monkeypatch.setattr("flatscope_app.cli.run_watch.time.sleep", wait)
     outcome = run("watch", training, "--every", 2, "--report", page)
     assert outcome.code == 0
     assert seen == [(2.0, True)]

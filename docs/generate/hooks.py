@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flatscope.registry import declarations
-from flatscope.reports.markup import formula
+from flatscope_app.reports.markup import formula
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -36,7 +36,7 @@ MADE_OF = AT_ROOT | {
     "src/flatscope_training/benchmarking/leaderboard.parquet": "leaderboard.md",
     "docs/networks.json": "networks.md",
     "docs/symmetries/found.json": "symmetries.md",
-    "src/flatscope/cli/commands.py": "commands.md",
+    "src/flatscope_app/cli/commands.py": "commands.md",
 }
 NAME = re.compile(r"(?<![\[`\w])`([a-z][a-z0-9_]*)`(?![`\]])")
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flatscope.reports.page import page_text
+from flatscope_app.reports.leaderboard_page import TITLES, leaderboard_sentences
+from flatscope_app.reports.page import page_text
 from flatscope_training.benchmarking.leaderboard import Leaderboard, released_leaderboard
-from flatscope_training.benchmarking.leaderboard_page import TITLES, leaderboard_sentences
 from flatscope_training.benchmarking.scores import SCORES
 
 WHOLE = "leaderboard-page.html"

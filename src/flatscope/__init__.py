@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flatscope.measuring import bounds as bounds
     from flatscope.measuring import measure as measure
     from flatscope.problem import Problem as Problem
-    from flatscope.reports.page import report as report
     from flatscope.spectra.density import Eigenpairs as Eigenpairs
     from flatscope.spectra.density import SpectralDensity as SpectralDensity
     from flatscope.spectra.finding import eigenpairs as eigenpairs
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from flatscope.symmetries.folding import fold_batchnorm as fold_batchnorm
     from flatscope.symmetries.scaling import rescale as rescale
     from flatscope.table import Table as Table
+    from flatscope_app import report as report
     from flatscope_papers import study as study
     from flatscope_training import Atlas as Atlas
     from flatscope_training import Leaderboard as Leaderboard
@@ -73,7 +73,6 @@ _HOMES = {
     "interpolate": "interpolation",
     "landscape": "landscapes.making",
     "measure": "measuring",
-    "report": "reports.page",
     "rescale": "symmetries.scaling",
     "spectral_density": "spectra.finding",
 }
@@ -89,6 +88,7 @@ _IN_PARTS = (
     "StabilityRecorder",
     "atlas",
     "benchmark",
+    "report",
     "study",
     "train_population",
 )

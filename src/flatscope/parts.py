@@ -1,15 +1,16 @@
 """The packages that come with the library, and how it finds what they add to it.
 
-`flatscope` measures trained networks. Packages beside it, its parts, train them (`flatscope_training`) and repeat the
-studies of papers (`flatscope_papers`). The library imports none of them. Each announces itself by an entry point of the
-group `flatscope.parts` and has an `OFFER`: a table of names, so that nothing is loaded before it is asked for.
+`flatscope` measures trained networks. Packages beside it, its parts, train them (`flatscope_training`), are what a
+person sees (`flatscope_app`: the command line and the page), and repeat the studies of papers (`flatscope_papers`). The
+library imports none of them. Each announces itself by an entry point of the group `flatscope.parts` and has an `OFFER`:
+a table of names, so that nothing is loaded before it is asked for.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
@@ -18,7 +19,7 @@ from flatscope.errors import InputError
 
 GROUP = "flatscope.parts"
 # Found by these names where the source runs without being installed.
-PACKAGES = ("flatscope_training", "flatscope_papers")
+PACKAGES = ("flatscope_training", "flatscope_app", "flatscope_papers")
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,17 @@ class Offer:
     Attributes:
         package: its name.
         names: public names of `flatscope`, each with its place.
-        commands: commands of `flatscope`, each with its line in the help and its place: a function or a `typer.Typer`.
-        kinds: place of the kinds of things that a report can show, {name: `reports.kinds.Kind`}.
-        models: module of networks that a command may call by name: `available`, `model_options` and `build`.
+        main: place of what runs the command line.
+        commands: commands to add to it, each with its line in the help and its place: a function or a `typer.Typer`.
+        kinds: place of kinds of things to add to a report, {name: `flatscope_app.reports.kinds.Kind`}.
         former: modules that moved here, by their earlier name: stored sweeps still call functions by it.
     """
 
     package: str
     names: Mapping[str, str] = field(default_factory=dict)
+    main: str = ""
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     kinds: str = ""
-    models: str = ""
     former: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, place: str) -> Any:
@@ -80,23 +81,24 @@ def public_name(name: str) -> Any:
     raise missing_part(f"flatscope.{name}")
 
 
+def command_line() -> Callable[[], None]:
+    """What runs the commands.
+
+    Raises:
+        InputError: the part that has them is not installed.
+    """
+    for part in parts():
+        if part.main:
+            main: Callable[[], None] = part.load(part.main)
+            return main
+    raise missing_part("python -m flatscope")
+
+
 def offered_kinds() -> Iterator[tuple[str, Any]]:
     """Kinds of things that a report can show thanks to parts."""
     for part in parts():
         if part.kinds:
             yield from part.load(part.kinds).items()
-
-
-def built_in_models() -> Any:
-    """The module of networks that have names.
-
-    Raises:
-        InputError: no part that has them is installed.
-    """
-    for part in parts():
-        if part.models:
-            return part.load(part.models)
-    raise missing_part("a model by name")
 
 
 def present_module(name: str) -> str:

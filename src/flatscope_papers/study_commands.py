@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatscope import FlatscopeError, InputError
-from flatscope.cli.output import check_place, show_error, show_grid, show_note
 from flatscope.errors import DataFileError, UnknownNameError
 from flatscope.formatting import numbered
+from flatscope_app.cli.output import check_place, show_error, show_grid, show_note
 
 if TYPE_CHECKING:
     from flatscope_papers.study_result import StudyResult

@@ -17,7 +17,6 @@ import torch
 from matplotlib.figure import Figure
 
 from flatscope import FlatscopeError, InputError, __version__
-from flatscope.data.loading import available
 from flatscope.files import figure_bytes
 from flatscope.inspection import usable_device
 from flatscope_papers.claims import judge
@@ -27,6 +26,7 @@ from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.known_studies import find_study
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.study_result import StudyResult
+from flatscope_training.data.loading import available
 from flatscope_training.sweeps import engines
 from flatscope_training.sweeps.store import Store
 

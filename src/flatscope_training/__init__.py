@@ -1,4 +1,4 @@
-"""Networks in training, one or many: loops, models, populations, sweeps, the benchmark, the edge of stability.
+"""Networks in training, one or many: data sets, models, loops, populations, sweeps, the benchmark, stability.
 
 The library finds this package by its entry point in the group `flatscope.parts`, and asks it for `OFFER`.
 """
@@ -43,41 +43,8 @@ OFFER = Offer(
         "benchmark": "benchmarking.leaderboard:benchmark",
         "train_population": "population:train_population",
     },
-    # The lines are those of the functions, which a test compares: the help should not load even these.
-    commands={
-        "demo": (
-            "Train two networks on the embedded digits, measure both, write a report. Needs no download.",
-            "terminal.training_commands:demo",
-        ),
-        "stability": (
-            "See whether a training stood at the edge of stability: the sharpness of its checkpoints against its step "
-            "size.",
-            "terminal.training_commands:stability",
-        ),
-        "train": (
-            "Train a model with SGD, or many at once; run the same command again to resume.",
-            "terminal.training_commands:train",
-        ),
-        "watch": (
-            "Follow a training or a sweep while it goes on: progress, losses, measures so far.",
-            "terminal.training_commands:watch",
-        ),
-        "atlas": (
-            "Correlate measures with the gap along training: after every epoch, at every training loss and accuracy.",
-            "terminal.training_commands:atlas",
-        ),
-        "benchmark": (
-            "Score measures, also your own, on the released population: do they rank networks as generalization does?",
-            "terminal.training_commands:benchmark",
-        ),
-        "sweep": (
-            "Many trials, each trained and measured once; kills lose nothing.",
-            "terminal.training_commands:sweep",
-        ),
-    },
-    kinds="training_kinds:KINDS",
-    models="models",
     former={
+        "flatscope.live": "flatscope_training.callbacks",
         "flatscope.benchmarking.recipe": "flatscope_training.benchmarking.recipe",
         "flatscope.sweeps.work": "flatscope_training.sweeps.work",
         "flatscope.training.models": "flatscope_training.models",

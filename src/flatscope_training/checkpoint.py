@@ -27,7 +27,14 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
 from flatscope.files import digest, json_bytes, read_tensors, tensor_bytes, without_nan
 from flatscope.guards import write_whole
-from flatscope.weight_files import MODEL_PREFIX, STATE_FILE, STATE_KEY, WEIGHTS_FILE, fit_weights, plain_tensors
+from flatscope_training.weight_files import (
+    MODEL_PREFIX,
+    STATE_FILE,
+    STATE_KEY,
+    WEIGHTS_FILE,
+    fit_weights,
+    plain_tensors,
+)
 
 LOSSES = ("cross_entropy", "mse")
 AUGMENTATIONS = ("none", "crop-flip")

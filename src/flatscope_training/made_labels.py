@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatscope.data.loading import Data, random_stream, sample_order
 from flatscope.errors import InputError
+from flatscope_training.data.loading import Data, random_stream, sample_order
 
 
 def random_labels(y: Tensor, n_classes: int, seed: int) -> Tensor:

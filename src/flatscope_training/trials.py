@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.data.loading import Data, sample_order
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.guards import private_randomness
 from flatscope_training import models
 from flatscope_training.checkpoint import TrainConfig, TrainingState, fingerprint
+from flatscope_training.data.loading import Data, sample_order
 from flatscope_training.initialization import initialize
 from flatscope_training.made_labels import corrupt_labels
 from flatscope_training.stacked_layers import StackedNetwork

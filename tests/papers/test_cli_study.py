@@ -15,8 +15,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from flatscope.cli.app import app
 from flatscope.errors import InputError, UnknownNameError
+from flatscope_app.cli.app import app
 from flatscope_papers import studies, study_commands
 from flatscope_papers.claims import COUNTED
 from flatscope_papers.study_result import StudyResult

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.data.loading import load
 from flatscope_papers.petzka2019 import followed_networks
 from flatscope_papers.petzka2019.followed_networks import moved_by_rewriting, train_and_follow
+from flatscope_training.data.loading import load
 from flatscope_training.initialization import initialize
 from flatscope_training.loop import evaluate
 from flatscope_training.models import build

@@ -13,7 +13,7 @@ from test_report_browser import SIDEWAYS, browser, opened  # noqa: F401  the bro
 from test_report_browser import pytestmark as in_browser
 
 from flatscope.registry import PAPERS
-from flatscope.reports.page import report
+from flatscope_app.reports.page import report
 from flatscope_papers import studies
 from flatscope_papers.pages.section import address
 from flatscope_papers.reproduction import latest, load_results

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import flatscope as fs
-from flatscope.data.loading import load
 from flatscope.measures.interactions import relu_chain
 from flatscope_papers import find_study, intervals, study
 from flatscope_papers.claims import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_JUDGED, UNTESTABLE, Answer, judge
@@ -40,6 +39,7 @@ from flatscope_papers.neyshabur2017.noisy_networks import found as noise_found
 from flatscope_papers.neyshabur2017.overlap import histograms, in_common, overlap
 from flatscope_papers.neyshabur2017.true_and_random_labels import mean_growth, most_pronounced, same_order
 from flatscope_papers.neyshabur2017.width import change
+from flatscope_training.data.loading import load
 from flatscope_training.made_labels import confusion_set
 from flatscope_training.models import build
 from flatscope_training.sweeps.store import Store

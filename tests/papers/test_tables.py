@@ -12,8 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from flatscope.data.data_set import Raw
-from flatscope.data.loading import load
 from flatscope.errors import InputError
 from flatscope_papers import studies
 from flatscope_papers.claims import NEGATIVE
@@ -22,6 +20,8 @@ from flatscope_papers.former_names import take_over, with_former_names
 from flatscope_papers.known_studies import FOLDERS
 from flatscope_papers.smoke_data import digits_as_cifar10, digits_as_mnist
 from flatscope_papers.tables import words_of
+from flatscope_training.data.data_set import Raw
+from flatscope_training.data.loading import load
 from flatscope_training.sweeps.store import Store
 
 FILE = """

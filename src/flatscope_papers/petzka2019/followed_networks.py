@@ -18,8 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flatscope import Population, train_population
-from flatscope.data.loading import Data, load
 from flatscope.guards import own_settings, write_whole
+from flatscope_training.data.loading import Data, load
 from flatscope_training.loop import evaluate
 from flatscope_training.population import PopulationView
 from flatscope_training.sweeps.configuration import from_json, to_json

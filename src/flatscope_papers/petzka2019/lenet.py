@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatscope.data.loading import Data, load
 from flatscope_papers.declaration import Runs, Stage
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
 from flatscope_papers.tables import grid
+from flatscope_training.data.loading import Data, load
 
 RULES = (Rule("train_loss", 0.1), Rule("train_loss", 0.01), Rule("gradient", 1e-5))
 LAYERS = {"fc3": "84→10", "fc2": "120→84"}  # the one that the authors' script measures, and the one before it

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope import Problem
-from flatscope.data.loading import load
 from flatscope_papers.declaration import Config, Measured, each_trial
+from flatscope_training.data.loading import load
 from flatscope_training.loop import evaluate
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import builder_of, trial_of

@@ -18,11 +18,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional
 
 from flatscope import SGLD, Table
-from flatscope.data.loading import load
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
+from flatscope_training.data.loading import load
 from flatscope_training.loop import evaluate
 from flatscope_training.models import build
 from flatscope_training.sweeps.store import Store

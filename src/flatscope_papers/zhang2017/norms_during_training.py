@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from flatscope import Context, train_population
-from flatscope.data.loading import load
 from flatscope.inspection import usable_device
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
+from flatscope_training.data.loading import load
 from flatscope_training.population import PopulationView
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import builder_of, trial_of

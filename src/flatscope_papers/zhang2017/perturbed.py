@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from flatscope.data.loading import load
 from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
 from flatscope_papers.tables import grid
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS, SIZES, TITLES, minima
+from flatscope_training.data.loading import load
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import measure_stored
 

@@ -12,9 +12,7 @@ from typing import Any
 import pandas as pd
 
 from flatscope.context import Context
-from flatscope.data.public_sets import data_root
 from flatscope.errors import InputError
-from flatscope.factories import find_factory
 from flatscope.files import from_parquet_bytes, parquet_bytes
 from flatscope.guards import own_settings, write_whole
 from flatscope.measuring import measure
@@ -36,6 +34,8 @@ from flatscope_training.benchmarking.recipe import (
 )
 from flatscope_training.benchmarking.recipe import networks as design
 from flatscope_training.benchmarking.scores import CHANCE, COLUMNS, ORACLE, score_all, with_controls
+from flatscope_training.data.public_sets import data_root
+from flatscope_training.factories import find_factory
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import stored_problem
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from flatscope.context import Context
 from flatscope.curvature.spectrum import Wanted
 from flatscope.errors import InputError, refuse_unless_whole
-from flatscope.live import Recorder, Send, optimizer_settings
 from flatscope.loss import PerSample
 from flatscope.measures.weight_flatness import whole_spectrum
 from flatscope.measuring import measure, point_of
@@ -20,6 +19,7 @@ from flatscope.registry import declarations
 from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.finding import spectral_density
 from flatscope.table import Table
+from flatscope_training.callbacks import Recorder, Send, optimizer_settings
 from flatscope_training.stability.sharpness_record import EDGE, Stability
 from flatscope_training.stability.update_rule import UpdateRule
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flatscope.errors import FlatscopeError
-from flatscope.factories import find_factory
 from flatscope.progress import Advance
+from flatscope_training.factories import find_factory
 from flatscope_training.sweeps.store import Store
 
 Report = Callable[[float, str], None]

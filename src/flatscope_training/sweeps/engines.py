@@ -24,8 +24,8 @@ import pandas as pd
 import torch
 
 from flatscope.errors import InputError, Interrupted, refuse_unknown
-from flatscope.factories import find_factory
 from flatscope.progress import progress
+from flatscope_training.factories import find_factory
 from flatscope_training.sweeps.board import Board, Outcome, SweepFailed, Unit, attempt
 from flatscope_training.sweeps.configuration import key_of, plain, to_json
 from flatscope_training.sweeps.ray_engine import run_ray

@@ -29,9 +29,9 @@ from flatscope.errors import InputError
 from flatscope.files import tensor_bytes
 from flatscope.guards import whole_file, write_whole
 from flatscope.version import __version__
-from flatscope.weight_files import WEIGHTS_FILE, plain_tensors
 from flatscope_training.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope_training.sweeps.trial_files import PARTIAL, DamagedTrial, Leases, TrialFiles
+from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
 

@@ -29,17 +29,17 @@ import pandas as pd
 from torch import Tensor, nn
 
 from flatscope.context import Context
-from flatscope.data.known_files import SETS
-from flatscope.data.loading import Data, load
-from flatscope.data.public_sets import EMBEDDED
 from flatscope.errors import FlatscopeError, InputError, UnknownNameError, refuse_unknown
-from flatscope.factories import find_factory
 from flatscope.inspection import usable_device
 from flatscope.measuring import bounds, measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope.table import Table
 from flatscope_training import models
+from flatscope_training.data.known_files import SETS
+from flatscope_training.data.loading import Data, load
+from flatscope_training.data.public_sets import EMBEDDED
+from flatscope_training.factories import find_factory
 from flatscope_training.initialization import schemes
 from flatscope_training.made_labels import confusion_set
 from flatscope_training.population import Population, PopulationView, train_population

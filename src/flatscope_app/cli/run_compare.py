@@ -1,0 +1,111 @@
+"""`flatscope compare`: several checkpoints, ranked, with what the ranking rests on."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from flatscope.comparing import running
+from flatscope.comparing.comparison import Comparison
+from flatscope.context import make_effort
+from flatscope.errors import InputError, Interrupted
+from flatscope.problem import Problem
+from flatscope.ranks import process_group
+from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid
+from flatscope_app.cli.sources import (
+    check_measures,
+    load_model,
+    load_source,
+    make_problem,
+    parse_model_options,
+    parse_options,
+)
+
+if TYPE_CHECKING:
+    from flatscope_app.cli.options import CompareCommand
+
+
+FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
+
+
+def run_compare(given: CompareCommand) -> None:
+    """Compare, show, save."""
+    check_measures(given.measures)
+    options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
+    make_effort(**given.for_effort())  # here to refuse what is wrong
+    check_outputs(given, Comparison)
+    model = given.model
+    if len(model) not in (1, len(given.checkpoints)):
+        raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
+    names = _names(given.checkpoints, given.name)
+    loaded = load_source(given)
+    problems: dict[str, Problem] = {}
+    stopped: Interrupted | None = None
+    try:
+        with process_group(given.device) as own_device:
+            for called, path, factory in zip(
+                names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
+            ):
+                network = load_model(factory, path, loaded, given.seed, factory_options)
+                problems[called] = make_problem(network, loaded, given, device=own_device)
+            settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
+            found = running.compare(problems, names=given.measures, **settings, **given.for_effort())
+    except Interrupted as stop:
+        found, stopped = stop.result, stop
+    if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it
+        found.meta |= {"model": ", ".join(model), "data": given.data, "command": command_line()}
+        deliver(found, given, lambda: show_comparison(found), unfinished=stopped is not None)
+    if stopped:
+        raise stopped
+
+
+def show_answer(found: Comparison) -> None:
+    """Which network is flatter; loss, error and the measures that say so; what to keep in mind."""
+    screen = console()
+    screen.print(Text(f"{found.conclusion}\n", style="bold"))
+    measures = [voice.measure for voice in found.conclusion.voices]
+    rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
+    show_grid(["", *found.names], rows)
+    for warning in found.warnings():
+        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
+
+
+def show_comparison(found: Comparison) -> None:
+    """The answer, every measure with its verdict, and what the ranking rests on."""
+    show_answer(found)
+    show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
+    said = {str(found.conclusion), *map(str, found.warnings())}
+    for line in found.summary().splitlines():
+        if line not in said:
+            console().print(Text(line))
+
+
+def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:
+    """What to call the checkpoints: as told, or by the file, or by the part of the path that tells them apart."""
+    if len(checkpoints) < 2:
+        fix = "Measure one with flatscope measure"
+        raise InputError("at least two checkpoints", str(len(checkpoints)), where="flatscope compare", fix=fix)
+    if given is not None and (len(given) != len(checkpoints) or len(set(given)) != len(given)):
+        raise InputError(f"{len(checkpoints)} different names", ", ".join(given), where="--name")
+    if given is not None:
+        return given
+    # In `run.1` the last part is a number, not an ending.
+    bare = [path.with_suffix("") if path.suffix[1:].isalpha() else path for path in checkpoints]
+    for short in ([path.name for path in bare], _differing([path.parts for path in bare]), [*map(str, checkpoints)]):
+        if all(short) and len(set(short)) == len(short):
+            return short
+    raise InputError("different checkpoints", "one of them twice", "flatscope compare", "Name each of them once")
+
+
+def _differing(paths: list[tuple[str, ...]]) -> list[str]:
+    """What is left of the paths without the folders and the file name that all of them share."""
+    first = _shared(paths)
+    last = _shared([parts[first:][::-1] for parts in paths])
+    return ["/".join(parts[first : len(parts) - last]) for parts in paths]
+
+
+def _shared(paths: list[tuple[str, ...]]) -> int:
+    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
