@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import flatscope as fs
 import flatscope_app.cli.output as output
 import flatscope_app.cli.run_measure as summary
-from flatscope.comparing.verdicts import Standing
 from flatscope.context import Context
 from flatscope.registry import declarations
+from flatscope.standing import Standing
 from flatscope_app.cli.app import app
 from flatscope_app.cli.run_measure import Fit, show_measured
 from flatscope_app.reports.measured import MANY, headline_words

@@ -13,7 +13,8 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import SameFunction, Standing, held_out_remark
+from flatscope.comparing.verdicts import SameFunction, held_out_remark
+from flatscope.standing import Standing
 from flatscope.table import Table
 
 

@@ -37,7 +37,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"stopping"},
     {"curvature", "perturbation"},
-    {"planning"},
+    {"planning", "standing"},
     {"measuring"},
     {"measures"},
     {"bounds"},

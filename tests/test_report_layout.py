@@ -16,7 +16,7 @@ from test_report_population import population
 import flatscope as fs
 from flatscope.auditing import audit
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import Standing
+from flatscope.standing import Standing
 from flatscope.table import Table
 from flatscope_training.populations.population_frame import PopulationFrame
 

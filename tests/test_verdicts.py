@@ -7,8 +7,9 @@ import math
 import pytest
 
 from flatscope.comparing.rankings import consensus, family_ranks
-from flatscope.comparing.verdicts import Quantity, Standing, differs, judge, undertrained
+from flatscope.comparing.verdicts import Quantity, differs, judge, undertrained
 from flatscope.registry import declarations
+from flatscope.standing import Standing
 
 
 def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Quantity:

@@ -16,7 +16,6 @@ from flatscope.comparing.verdicts import (
     Quantity,
     Remark,
     SameFunction,
-    Standing,
     Verdict,
     differs,
     held_out_remark,
@@ -29,6 +28,7 @@ from flatscope.comparing.verdicts import (
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
 from flatscope.results import Result, plain, reading
+from flatscope.standing import Standing
 from flatscope.table import Table
 
 ERRORS = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import SameFunction, Standing
+from flatscope.comparing.verdicts import SameFunction
 from flatscope.context import Context, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.formatting import printable
@@ -25,6 +25,7 @@ from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import order_digest
+from flatscope.standing import Standing
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from flatscope.context import Context
-from flatscope.errors import FlatscopeError
 from flatscope.formatting import labelled, number
-from flatscope.guards import own_settings
-from flatscope.network.tracing import trace
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
+from flatscope.standing import NEARLY, Standing
 from flatscope.table import Table, rows_of
 
 _KEYS = ["measure", "options"]
@@ -86,9 +83,6 @@ def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
 # p (1 - p) in the outputs and vanishes in proportion to the loss near interpolation.
 LOSS_FACTOR = 3.0
 LOSS_SHARE = 1.5  # from this factor on the losses are said beside the answer
-# Gradient norms up to which a network counts as settled, and as nearly so; beyond, training stopped on a slope. Rules
-# of thumb, and said to be: the gradient norm has no natural scale.
-SETTLED, NEARLY = 1e-3, 1e-2
 # A training error that much above the lowest is that of a network which was not trained to the end.
 ERROR_APART = 0.05
 # A difference between two copies that is no rounding: their weights were rounded to float32 when they were stored, and
@@ -96,62 +90,6 @@ ERROR_APART = 0.05
 ROUNDING = 1e-2
 EQUAL = 1e-9
 CLEAR_ERRORS = 1.96  # standard errors from which on a difference is called clear
-STANDING = "standing"  # key of a table's metadata under which commands keep where its network stands
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where one network stands.
-
-    Attributes:
-        architecture: its modules as text, without BatchNorm.
-        parameters: number of trainable parameters, as given.
-        loss: mean training loss.
-        error: share of training samples with the wrong class; NaN without classes.
-        test_loss: mean loss on the test set; NaN without one.
-        test_error: share of test samples with the wrong class; NaN without classes or a test set.
-        rescalable: whether some unit can be rescaled without changing the function.
-    """
-
-    architecture: str
-    parameters: int
-    loss: float
-    error: float
-    test_loss: float
-    test_error: float
-    rescalable: bool
-
-    @classmethod
-    def of(cls, context: Context) -> Standing:
-        """That of the network of a context."""
-        problem = context.problem
-        with own_settings(problem.generators):
-            train = context.scores()
-            test = None if problem.test is None else context.scores("test")
-            try:
-                rescalable = trace(problem.model, problem.example()).n_classes > 0
-            except FlatscopeError:
-                rescalable = True  # a network that cannot be read may well be one that can be rescaled
-        classes = problem.classification
-        return cls(
-            architecture=str(problem.model),
-            parameters=sum(problem.params[name].numel() for name in problem.trainable),
-            loss=train.loss,
-            error=train.error if classes else math.nan,
-            test_loss=math.nan if test is None else test.loss,
-            test_error=math.nan if test is None or not classes else test.error,
-            rescalable=rescalable,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; NaN as None."""
-        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Standing:
-        """What `to_dict` gave."""
-        filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
-        return cls(**filled)
 
 
 @dataclass(frozen=True)

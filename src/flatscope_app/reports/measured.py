@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flatscope.comparing.verdicts import NEARLY, SETTLED
 from flatscope.formatting import options_words, with_error, written
 from flatscope.network.units import SCALES_STOP
 from flatscope.registry import Declaration, declarations
+from flatscope.standing import NEARLY, SETTLED
 from flatscope.table import Table, rows_of
 
 RESCALINGS = ("layer_scaling", "unit_scaling")

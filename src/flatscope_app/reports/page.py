@@ -15,10 +15,10 @@ from typing import Any
 from markupsafe import Markup
 
 from flatscope.comparing.comparison import Comparison
-from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
 from flatscope.guards import whole_file
+from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope.version import __version__
 from flatscope_app.reports.figures import save_plots
