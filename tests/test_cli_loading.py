@@ -26,8 +26,8 @@ from flatscope_app.cli.options import (
     MeasureOptions,
     NetworkOptions,
     ProblemOptions,
+    TrainCommand,
 )
-from flatscope_app.cli.training_options import TrainCommand
 from flatscope_training.checkpoint import TrainConfig
 from flatscope_training.data.loading import load
 

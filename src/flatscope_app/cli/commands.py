@@ -18,17 +18,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from flatscope.parts import Offer, missing_part, parts
 from flatscope_app.cli.options import (
+    AtlasCommand,
     AuditCommand,
+    BenchmarkCommand,
     CompareCommand,
+    EngineOptions,
     LandscapeCommand,
     MeasureCommand,
     ReportCommand,
     SpectrumCommand,
-)
-from flatscope_app.cli.training_options import (
-    AtlasCommand,
-    BenchmarkCommand,
-    EngineOptions,
     StabilityCommand,
     StoreRoot,
     TrainCommand,

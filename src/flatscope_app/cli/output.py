@@ -17,10 +17,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope.errors import InputError
+from flatscope_app.cli.options import OutputOptions
 
 if TYPE_CHECKING:
     from flatscope.results import Result
-    from flatscope_app.cli.options import OutputOptions
 
 PADDING = 3  # columns of blank beside each column of a table
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
@@ -14,6 +14,7 @@ from flatscope.context import make_effort
 from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
+from flatscope_app.cli.options import CompareCommand
 from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid
 from flatscope_app.cli.sources import (
     check_measures,
@@ -23,10 +24,6 @@ from flatscope_app.cli.sources import (
     parse_model_options,
     parse_options,
 )
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.options import CompareCommand
-
 
 FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 

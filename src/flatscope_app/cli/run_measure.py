@@ -9,13 +9,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
 from flatscope import measuring
-from flatscope.comparing.verdicts import STANDING, Standing
 from flatscope.context import Context, make_effort
 from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
@@ -23,7 +22,9 @@ from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
 from flatscope.registry import PAPERS, Declaration, declarations, family_name, measure_page
+from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
+from flatscope_app.cli.options import MeasureCommand
 from flatscope_app.cli.output import (
     check_outputs,
     console,
@@ -48,9 +49,6 @@ from flatscope_app.cli.sources import (
 from flatscope_app.reports.measured import MANY, RESCALINGS, headline_words, lines
 from flatscope_training.data.loading import Data, DataSource
 from flatscope_training.weight_files import read_weights
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.options import MeasureCommand
 
 SHORT = 34  # letters of a remark that is not put below the table
 VARIANTS = ("_over_margin", "_capacity")  # of a norm

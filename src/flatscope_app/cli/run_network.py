@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from flatscope.ranks import process_group
 from flatscope.spectra.density import Eigenpairs, SpectralDensity
 from flatscope.spectra.finding import eigenpairs, spectral_density
 from flatscope.symmetries.scaling import WAYS, ways_of
+from flatscope_app.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand
 from flatscope_app.cli.output import (
     check_folder,
     check_outputs,
@@ -36,9 +36,6 @@ from flatscope_app.cli.sources import (
     parse_options,
 )
 from flatscope_training.weight_files import read_weights
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand
 
 SHOWN = 6  # measures that are named beside a reason
 _STYLES = {"moved": "yellow", "invariant": "green", "not tested": "dim"}

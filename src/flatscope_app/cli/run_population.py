@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -13,6 +13,7 @@ from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import foreign_parquet
 from flatscope.formatting import some_of
 from flatscope.results import reading
+from flatscope_app.cli.options import AtlasCommand, BenchmarkCommand
 from flatscope_app.cli.output import check_folder, check_outputs, command_line, deliver, show_grid, show_note
 from flatscope_app.reports.leaderboard_page import leaderboard_sentences
 from flatscope_training.benchmarking.leaderboard import Leaderboard, benchmark, rebuild, released_leaderboard
@@ -22,9 +23,6 @@ from flatscope_training.populations.atlas_making import atlas
 from flatscope_training.populations.population_frame import measure_columns
 from flatscope_training.sweeps.configuration import flat
 from flatscope_training.sweeps.store import Store
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.training_options import AtlasCommand, BenchmarkCommand
 
 
 def run_atlas(given: AtlasCommand) -> None:

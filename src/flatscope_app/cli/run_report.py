@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flatscope.errors import InputError
 from flatscope.files import PICTURES
 from flatscope.formatting import numbered
+from flatscope_app.cli.options import ReportCommand
 from flatscope_app.cli.output import check_folder, check_place, command_line, show_note
 from flatscope_app.reports.items import HISTORY_FILE, named_path, read_item, shown_kinds
 from flatscope_app.reports.page import report, save_figures
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.options import ReportCommand
 
 
 def run_report(given: ReportCommand) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from flatscope.errors import InputError, Interrupted
 from flatscope.files import from_json_bytes
@@ -13,19 +13,15 @@ from flatscope.inspection import usable_device
 from flatscope.progress import progress
 from flatscope.results import reading
 from flatscope.symmetries.folding import has_batchnorm
-from flatscope_app.cli.options import INITIAL_FILE
+from flatscope_app.cli.options import INITIAL_FILE, KEPT_FOLDER, StabilityCommand
 from flatscope_app.cli.output import check_outputs, command_line, deliver, show_grid, show_note
 from flatscope_app.cli.sources import load_model, load_source, parse_model_options
-from flatscope_app.cli.training_options import KEPT_FOLDER
 from flatscope_training.checkpoint import EARLIER, TrainConfig, fingerprint, learning_rate
 from flatscope_training.data.loading import Data
 from flatscope_training.factories import find_factory
 from flatscope_training.stability.recording import StabilityRecorder
 from flatscope_training.stability.sharpness_record import Stability
 from flatscope_training.weight_files import STATE_FILE
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.training_options import StabilityCommand
 
 OTHER_FUNCTION = "measured as the network is used: BatchNorm trains with the statistics of each batch, another function"
 AUGMENTED = "measured on the samples as they are: the training saw changed ones ({name})"

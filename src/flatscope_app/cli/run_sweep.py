@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.formatting import numbered
+from flatscope_app.cli.options import EngineOptions
 from flatscope_app.cli.output import check_place, show_grid, show_note
 from flatscope_training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
 from flatscope_training.sweeps.engines import run as run_units
 from flatscope_training.sweeps.store import Store
 from flatscope_training.sweeps.work import check_configs
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.training_options import EngineOptions
 
 
 def run_file(file: Path, given: EngineOptions) -> None:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from torch import nn
@@ -22,10 +22,9 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refus
 from flatscope.formatting import number, numbered
 from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
-from flatscope_app.cli.options import INITIAL_FILE
+from flatscope_app.cli.options import INITIAL_FILE, KEPT_FOLDER, TrainCommand
 from flatscope_app.cli.output import check_folder, show_grid, show_note
 from flatscope_app.cli.sources import load_data, load_model, parse_model_options
-from flatscope_app.cli.training_options import KEPT_FOLDER
 from flatscope_training.checkpoint import TrainConfig
 from flatscope_training.data import loading
 from flatscope_training.initialization import initialize
@@ -35,9 +34,6 @@ from flatscope_training.population_result import Population
 from flatscope_training.sweeps.configuration import Sweep, read_toml
 from flatscope_training.trials import CONFIG_KEYS, OWN_KEYS, Build
 from flatscope_training.weight_files import WEIGHTS_FILE, save_weights
-
-if TYPE_CHECKING:
-    from flatscope_app.cli.training_options import TrainCommand
 
 BESIDE_POPULATION = ("population", "out", "device", "data_root")
 TABLES = ("data", "model", "train", "trials", "grid")
