@@ -95,6 +95,11 @@ def refuse_unless_whole(value: object, where: str, least: int = 1) -> None:
         raise InputError(f"a whole number of at least {least}", repr(value), where=where)
 
 
+def first_line(problem: BaseException) -> str:
+    """What an error of another package says before it goes into details."""
+    return next(iter(str(problem).splitlines()), "") or type(problem).__name__
+
+
 class NumericalWarning(UserWarning):
     """A number was computed but did not reach the accuracy asked for.
 

@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
     try:
         return dict(pq.read_schema(io.BytesIO(content)).metadata or {})
     except (pa.ArrowException, OSError, ValueError) as problem:
-        raise ValueError(_first_line(problem)) from problem
+        raise ValueError(first_line(problem)) from problem
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
@@ -137,7 +137,7 @@ def read_npz(file: Any, size: int) -> Arrays:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as problem:
-        raise ValueError(f"damaged: {_first_line(problem)}") from problem
+        raise ValueError(f"damaged: {first_line(problem)}") from problem
     checksum = arrays.pop(CHECKSUM, None)
     if checksum is not None and str(checksum) != _array_digest(arrays):
         raise ValueError(CHANGED)
@@ -157,7 +157,7 @@ def refuse_bombs(file: Any, size: int) -> None:
                     with archive.open(entry) as member:
                         _refuse_wrong_shape(member, entry.filename, entry.file_size)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as problem:
-        raise ValueError(f"damaged: {_first_line(problem)}") from problem
+        raise ValueError(f"damaged: {first_line(problem)}") from problem
     finally:
         file.seek(0)
 
@@ -175,7 +175,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
             head = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (safetensors.SafetensorError, OSError) as problem:
-        raise ValueError(_first_line(problem)) from problem
+        raise ValueError(first_line(problem)) from problem
     checksum = head.pop(CHECKSUM, None)
     hidden = any(re.fullmatch("[0-9a-f]{32}", value) for value in head.values())  # under a name that was changed
     if hidden or (checksum is not None and checksum != _tensor_digest(tensors, head)):
@@ -190,7 +190,7 @@ def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200) -> bytes:
     try:
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata, bbox_inches="tight")
     except (TypeError, ValueError) as problem:  # a title that is no text, or no formula
-        raise InputError("a figure that Matplotlib can draw", _first_line(problem), where="figure") from problem
+        raise InputError("a figure that Matplotlib can draw", first_line(problem), where="figure") from problem
     return buffer.getvalue()
 
 
@@ -219,14 +219,14 @@ def _arrow(content: bytes) -> pa.Table:
             raise ValueError(f"{held.num_rows:,} rows of {held.num_columns} columns in {len(content):,} bytes")
         return file.read()
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as problem:
-        raise ValueError(_first_line(problem)) from problem
+        raise ValueError(first_line(problem)) from problem
 
 
 def _pandas(arrow: pa.Table) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = arrow.to_pandas()
     except Exception as problem:  # what a file says about its own columns may be wrong in any way
-        raise ValueError(f"{type(problem).__name__}: {_first_line(problem)}") from problem
+        raise ValueError(f"{type(problem).__name__}: {first_line(problem)}") from problem
     return frame
 
 
@@ -263,7 +263,3 @@ def _refuse_wrong_shape(member: Any, name: str, size: int) -> None:
     shape, _, dtype = read(member)
     if (declared := math.prod(shape) * dtype.itemsize) > size:
         raise ValueError(f"{name} declares {shape} of {dtype}, {declared:,} bytes, and holds {size:,}")
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem) or type(problem).__name__).splitlines()[0]

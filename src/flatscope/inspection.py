@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
 from flatscope.loss import TargetLook
 from flatscope.params import Params, copied
@@ -145,11 +145,6 @@ def usable_dtype(dtype: torch.dtype | None, own: torch.dtype) -> torch.dtype:
     if dtype not in (torch.float32, torch.float64):
         raise InputError("torch.float32 or torch.float64", str(dtype), where="dtype")
     return dtype
-
-
-def first_line(problem: Exception) -> str:
-    """What an error of torch says before it goes into details."""
-    return next(iter(str(problem).splitlines()), "") or type(problem).__name__
 
 
 def refuse_hidden_uses(model: nn.Module, forward: Callable[[], Tensor]) -> None:

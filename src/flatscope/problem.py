@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatscope.errors import InputError, refuse_unless_whole
+from flatscope.errors import InputError, first_line, refuse_unless_whole
 from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     cast,
     copy_inputs_if_changed,
     failing_module,
-    first_line,
     frozen_remarks,
     look_through,
     refuse_active_layers,

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import InputError, Interrupted
+from flatscope.errors import InputError, Interrupted, first_line
 from flatscope.formatting import some_of
 from flatscope.guards import derivatives
-from flatscope.inspection import first_line, usable_device, usable_dtype
+from flatscope.inspection import usable_device, usable_dtype
 from flatscope.progress import progress
 from flatscope_training.checkpoint import CheckpointPace, TrainingState, prepare_folder
 from flatscope_training.evaluation import Pair, check_settings, checked_pair, checked_targets, unpack_pairs

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flatscope.errors import first_line
 from flatscope.guards import untouched_randomness
-from flatscope.inspection import first_line
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, replay, tensors_in, watched, with_tensors

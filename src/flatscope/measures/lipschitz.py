@@ -121,11 +121,11 @@ class Constants(Stretches):
             self.refuse(op)
         if written:  # views of what was written to are written to as well
             memory = {tensor.untyped_storage().data_ptr() for tensor in outcomes}
-            for key, (tensor, before) in self._known.items():
+            for tensor, before in self._known.items():
                 if tensor.untyped_storage().data_ptr() in memory:
-                    self._known[key] = (tensor, max(before, constant))
+                    self._known[tensor] = max(before, constant)
         for tensor in outcomes:
-            self._known[id(tensor)] = (tensor, constant)
+            self._known[tensor] = constant
         return result
 
     def layer_norm(self, op: Operation, weight: Tensor) -> float:

@@ -116,13 +116,13 @@ class _Reader:
     def __init__(self, answers: Tensor | None = None) -> None:
         self.answers = answers
         self.hidden: Tensor | None = None
-        self._known: dict[int, Tensor] = {}  # kept, so that ids are not reused
+        self._known: set[Tensor] = set()
 
     def follow_tensor(self, tensor: Tensor) -> None:
-        self._known[id(tensor)] = tensor
+        self._known.add(tensor)
 
     def follow(self, op: Operation) -> Any:
-        signals = [tensor for tensor in op.tensors if id(tensor) in self._known]
+        signals = [tensor for tensor in op.tensors if tensor in self._known]
         if not signals:
             return op.run()
         if op.name == "relu":
@@ -140,7 +140,7 @@ class _Reader:
                 return result
             unchanged = meaning is not None and (meaning.moves or meaning.identity)
             affine = op.name in LAYER_CALLS or op.name == "batch_norm" or unchanged
-            if not affine or len({id(tensor) for tensor in signals}) != 1:
+            if not affine or len(set(signals)) != 1:
                 raise NotApplicable("affine maps and ReLUs", op.name, where=op.place)
         for tensor in tensors_in(result):
             self.follow_tensor(tensor)

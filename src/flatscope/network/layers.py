@@ -202,13 +202,12 @@ class LayerFinder(LayerRecorder):
 
     def __init__(self, params: Params, model: nn.Module, inputs: Iterable[Tensor]) -> None:
         super().__init__(params, model)
-        # What reaches a tensor; the tensor is kept, so that its id is not reused.
-        self._from: dict[int, tuple[Tensor, frozenset[str]]] = {id(x): (x, frozenset({""})) for x in inputs}
+        self._from = {x: frozenset({""}) for x in inputs}  # what reaches a tensor
         self.joins, self.links = False, list[tuple[frozenset[str], str]]()
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what its result comes from."""
-        origins = [self._from[id(tensor)][1] for tensor in op.tensors if id(tensor) in self._from]
+        origins = [self._from[tensor] for tensor in op.tensors if tensor in self._from]
         n_calls = len(self.calls)
         result = super().follow(op)
         sources = frozenset().union(*origins)
@@ -216,11 +215,11 @@ class LayerFinder(LayerRecorder):
         if new:
             self.links.append((sources, new[0].weight))
             sources = frozenset({new[0].weight})
-        elif sum(tensor.is_floating_point() and id(tensor) in self._from for tensor in op.tensors) > 1:
+        elif sum(tensor.is_floating_point() and tensor in self._from for tensor in op.tensors) > 1:
             self.joins = True
         if sources:
             for tensor in tensors_in(result):
-                self._from[id(tensor)] = tensor, sources
+                self._from[tensor] = sources
         return result
 
     @property

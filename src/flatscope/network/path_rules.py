@@ -33,20 +33,20 @@ class Paths:
 
     def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
         self.p, self.pooling, self.biases, self.curves = p, pooling, biases, curves
-        self._known: dict[int, tuple[Tensor, float]] = {}  # the tensor is kept, so that its id is not reused
+        self._known: dict[Tensor, float] = {}
 
     def start(self, tensor: Tensor, log_scale: float = 0.0) -> Tensor:
         """Count the entries of a tensor as sums over paths."""
-        self._known[id(tensor)] = (tensor, log_scale)
+        self._known[tensor] = log_scale
         return tensor
 
     def knows(self, value: Any) -> bool:
         """Whether this is a tensor that paths lead to."""
-        return isinstance(value, Tensor) and id(value) in self._known
+        return isinstance(value, Tensor) and value in self._known
 
     def log_scale(self, tensor: Tensor) -> float:
         """Logarithm of the number by which the tensor is to be multiplied."""
-        return self._known[id(tensor)][1]
+        return self._known[tensor]
 
     def refuse(self, op: Operation, why: str = "") -> NoReturn:
         """There is no such thing as a path through this operation."""
@@ -141,10 +141,10 @@ def move(paths: Paths, op: Operation) -> tuple[Any, float]:
     if len(scales) == 1:
         return op.run(), scales.pop() or 0.0  # on the tensors themselves: the result may be a view of them
     values, common = paths.aligned(*signals)
-    by_id = {id(tensor): value for tensor, value in zip(signals, values, strict=True)}
+    scaled = dict(zip(signals, values, strict=True))
 
     def at_scale(tensor: Tensor) -> Tensor:
-        return by_id.get(id(tensor), tensor)
+        return scaled.get(tensor, tensor)
 
     return op.function(*with_tensors(op.args, at_scale), **with_tensors(op.kwargs, at_scale)), common
 

@@ -73,6 +73,8 @@ class Operation:
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
 
+# What a rule knows of tensors it keeps in dictionaries by the tensor itself: torch hashes a tensor by its identity,
+# which no other gets while it is kept.
 Rule = Callable[[Operation], Any]
 
 

@@ -26,16 +26,15 @@ class Stretches(ABC):
     """Constants, as logarithms, on their way through a network: what the rules below work on."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
-        # The tensor is kept, so that its id is not reused.
-        self._known = {id(part): (part, 0.0) for part in inputs if part.is_floating_point()}
+        self._known = {part: 0.0 for part in inputs if part.is_floating_point()}
 
     def knows(self, value: Any) -> bool:
         """Whether this is a tensor that depends on the input."""
-        return isinstance(value, Tensor) and id(value) in self._known
+        return isinstance(value, Tensor) and value in self._known
 
     def log_constant(self, tensor: Tensor) -> float:
         """Logarithm of the constant of the map from the input to this tensor."""
-        return self._known[id(tensor)][1]
+        return self._known[tensor]
 
     def refuse(self, op: Operation) -> NoReturn:
         """Nothing is known about how far this operation can stretch its input."""
@@ -91,17 +90,16 @@ def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
 
 def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """Entries change places; one that is copied m times counts with √m, tensors side by side as squares."""
-    leaves = {id(tensor): torch.zeros_like(tensor).requires_grad_() for tensor in signals}
+    leaves = {tensor: torch.zeros_like(tensor).requires_grad_() for tensor in signals}
 
     def leaf(tensor: Tensor) -> Tensor:
-        return leaves.get(id(tensor), tensor)
+        return leaves.get(tensor, tensor)
 
     with torch.enable_grad():
         moved = op.function(*with_tensors(op.args, leaf), **with_tensors(op.kwargs, leaf))
         total = torch.stack([tensor.sum() for tensor in tensors_in(moved) if tensor.is_floating_point()]).sum()
         copies = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    distinct = {id(tensor): tensor for tensor in signals}.values()
-    logs = [2 * known.log_constant(t) + safe_log(float(n.max())) for t, n in zip(distinct, copies, strict=True)]
+    logs = [2 * known.log_constant(t) + safe_log(float(n.max())) for t, n in zip(leaves, copies, strict=True)]
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
 
 

@@ -55,9 +55,8 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False) -> Graph:
 
 @dataclass
 class _Tracked:
-    """A tensor inside the network (kept, so that its identity is not reused), its labels, and where it comes from."""
+    """The labels of a tensor inside the network, and where it comes from."""
 
-    tensor: Tensor
     labels: Tensor
     sources: frozenset[str]
 
@@ -75,7 +74,7 @@ class _Tracer:
     joins: bool = False
 
     def __post_init__(self) -> None:
-        self._tracked: dict[int, _Tracked] = {}
+        self._tracked: dict[Tensor, _Tracked] = {}
         self._weights = Weights(self.network)
         self._names = {id(value): name for name, value in self.network.named_parameters()}
         self._modules = dict(self.network.named_modules())
@@ -111,7 +110,7 @@ class _Tracer:
 
     def _label(self, op: Operation, result: Any, outcomes: list[Tensor]) -> None:
         step = Step(op, result, self.book, self._labels_of)
-        origins = [self._tracked[id(tensor)].sources for tensor in op.tensors if id(tensor) in self._tracked]
+        origins = [self._tracked[tensor].sources for tensor in op.tensors if tensor in self._tracked]
         sources = frozenset().union(*origins)
         if op.name in LAYER_CALLS or op.name == "batch_norm":
             labels, sources = self._layer_call(step, sources)
@@ -190,7 +189,7 @@ class _Tracer:
     def _by_unit(self, step: Step) -> tuple[str, Tensor, Tensor] | None:
         """A whole vector of parameters that meets a signal: its name, and its entry and the label at every place."""
         vectors = [tensor for tensor in step.op.tensors if self._weights.is_weight(tensor)]
-        signals = [tensor for tensor in step.op.tensors if id(tensor) in self._tracked]
+        signals = [tensor for tensor in step.op.tensors if tensor in self._tracked]
         if len(vectors) != 1 or len(signals) != 1:
             return None
         source = self._weights.source(vectors[0])
@@ -251,8 +250,8 @@ class _Tracer:
 
     def _labels_of(self, tensor: Tensor) -> Tensor:
         """Labels of a tensor as an operation receives it."""
-        if id(tensor) in self._tracked:
-            return self._tracked[id(tensor)].labels
+        if tensor in self._tracked:
+            return self._tracked[tensor].labels
         source = self._weights.source(tensor)
         if source is not None and source.params:
             for name in source.params:
@@ -267,13 +266,13 @@ class _Tracer:
         return labels
 
     def _track(self, tensor: Tensor, labels: Tensor, sources: frozenset[str]) -> None:
-        known = self._tracked.get(id(tensor))
+        known = self._tracked.get(tensor)
         if known is not None and known.labels.shape == labels.shape:
             if not torch.equal(known.labels, labels):
                 known.labels.copy_(labels)  # changed in place: views of these labels change with them, as the tensor's
             known.sources |= sources
         else:
-            self._tracked[id(tensor)] = _Tracked(tensor, labels, sources)
+            self._tracked[tensor] = _Tracked(labels, sources)
         if labels.numel():
             self.marks.append((len(self.marks), torch.bincount(labels.flatten().long())))
 

@@ -45,17 +45,16 @@ class Weights:
 
     def __init__(self, model: nn.Module) -> None:
         self.named: dict[str, Tensor] = dict(model.named_parameters())
-        self._known: dict[int, tuple[Tensor, Source]] = {}  # the tensor is kept, so that its id is not reused
+        self._known: dict[Tensor, Source] = {}
         self.copies: set[int] = set()  # of these, those with a copy of parameters for every sample
         for name, value in self.named.items():
-            self._known[id(value)] = value, Source(frozenset({name}), name)
+            self._known[value] = Source(frozenset({name}), name)
         for value in model.buffers():
-            self._known.setdefault(id(value), (value, Source(frozenset())))
+            self._known.setdefault(value, Source(frozenset()))
 
     def source(self, value: Any) -> Source | None:
         """Where a tensor comes from; None for a signal."""
-        found = self._known.get(id(value))
-        return None if found is None else found[1]
+        return self._known.get(value) if isinstance(value, Tensor) else None
 
     def is_weight(self, value: Any) -> bool:
         """Whether a tensor is made of parameters, and of constants at most besides."""
@@ -64,7 +63,7 @@ class Weights:
 
     def is_signal(self, value: Any) -> bool:
         """Whether a tensor depends on the input, or is a parameter with a copy for every sample."""
-        return isinstance(value, Tensor) and (id(value) not in self._known or id(value) in self.copies)
+        return isinstance(value, Tensor) and (value not in self._known or id(value) in self.copies)
 
     def note(self, op: Operation, result: Any) -> None:
         """Remember the results of operations that no signal enters."""
@@ -79,18 +78,18 @@ class Weights:
         views = {source.view for source in sources if source}
         first = views.pop() if len(views) == 1 else None
         for tensor in tensors_in(result):
-            if id(tensor) not in self._known:
+            if tensor not in self._known:
                 view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
-                self._known[id(tensor)] = tensor, Source(params, view)
+                self._known[tensor] = Source(params, view)
 
     def _forget_written(self, op: Operation) -> None:
         """A constant into which a signal is written is a signal, and so are all views of it."""
         target = op.tensors[0]
-        if all(id(tensor) in self._known for tensor in op.tensors):
+        if all(tensor in self._known for tensor in op.tensors):
             return
-        for key, (tensor, source) in list(self._known.items()):
+        for tensor, source in list(self._known.items()):
             if not source.params and (tensor is target or _shares_memory(tensor, target)):
-                del self._known[key]
+                del self._known[tensor]
 
     def name_of(self, value: Tensor) -> str | None:
         """Name of the parameter that a tensor is, whole and in its own order; None for anything else."""

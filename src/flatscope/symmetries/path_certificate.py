@@ -97,7 +97,7 @@ class _Run:
     def __init__(self, of: ActivationCertificate, epsilon: float) -> None:
         self._of, self._epsilon = of, epsilon
         self._names = {id(value): name for name, value in of.params.items()}
-        self._bounds: dict[int, tuple[Tensor, Tensor]] = {}  # the tensor is kept so that its identity is not reused
+        self._bounds: dict[Tensor, Tensor] = {}
         self.worst, self.states = 0.0, 0
 
     def follow(self, op: Operation) -> Any:
@@ -107,21 +107,16 @@ class _Run:
         result = op.run()
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
         if op.name in LAYER_CALLS:
-            self._keep(outcomes[0], self._layer_bound(op))
+            self._bounds[outcomes[0]] = self._layer_bound(op)
         elif before is not None:
             self.states += 1
-            self._keep(outcomes[0], self._state_bound(op, before, old[0]))
+            self._bounds[outcomes[0]] = self._state_bound(op, before, old[0])
         elif outcomes and any(bool(bound.any()) for bound in old):
-            for tensor, bound in zip(outcomes, tensors_in(self._plain_bound(op, old)), strict=False):
-                self._keep(tensor, bound)
+            self._bounds.update(zip(outcomes, tensors_in(self._plain_bound(op, old)), strict=False))
         return result
 
     def _bound(self, tensor: Tensor) -> Tensor:
-        known = self._bounds.get(id(tensor))
-        return torch.zeros_like(tensor) if known is None else known[1]
-
-    def _keep(self, tensor: Tensor, bound: Tensor) -> None:
-        self._bounds[id(tensor)] = (tensor, bound)
+        return self._bounds[tensor] if tensor in self._bounds else torch.zeros_like(tensor)
 
     def _layer_bound(self, op: Operation) -> Tensor:
         kind, order = LAYER_CALLS[op.name]

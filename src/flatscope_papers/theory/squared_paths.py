@@ -35,19 +35,19 @@ class SquaredPaths:
 
     def __init__(self, gated: bool) -> None:
         self.gated = gated
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # the signal is kept, so that its id is not reused
+        self._known: dict[Tensor, Tensor] = {}
 
     def start(self, signal: Tensor, squares: Tensor) -> None:
         """Let these sums travel with that signal."""
-        self._known[id(signal)] = (signal, squares)
+        self._known[signal] = squares
 
     def knows(self, value: Any) -> bool:
         """Whether paths lead to this tensor."""
-        return isinstance(value, Tensor) and id(value) in self._known
+        return isinstance(value, Tensor) and value in self._known
 
     def squares(self, value: Any) -> Tensor:
         """Sums of squared paths of a signal; a constant that is added counts as a bias."""
-        return self._known[id(value)][1] if self.knows(value) else torch.as_tensor(value).square()
+        return self._known[value] if self.knows(value) else torch.as_tensor(value).square()
 
     def follow(self, op: Operation) -> Any:
         """Do what the network does, and the same with squares."""
@@ -78,10 +78,10 @@ class SquaredPaths:
 
     def one(self, op: Operation) -> Tensor:
         """The only signal among the arguments."""
-        known = {id(tensor): tensor for tensor in op.tensors if self.knows(tensor)}
+        known = {tensor for tensor in op.tensors if self.knows(tensor)}
         if len(known) != 1:
             self.refuse(op, "of two signals")
-        return next(iter(known.values()))
+        return known.pop()
 
 
 Rule = Callable[[SquaredPaths, Operation], Any]
