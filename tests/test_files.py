@@ -24,11 +24,9 @@ from flatscope.files import (
     from_npz_bytes,
     json_bytes,
     npz_bytes,
-    read_tensors,
-    tensor_bytes,
 )
 from flatscope_training.data.formats import read_npz
-from flatscope_training.weight_files import read_weights, save_weights
+from flatscope_training.weight_files import read_tensors, read_weights, save_weights, tensor_bytes
 
 KINDS = fuzz.kinds()
 

@@ -1,4 +1,4 @@
-"""What files hold and how it comes back: JSON, frames, arrays, tensors, pictures. Nothing that is read is run.
+"""What files hold and how it comes back: JSON, frames, arrays, pictures. Nothing that is read is run.
 
 What flatscope writes carries a checksum of its content, and is refused where that does not fit any more. Files of
 others have none and are taken as they are. Sizes that a file declares are compared with what it holds before memory
@@ -22,10 +22,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
 from flatscope.errors import InputError, first_line
 
@@ -162,27 +158,6 @@ def refuse_bombs(file: Any, size: int) -> None:
         file.seek(0)
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors by name as a safetensors file; its header has their checksum."""
-    head = dict(metadata or {})  # no other entry than needed: the format writes them in any order
-    return safetensors.torch.save(dict(tensors), head | {CHECKSUM: _tensor_digest(tensors, head)})
-
-
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors of a safetensors file, which stays open while they live, and its header without the checksum."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            head = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except (safetensors.SafetensorError, OSError) as problem:
-        raise ValueError(first_line(problem)) from problem
-    checksum = head.pop(CHECKSUM, None)
-    hidden = any(re.fullmatch("[0-9a-f]{32}", value) for value in head.values())  # under a name that was changed
-    if hidden or (checksum is not None and checksum != _tensor_digest(tensors, head)):
-        raise ValueError(CHANGED)
-    return tensors, head
-
-
 def figure_bytes(figure: Figure, kind: str, *, dpi: int = 200) -> bytes:
     """A picture as png, svg or pdf; without the date, so that the same figure is the same file."""
     buffer = io.BytesIO()
@@ -243,16 +218,6 @@ def _array_digest(arrays: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         parts += [f"\n{name} {array.dtype.str} {np.shape(arrays[name])}\n".encode(), array.tobytes()]
-    return digest(parts)
-
-
-def _tensor_digest(tensors: Mapping[str, Tensor], head: Mapping[str, str]) -> str:
-    parts: list[bytes | memoryview] = [json.dumps(dict(sorted(head.items()))).encode()]
-    for name in sorted(tensors):
-        held = tensors[name].detach().cpu().contiguous()
-        parts.append(f"\n{name} {held.dtype} {tuple(held.shape)}\n".encode())
-        if held.numel():
-            parts.append(held.reshape(-1).view(torch.uint8).numpy().data)
     return digest(parts)
 
 

@@ -306,32 +306,3 @@ def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Dec
             raise UnknownNameError.among(pattern, known, kind)
         chosen.update({name: known[name] for name in matches})
     return list(chosen.values())
-
-
-def measure_page(entry: Declaration) -> str:
-    """Everything that is known about one measure, as text."""
-    facts = {
-        "symbol": entry.symbol,
-        "paper": f"{PAPERS[entry.paper]}, {entry.equation}",
-        "per": entry.per,
-        "direction": {"none": "not ordered"}.get(
-            entry.direction, f"{entry.direction} is expected to generalize better"
-        ),
-        "invariant under": ", ".join(sorted(entry.invariant_under)) or "nothing",
-        "BatchNorm": "folded first" if entry.on_folded else "as given",
-        "needs": ", ".join(sorted(entry.needs)) or "nothing more",
-        "cost": entry.cost,
-        "search": {"lower": "a lower bound that a search found", "upper": "an upper bound that a search found"}.get(
-            entry.search, ""
-        ),
-        "conventions": entry.conventions,
-        "assumptions": "; ".join(entry.assumptions),
-        "options": ", ".join(
-            f"{name}={value!r}" for name, value in entry.options.items() if value is not inspect._empty
-        ),
-    }
-    width = max(len(name) for name in facts)
-    listed = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items() if value)
-    doc = inspect.getdoc(entry.function) or ""
-    indented = "\n".join(f"  {line}".rstrip() for line in doc.splitlines())
-    return f"{entry.name}\n{indented}\n\n{listed}\n"

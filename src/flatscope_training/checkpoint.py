@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
-from flatscope.files import digest, json_bytes, read_tensors, tensor_bytes, without_nan
+from flatscope.files import digest, json_bytes, without_nan
 from flatscope.guards import write_whole
 from flatscope_training.weight_files import (
     MODEL_PREFIX,
@@ -34,6 +34,8 @@ from flatscope_training.weight_files import (
     WEIGHTS_FILE,
     fit_weights,
     plain_tensors,
+    read_tensors,
+    tensor_bytes,
 )
 
 LOSSES = ("cross_entropy", "mse")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import json
 import math
 import sys
@@ -21,7 +22,7 @@ from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, Declaration, declarations, family_name, measure_page
+from flatscope.registry import PAPERS, Declaration, declarations, family_name
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope_app.cli.options import MeasureCommand
@@ -159,6 +160,35 @@ def list_measures(names: list[str] | None, all_of_them: bool) -> None:
             for e in declarations(kind).values()
         ]
         show_grid(["name", "per", "what", "invariant under", "cost", "paper"], rows, title=f"{kind}s")
+
+
+def measure_page(entry: Declaration) -> str:
+    """Everything that is known about one measure, as text."""
+    facts = {
+        "symbol": entry.symbol,
+        "paper": f"{PAPERS[entry.paper]}, {entry.equation}",
+        "per": entry.per,
+        "direction": {"none": "not ordered"}.get(
+            entry.direction, f"{entry.direction} is expected to generalize better"
+        ),
+        "invariant under": ", ".join(sorted(entry.invariant_under)) or "nothing",
+        "BatchNorm": "folded first" if entry.on_folded else "as given",
+        "needs": ", ".join(sorted(entry.needs)) or "nothing more",
+        "cost": entry.cost,
+        "search": {"lower": "a lower bound that a search found", "upper": "an upper bound that a search found"}.get(
+            entry.search, ""
+        ),
+        "conventions": entry.conventions,
+        "assumptions": "; ".join(entry.assumptions),
+        "options": ", ".join(
+            f"{name}={value!r}" for name, value in entry.options.items() if value is not inspect._empty
+        ),
+    }
+    width = max(len(name) for name in facts)
+    listed = "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items() if value)
+    doc = inspect.getdoc(entry.function) or ""
+    indented = "\n".join(f"  {line}".rstrip() for line in doc.splitlines())
+    return f"{entry.name}\n{indented}\n\n{listed}\n"
 
 
 def _show_families() -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError
-from flatscope.files import read_tensors
 from flatscope.formatting import number
 from flatscope.results import reading
 from flatscope_app.cli.output import check_place, command_line, show_grid, show_note
@@ -21,7 +20,7 @@ from flatscope_app.reports.page import report
 from flatscope_training.group_training import STATE_KEY
 from flatscope_training.populations.population_frame import PopulationFrame, is_population
 from flatscope_training.sweeps.store import Store
-from flatscope_training.weight_files import STATE_FILE
+from flatscope_training.weight_files import STATE_FILE, read_tensors
 
 DRAWN = 7  # networks whose curves a page can tell apart by colour
 SHOWN = ("epoch", "train_loss", "train_error", "test_loss", "test_error")

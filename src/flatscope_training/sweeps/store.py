@@ -26,12 +26,11 @@ import safetensors.torch
 from torch import Tensor
 
 from flatscope.errors import InputError
-from flatscope.files import tensor_bytes
 from flatscope.guards import whole_file, write_whole
 from flatscope.version import __version__
 from flatscope_training.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope_training.sweeps.trial_files import PARTIAL, DamagedTrial, Leases, TrialFiles
-from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors
+from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors, tensor_bytes
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
 
