@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import sweep
+from flatscope.curvature import probe, sweep
 from flatscope.curvature.bends import find_bends
 from flatscope.curvature.estimators import within_reach
 from flatscope.curvature.operators import Hessian
@@ -172,3 +172,32 @@ def test_values_out_of_reach_are_not_waited_for() -> None:
     assert frame["reason"].str.contains("asked for 0.0001 relative (it takes more than 256 draws)", regex=False).any()
     assert within_reach([0.3, 0.11, 0.08, math.inf], 16, 0.02, 256) == [0.08]
     assert within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"
+
+
+class Branched(nn.Module):
+    """Convolution, BatchNorm, two dense layers, and a share of something curved beside the last but one."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.conv, self.norm, self.mid, self.last = (
+            nn.Conv2d(1, 3, 2),
+            nn.BatchNorm2d(3),
+            nn.Linear(12, 5),
+            nn.Linear(5, 3),
+        )
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mid(torch.relu(self.norm(self.conv(x))).flatten(1))
+        out: Tensor = self.last(torch.relu(h) + self.share * torch.tanh(h))
+        return out
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.0, True), (1e-5, False), (1.0, False)])
+def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, agrees: bool) -> None:
+    tiny = _built("branched", Branched(share), (1, 3, 3), 3, ("conv", "mid", "last"), chain=False)
+    ctx = Context(tiny.problem())
+    directions = {name: probe._gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable}
+    assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, None) == agrees
+    places = ctx.sweep(find_bends)
+    assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, places), "with its bends it does"

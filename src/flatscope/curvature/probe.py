@@ -7,18 +7,20 @@ operation that only looks linear) the two disagree and the parameter falls back 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.bends import BendColumns, BendRecorder, Places
+from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.factors import output_root
 from flatscope.curvature.layer_forms import over_positions
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.network.layers import Call, recorded
 from flatscope.network.program import watched
-from flatscope.params import add_to
+from flatscope.params import Params, add_to
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 from flatscope.stopping import end_in_time
 
@@ -26,6 +28,7 @@ PROBED_SAMPLES = 4
 CANDIDATES = 64
 STEP = 1e-3
 TOLERANCE = 1e-5
+TOGETHER = 1e-9  # of all parameters at once: each has a share of about one in their number
 ROUNDING = 1e-13
 
 
@@ -44,6 +47,8 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places |
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}
+    if _agree_together(ctx, inputs, targets, directions, bends):
+        return {}
     by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions, bends)
     by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
     return {
@@ -52,6 +57,32 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places |
         if abs(by_factors.get(name, 0.0) - by_hessian[name])
         > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0)
     }
+
+
+def _agree_together(
+    ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor], bends: Places | None
+) -> bool:
+    """Whether both ways agree along one direction of all parameters together, each of which counts about as much.
+
+    Between two layers the Hessian also has what a product of a weight and an activation is bent: 2⟨δ, v_W (dh)⟩, with δ
+    the gradient at the layer's output and dh how far the direction moves its input. So two passes, whatever the number
+    of parameters, clear most networks; where they do not agree each parameter is looked at by itself.
+    """
+    run = _Run(ctx, inputs, targets, directions, bends, between=True)
+    if not run.along:
+        return False
+    scales = {name: 1 / abs(float(value.detach())) if value else 1.0 for name, value in run.along.items()}
+    moves, *others = run.moves(sum(scales[name] * value for name, value in run.along.items()))
+    scaled = {name: scales.get(name, 1.0) * v for name, v in directions.items()}
+    parts = [float(run.root.forms(moves).sum()), run.bent(others), 2 * run.between(others, scaled)]
+    leaves, gradients = _gradients(ctx, inputs, targets, directions)
+    along = sum((gradients[name] * v).sum() for name, v in scaled.items())
+    if not isinstance(along, Tensor) or not along.requires_grad:
+        return False
+    products = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
+    true = sum(float((product * scaled[name]).sum()) for name, product in zip(leaves, products, strict=True))
+    allowed = TOGETHER * sum(map(abs, parts)) + 2 * ROUNDING * float(moves.square().sum())
+    return abs(sum(parts) - true) <= allowed
 
 
 def telling_samples(ctx: Context) -> Batch:
@@ -109,23 +140,29 @@ def _quadratic_forms_by_hessian(
     ctx: Context, inputs: Inputs, targets: Tensor, directions: dict[str, Tensor]
 ) -> dict[str, float]:
     """vᵀ H v per parameter, by double backward."""
-    inputs, params, buffers = _in_double(ctx, inputs)
-    leaves = {name: params[name].detach().requires_grad_() for name in directions}
-    with torch.enable_grad():
-        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
-        loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
-        if not loss.requires_grad:  # the outputs depend on none of them
-            return dict.fromkeys(directions, 0.0)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    leaves, gradients = _gradients(ctx, inputs, targets, directions)
     forms = {}
-    for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+    for name, gradient in gradients.items():
         end_in_time(ctx)
         forms[name] = 0.0
         if gradient.requires_grad:
             v = directions[name]
-            (product,) = torch.autograd.grad(gradient, leaf, v, retain_graph=True, materialize_grads=True)
+            (product,) = torch.autograd.grad(gradient, leaves[name], v, retain_graph=True, materialize_grads=True)
             forms[name] = float((product.detach() * v).sum())
     return forms
+
+
+def _gradients(ctx: Context, inputs: Inputs, targets: Tensor, names: Iterable[str]) -> tuple[Params, Params]:
+    """Leaves and the loss's gradients by them, to be differentiated once more; zeros where it depends on none."""
+    inputs, params, buffers = _in_double(ctx, inputs)
+    leaves = {name: params[name].detach().requires_grad_() for name in names}
+    with torch.enable_grad(), FastConvolutions():
+        outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
+        loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
+        if not loss.requires_grad:
+            return leaves, {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return leaves, dict(zip(leaves, gradients, strict=True))
 
 
 def _quadratic_forms_by_factors(
@@ -137,45 +174,91 @@ def _quadratic_forms_by_factors(
     more backward pass for each parameter, however many columns there are. Where the network is sure of its samples the
     Hessian product is a small difference of numbers of size ‖Jv‖², so their rounding is the least that it can be off.
     """
-    inputs, params, buffers = _in_double(ctx, inputs)
-    params |= {name: params[name].detach().requires_grad_() for name in directions}
-    rule = BendRecorder(bends or Places())
-    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
-        with watched(rule.follow):
-            outputs = ctx.problem.forward(inputs, params, buffers)
-        root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
-        numbers = torch.arange(len(targets), device=targets.device)
-        loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
-        local = BendColumns(rule.bends, loss, numbers, ctx.seed) if rule.bends else None
-        inner = local.inputs if local else []
-        calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
-        edges = [call.edge for call in calls if call.edge is not None]
-        columns = [torch.zeros_like(value, requires_grad=True) for value in (outputs, *inner)]
-        given = [outputs, *inner]
-        sent = iter(torch.autograd.grad(given, edges, columns, create_graph=True, allow_unused=True) if edges else ())
-        along: dict[str, Tensor] = {}
-        for call in calls:
-            s = None if call.edge is None else next(sent)
-            for name, value in [] if s is None else _along(call, s[:, None], params, directions):
-                add_to(along, name, value.sum())
+    run = _Run(ctx, inputs, targets, directions, bends)
     forms, lengths = {}, {}
-    for name, total in along.items():
+    for name, total in run.along.items():
         end_in_time(ctx)
-        moves, *others = torch.autograd.grad(total, columns, retain_graph=True, materialize_grads=True)  # Jv, (n, …)
-        forms[name] = float(root.forms(moves).sum()) + (float(local.forms(others)) if local else 0.0)
+        moves, *others = run.moves(total)  # Jv, (n, …)
+        forms[name] = float(run.root.forms(moves).sum()) + run.bent(others)
         lengths[name] = 2 * float(moves.square().sum())
     return forms, lengths
 
 
-def _along(call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """⟨G_c, v⟩ of weight and bias, (n, k) each."""
+class _Run:
+    """A forward pass as the sweep records it: ⟨G_c, v⟩ of each direction as a function of the column c sent back."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        inputs: Inputs,
+        targets: Tensor,
+        directions: dict[str, Tensor],
+        bends: Places | None,
+        between: bool = False,
+    ) -> None:
+        inputs, params, buffers = _in_double(ctx, inputs)
+        params |= {name: params[name].detach().requires_grad_() for name in directions}
+        rule = BendRecorder(bends or Places())
+        with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
+            with watched(rule.follow):
+                outputs = ctx.problem.forward(inputs, params, buffers)
+            self.root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
+            numbers = torch.arange(len(targets), device=targets.device)
+            loss = ctx.problem.loss(outputs, _double_targets(targets)).sum()
+            self._local = BendColumns(rule.bends, loss, numbers, ctx.seed) if rule.bends else None
+            inner = self._local.inputs if self._local else []
+            calls = [call for call in recorder.calls if call.weight in directions or call.bias in directions]
+            self._calls = [call for call in calls if call.edge is not None]
+            self._moved = [call for call in self._calls if call.input.grad_fn is not None] if between else []
+            edges = [call.edge for call in self._calls if call.edge is not None]
+            given = [outputs, *inner, *(call.input for call in self._moved)]
+            first = torch.randn(outputs.shape, generator=ctx.generator("column of the probe"), dtype=torch.float64)
+            self._columns = [first.to(outputs).requires_grad_()]
+            self._columns += [torch.zeros_like(value, requires_grad=True) for value in given[1:]]
+            self._params, self.along = params, dict[str, Tensor]()
+            self._slopes: Sequence[Tensor | None] = ()
+            if edges:
+                sent = torch.autograd.grad(given, edges, self._columns, create_graph=True, allow_unused=True)
+                for call, s in zip(self._calls, sent, strict=True):
+                    for name, value in [] if s is None else _along(call, s[:, None], params, directions):
+                        add_to(self.along, name, value.sum())
+            if self._moved:
+                ends = [call.edge for call in self._moved if call.edge is not None]
+                self._slopes = torch.autograd.grad(loss, ends, allow_unused=True)
+
+    def moves(self, total: Tensor | float) -> list[Tensor]:
+        """How far a direction moves the outputs, the inputs of curved operations and those of layers."""
+        assert isinstance(total, Tensor)
+        return list(torch.autograd.grad(total, self._columns, retain_graph=True, materialize_grads=True))
+
+    def bent(self, others: list[Tensor]) -> float:
+        """What curved operations add to the quadratic form."""
+        return float(self._local.forms(others)) if self._local else 0.0
+
+    def between(self, others: list[Tensor], directions: dict[str, Tensor]) -> float:
+        """Σ ⟨δ, v_W (dh)⟩ over the layers."""
+        total = 0.0
+        moved_inputs = others[len(others) - len(self._moved) :]
+        for call, slope, dh in zip(self._moved, self._slopes, moved_inputs, strict=True):
+            if slope is not None and call.weight in directions:
+                weight_only = {call.weight: directions[call.weight]}
+                ((_, value),) = _along(call, slope[:, None], self._params, weight_only, dh)
+                total += float(value.sum())
+        return total
+
+
+def _along(
+    call: Call, s: Tensor, params: dict[str, Tensor], directions: dict[str, Tensor], change: Tensor | None = None
+) -> list[tuple[str, Tensor]]:
+    """⟨G_c, v⟩ of weight and bias, (n, k) each; with a change of the input in place of the input its derivative."""
     found: list[tuple[str, Tensor]] = []
     if call.bias is not None and call.bias in directions:
         found.append((call.bias, over_positions(s, call.kind) @ directions[call.bias]))
     if call.weight in directions:
-        v, x = directions[call.weight], call.input.detach()
+        v, x = directions[call.weight], call.input.detach() if change is None else change
         if call.kind == "batchnorm":
-            value = over_positions(normalised(x, call.settings)[:, None] * s, call.kind) @ v
+            level = 0.0 if change is None else normalised(torch.zeros_like(x), call.settings)
+            value = over_positions((normalised(x, call.settings) - level)[:, None] * s, call.kind) @ v
         else:
             value = directional(call, x, s, params[call.weight].detach(), v)
         found.append((call.weight, value))
