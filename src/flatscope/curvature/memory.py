@@ -17,6 +17,8 @@ from flatscope.stopping import end_in_time
 T = TypeVar("T")
 
 CPU_BYTES = 48 * 2**20  # what fits the caches: more is slower there
+# But calls for hardly any samples are slower still: a few samples and columns go together up to here.
+CPU_MOST, FEW_COLUMNS = 256 * 2**20, 4
 GPU_SHARE = 0.5
 MOST_COLUMNS = 32
 FEW_SAMPLES = 8
@@ -59,6 +61,9 @@ def plan_for(ctx: Context, columns: int, per_sample: float, per_column: float) -
         per_column: bytes that one column of one sample takes.
     """
     budget, width = memory_budget(ctx), min(columns, MOST_COLUMNS)
+    if ctx.effort.memory is None and ctx.problem.device.type == "cpu":
+        few = FEW_SAMPLES * (per_sample + min(FEW_COLUMNS, width) * per_column)
+        budget = max(budget, int(min(CPU_MOST, few)))
     while width > 1 and budget < FEW_SAMPLES * (per_sample + width * per_column):
         width //= 2
     fitting = int(budget / max(1.0, per_sample + width * per_column))
