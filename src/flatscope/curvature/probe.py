@@ -68,7 +68,7 @@ def _agree_together(
     the gradient at the layer's output and dh how far the direction moves its input. So two passes, whatever the number
     of parameters, clear most networks; where they do not agree each parameter is looked at by itself.
     """
-    run = _Run(ctx, inputs, targets, directions, bends, between=True)
+    run = _RecordedPass(ctx, inputs, targets, directions, bends, between=True)
     if not run.along:
         return False
     scales = {name: 1 / abs(float(value.detach())) if value else 1.0 for name, value in run.along.items()}
@@ -174,7 +174,7 @@ def _quadratic_forms_by_factors(
     more backward pass for each parameter, however many columns there are. Where the network is sure of its samples the
     Hessian product is a small difference of numbers of size ‖Jv‖², so their rounding is the least that it can be off.
     """
-    run = _Run(ctx, inputs, targets, directions, bends)
+    run = _RecordedPass(ctx, inputs, targets, directions, bends)
     forms, lengths = {}, {}
     for name, total in run.along.items():
         end_in_time(ctx)
@@ -184,7 +184,7 @@ def _quadratic_forms_by_factors(
     return forms, lengths
 
 
-class _Run:
+class _RecordedPass:
     """A forward pass as the sweep records it: ⟨G_c, v⟩ of each direction as a function of the column c sent back."""
 
     def __init__(
