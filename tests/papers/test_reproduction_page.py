@@ -167,6 +167,7 @@ def test_the_frame_has_answers_and_ranges_as_numbers() -> None:
     ("answer", "words"),
     [
         (Answer(-0.804, -0.91, -0.58), "−0.8 [−0.91, −0.58]"),
+        (Answer(-1.131, -1.146, -1.116), "−1.13 [−1.15, −1.12]"),
         (Answer(3.5e-15, 1e-15, 3.5e-15, 20, seen="networks"), "3.5×10⁻¹⁵ (largest of 20)"),
         (Answer(0.5, 0.5, 0.9, 20, seen="networks"), "0.5 (smallest of 20)"),
         (Answer.exact(43758), "43,758"),

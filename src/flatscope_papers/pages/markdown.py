@@ -45,7 +45,7 @@ def _line(cells: Iterable[object]) -> str:
 
 
 def brief(answer: Answer) -> str:
-    """A number for those who want to know what came out: two digits, and the interval."""
+    """A number for those who want to know what came out, and the interval: two digits, or more to tell them apart."""
     if math.isnan(answer.value):
         return "—"
     value = written(answer.value, 2)
@@ -55,7 +55,10 @@ def brief(answer: Answer) -> str:
         return number_text(answer.value)
     if answer.seen:
         return f"{value} ({'largest' if answer.value == answer.high else 'smallest'} of {answer.runs})"
-    return f"{value} [{written(answer.low, 2)}, {written(answer.high, 2)}]"
+    three = (answer.value, answer.low, answer.high)
+    digits = next((digits for digits in (2, 3) if len({written(each, digits) for each in three}) == 3), 4)
+    value, low, high = (written(each, digits) for each in three)
+    return f"{value} [{low}, {high}]"
 
 
 def told(finding: Finding) -> str:
