@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -102,6 +102,9 @@ def entries_of(declared: Study, results: Results) -> list[Entry]:
         same = [(result.scale, f) for result in sizes for f in result.findings if f.claim.key == claim.key]
         known = {scale: finding for scale, finding in same if finding.claim.number == claim.number}
         scale = next(iter(known), "")
+        for place, finding in known.items():  # a number is told in today's words
+            told = replace(finding.claim, headline=claim.headline, quantity=claim.quantity)
+            known[place] = replace(finding, claim=told)
         finding = known.pop(scale) if scale else Finding(claim, Answer(math.nan, runs=0), NOT_RUN)
         found.append(Entry(declared, finding, scale, known))
     return found

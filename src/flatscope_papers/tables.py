@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -69,11 +69,15 @@ class PaperWords:
         title: as printed.
         says: its thesis in a sentence or two.
         figure: the study whose figure stands for it.
+        found: what became of that, in a sentence or two.
+        rests_on: the findings behind these, each "study claim verdict"; without one of them they are not told.
     """
 
     title: str
     says: str
     figure: str
+    found: str
+    rests_on: Sequence[str]
 
 
 def paper_words(paper: str) -> PaperWords:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ def test_claims_and_verdicts_are_those_of_the_declaration(result: StudyResult) -
     known = list(declared.claims)
     if latest(RESULTS[result.name]) is not result:  # a smaller scale may lack what has been restated since
         known = [claim for claim in known if claim.key in {finding.claim.key for finding in result.findings}]
-    assert [finding.claim for finding in result.findings] == known
+    words = {"headline": "", "quantity": ""}  # for pages, which take them from the declaration
+    stored = [replace(finding.claim, **words) for finding in result.findings]
+    assert stored == [replace(claim, **words) for claim in known]
     for finding in result.findings:
         assert finding.verdict == judge(finding.claim, finding.answer, result.scale).verdict
 

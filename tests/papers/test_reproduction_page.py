@@ -12,17 +12,28 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
+from flatscope.formatting import typeset
 from flatscope_papers import find_study, studies
 from flatscope_papers.claims import COUNTED, ERRATUM, HOLDS, SIGNS, Answer, judge, range_text
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.markdown import brief, text
-from flatscope_papers.pages.overview import overview
+from flatscope_papers.pages.overview import in_short, overview
 from flatscope_papers.pages.paper_page import paper_page
 from flatscope_papers.pages.written import pages, write_pages
-from flatscope_papers.reproduction import AT_PAPER_SCALE, REDUCED, claim_frame, entries, entries_of, matrix
+from flatscope_papers.reproduction import (
+    AT_PAPER_SCALE,
+    REDUCED,
+    claim_frame,
+    entries,
+    entries_of,
+    load_results,
+    matrix,
+)
 from flatscope_papers.study_result import StudyResult
+from flatscope_papers.tables import paper_words
 
 NAME = "zhang2017-fig1"
+RESULTS = Path(__file__).parents[2] / "results"
 FACTS = {"seconds": 12.5, "device": "a CPU", "date": "2026-01-01", "command": "x"}
 
 
@@ -92,9 +103,23 @@ def test_a_card_says_what_holds_and_what_does_not_with_numbers() -> None:
         line = next(line for line in page.splitlines() if text(claim.headline) in line)
         assert SIGNS[judge(claim, Answer.exact(0.25), "small").verdict] in line
         assert "0.25" in line
-        assert f"to hold: {range_text(claim.holds)}" in line
+        assert f"to hold: {typeset(range_text(claim.holds))}" in line
         assert "reduced scale" in line
     assert "*(reduced scale)*" not in overview({NAME: {"paper": result(NAME, 0.25, "paper")}})
+
+
+def test_what_was_found_of_a_paper_rests_on_its_findings() -> None:
+    """The sentences at the top of the page are written by hand: a verdict that turns must bring them down."""
+    found = entries(load_results(RESULTS))
+    told = "\n".join(in_short(found))
+    verdicts = {f"{entry.study.name} {entry.finding.claim.key} {entry.finding.verdict}" for entry in found}
+    for paper in {study.paper for study in studies().values()}:
+        words = paper_words(paper)
+        assert words.rests_on
+        assert verdicts.issuperset(words.rests_on)
+        assert (text(words.found) in told) is (paper != "flatscope")
+    assert in_short([entry for entry in found if entry.study.name != "petzka2019-table1"]) != in_short(found)
+    assert in_short(entries({})) == []
 
 
 def test_every_paper_has_headlines() -> None:

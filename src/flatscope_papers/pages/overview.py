@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from flatscope.formatting import typeset
 from flatscope.registry import PAPERS
 from flatscope_papers.claims import (
     CONTRADICTED,
@@ -29,9 +30,10 @@ LEGEND = f"""\
 Every figure and table of the four papers is a study here, every statement about it a claim: a number, and the range in
 which it holds ("to hold: above 0"), fixed before its study ran unless marked {AFTER}.
 **{SIGNS[HOLDS]} holds**: the whole 95 % interval of what was found lies in the range. **{SIGNS[CONTRADICTED]}
-contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]} inconclusive**: it lies on both sides, or there is none; noise
-around zero is inconclusive whatever its sign. **{SIGNS[UNTESTABLE]} cannot be tested here**: the number could not be
-had. What is contradicted at a reduced scale may hold at the paper's own; cards and counts keep the scales apart.
+contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]} inconclusive**: it lies on both sides, or no interval could be
+had; noise around zero is inconclusive whatever its sign. **{SIGNS[UNTESTABLE]} cannot be tested here**: the number could
+not be had. Where single cases are checked ("largest of 20"), the worst one is judged. A verdict at a reduced scale may
+turn either way at the paper's own; cards and counts keep the scales apart.
 A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
 *Sharp* is the opposite of flat: the larger the sharper."""
 LEAD = {
@@ -47,8 +49,8 @@ CARDS = (
 BELOW = """\
 *Identity or theorem*: checked by numbers, no scale to be short of. *Paper scale*: the paper's data, network sizes and
 training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores.
-Slips of the printed texts are outside these counts, and so are numbers that are only told: those that could not come
-out otherwise, or are counted elsewhere."""
+Slips of the printed texts are outside these counts, and so are numbers that are reported but not judged: those that
+could not come out otherwise, or are counted elsewhere."""
 
 
 def overview(results: Results, folder: str = "papers") -> str:
@@ -69,7 +71,7 @@ def overview(results: Results, folder: str = "papers") -> str:
         f"[What the scale changes]({folder}/scales.md): {turned} verdicts that turned between small and paper scale",
         f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
     ]
-    lines = ["# What holds of the four papers", "", lead(found), "", *_grid(cards.values())]
+    lines = ["# What holds of the four papers", "", *in_short(found), lead(found), "", *_grid(cards.values())]
     lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", "## How often", ""]
     lines += [*_counts(found, folder), "", BELOW, "", *(f"- {link}" for link in links), ""]
     return "\n".join([*lines, "## Beyond the papers", "", *_grid([own])])
@@ -82,12 +84,23 @@ def lead(found: Iterable[Entry]) -> str:
         if paper != "flatscope":
             counts.setdefault(group, Counter()).update(verdicts)
     parts = [
-        f"of {verdicts.total()} {LEAD[group]} {verdicts[HOLDS]} hold and {verdicts[CONTRADICTED]} are contradicted"
+        f"of {verdicts.total()} {LEAD[group]} {verdicts[HOLDS]} hold and {verdicts[CONTRADICTED]} are contradicted, "
+        f"{verdicts[INCONCLUSIVE]} are inconclusive, {verdicts[UNTESTABLE]} could not be tested"
         for group, verdicts in sorted(counts.items(), key=lambda item: list(GROUPS).index(item[0]))
         if group in LEAD
     ]
     counted = "; ".join(parts)
-    return f"**{capital(counted)}; the others are open.** {CARDS}" if parts else CARDS
+    return f"{capital(counted)}. {CARDS}" if parts else CARDS
+
+
+def in_short(found: Sequence[Entry]) -> list[str]:
+    """What became of each paper, in a sentence or two; nothing where these results do not bear it out."""
+    verdicts = {f"{e.study.name} {e.finding.claim.key} {e.finding.verdict}" for e in found}
+    words = {paper: paper_words(paper) for paper in PAPERS if paper != "flatscope"}
+    lines = [
+        f"- **{capital(PAPERS[p])}.** {text(w.found)}" for p, w in words.items() if verdicts.issuperset(w.rests_on)
+    ]
+    return [*lines, ""] if lines else []
 
 
 def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -117,18 +130,20 @@ def _card(paper: str, found: Sequence[Entry], results: Results, folder: str) -> 
         lines += [f'<img src="{folder}/images/{words.figure}.png" alt="{alt}" width="340">', ""]
     for part, chosen in headlines(found).items():
         if chosen:
-            lines += [f"**{part}**", "", *map(_item, chosen), ""]
+            number = sum(entry.finding.verdict in PARTS[part] for entry in found if entry.finding.counts)
+            lines += [f"**{part}** ({len(chosen)} of {number} claims)", "", *map(_item, chosen), ""]
     return ["-   " + lines[0], *(f"    {line}" if line else "" for line in lines[1:])]
 
 
 def _item(entry: Entry) -> str:
     claim = entry.finding.claim
-    scale = " *(reduced scale)*" if entry.group == REDUCED else ""
+    scale = {REDUCED: " *(reduced scale)*", IDENTITY: " *(theorem or identity)*"}.get(entry.group, "")
     mark = AFTER if claim.after_results else ""
     number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
     why = f" ({text(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""
-    rule = f"to hold: {range_text(claim.holds)}"
-    return f"- {sign} {text(claim.headline)}: **{number}**{mark}; {rule}; paper: {text(claim.reported)}{scale}{why}"
+    rule = f"to hold: {typeset(range_text(claim.holds))}{mark}"
+    source = "expected" if entry.study.paper == "flatscope" else "paper"
+    return f"- {sign} {text(claim.headline)}: **{number}**; {rule}; {source}: {text(claim.reported)}{scale}{why}"
 
 
 def _counts(found: Sequence[Entry], folder: str) -> list[str]:
