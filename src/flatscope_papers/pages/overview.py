@@ -32,8 +32,8 @@ which it holds ("to hold: above 0"), fixed before its study ran unless marked {A
 **{SIGNS[HOLDS]} holds**: the whole 95 % interval of what was found lies in the range. **{SIGNS[CONTRADICTED]}
 contradicted**: none of it does. **{SIGNS[INCONCLUSIVE]} inconclusive**: it lies on both sides, or no interval could be
 had; noise around zero is inconclusive whatever its sign. **{SIGNS[UNTESTABLE]} cannot be tested here**: the number
-could not be had. Where single cases are checked ("largest of 20"), the worst one is judged. A verdict at a reduced scale may
-turn either way at the paper's own; cards and counts keep the scales apart.
+could not be had. Where single cases are checked ("largest of 20"), the worst one is judged. A verdict at a reduced
+scale may turn either way at the paper's own; cards and counts keep the scales apart.
 A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
 *Sharp* is the opposite of flat: the larger the sharper."""
 LEAD = {
