@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import references_information
 import references_margins  # noqa: F401
 import references_norms  # noqa: F401
@@ -122,11 +124,14 @@ def quick(entry: Declaration, place: fs.Problem | fs.Context | Tiny) -> Values:
 
 
 def _values(table: fs.Table) -> Values:
-    frame = table.to_frame()
-    frame = frame[frame["value"].notna()]
-    place = frame["unit"].fillna(frame["sample"]).fillna(-1).astype(int)
-    keys = zip(frame["layer"], frame["options"], place, strict=True)
-    return dict(zip(keys, zip(frame["value"], frame["stderr"], frame["exact"], strict=True), strict=True))
+    frame, found = table.to_frame(), {}
+    columns = ("layer", "options", "unit", "sample", "value", "stderr", "exact")
+    for layer, options, unit, sample, value, stderr, exact in zip(*(frame[c].tolist() for c in columns), strict=True):
+        if not math.isnan(value):
+            place = -1 if unit is pd.NA and sample is pd.NA else sample if unit is pd.NA else unit
+            assert (layer, options, place) not in found, f"two rows of {layer}, {options}, {place}"
+            found[layer, options, place] = value, stderr, exact
+    return found
 
 
 def assert_same(one: dict[Any, Any], other: dict[Any, Any], tolerance: float, what: str) -> None:

@@ -26,6 +26,7 @@ gc.disable()  # until all tests are collected: imports leave little behind
 # Processes that tests start, and the next run, find compiled what this one has compiled, whatever the shell says.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+LAST: list[Path | None] = [None]  # file of the last test
 SOURCE, TESTS = str(Path(flatscope.__file__).parents[1]), str(Path(__file__).parent)
 
 
@@ -45,6 +46,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # What the file before has left (modules that it imported, results that its fixtures keep) is looked through once
+    # here, and not again by each of the collections that follow an interrupt or a failed measure.
+    if item.path != LAST[0]:
+        LAST[0] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

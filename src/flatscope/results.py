@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -246,7 +246,9 @@ def checked_columns(frame: pd.DataFrame, types: Mapping[str, str], where: str) -
     missing = [name for name in types if name not in frame.columns]
     if missing and len(frame):
         raise InputError(f"columns {', '.join(types)}", f"none called {', '.join(missing)}", where=where)
-    frame = frame.reindex(columns=list(types)).reset_index(drop=True)
+    if list(frame.columns) != list(types):
+        frame = frame.reindex(columns=list(types))
+    frame = frame.reset_index(drop=True)
     # One by one: pandas takes milliseconds to convert columns that need no conversion, on every table.
     present = dict(zip(frame.columns, frame.dtypes, strict=True))
     wrong = [name for name, kind in types.items() if present[name] != _dtype(kind)]
@@ -256,6 +258,18 @@ def checked_columns(frame: pd.DataFrame, types: Mapping[str, str], where: str) -
 @cache
 def _dtype(kind: str) -> Any:
     return pd.api.types.pandas_dtype(kind)
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
+    """Rows as a frame; each column is made with its type, where pandas would look for one in the values first."""
+    rows = list(rows)
+    if not rows or not all(types.keys() <= row.keys() for row in rows):
+        return pd.DataFrame(rows)
+    columns = {}
+    for name, kind in types.items():
+        values, dtype = [row[name] for row in rows], _dtype(kind)
+        columns[name] = np.array(values, dtype) if isinstance(dtype, np.dtype) else pd.array(values, dtype)
+    return pd.DataFrame(columns, copy=False)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.formatting import labelled, number
-from flatscope.results import Result, checked_columns, plain, reading
+from flatscope.results import Result, checked_columns, columns_of, plain, reading
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -57,8 +57,13 @@ class Table(Result):
     COLUMNS = COLUMNS | BOUND_COLUMNS
 
     def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
-        frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
-        types = COLUMNS | BOUND_COLUMNS if "vacuous" in frame.columns else COLUMNS
+        if isinstance(rows, pd.DataFrame):
+            frame, bounds = rows, "vacuous" in rows.columns
+        else:
+            rows = list(rows)
+            bounds = any("vacuous" in row for row in rows)
+            frame = columns_of(rows, COLUMNS | BOUND_COLUMNS if bounds else COLUMNS)
+        types = COLUMNS | BOUND_COLUMNS if bounds else COLUMNS
         self._frame = checked_columns(frame, types, "table")
         for options in set(self._frame["options"]) - {""}:
             with reading("options as a JSON object", f"table, options {options!r:.80}"):
