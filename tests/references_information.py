@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ def second_moment(dense: Dense) -> Tensor:
     return gradients.T @ gradients / len(gradients)
 
 
+@lru_cache(maxsize=16)
 def mean_rise(dense: Dense, gamma: float = 100.0, draws: int = 10_000) -> float:
     """Of the posterior at 1/log n: draws of its Gaussian prior, each with the weight that the loss gives it."""
     names, n = list(dense.params), len(dense.tiny.x)

@@ -14,7 +14,7 @@ LAST_ALPHA = 0.1  # of the rows of one measure the contract compares the last
 # Noise nearly in proportion to the weights hides a rescaling; the same noise on every weight shows it.
 _EQUAL = {"alpha": 0.3, "slope": 0.0}
 STRONG_OPTIONS |= {
-    ("expected_sharpness", "layer_scaling"): _EQUAL | {"draws": 4000},
+    ("expected_sharpness", "layer_scaling"): _EQUAL | {"draws": 1000},
     ("expected_sharpness", "unit_scaling"): _EQUAL,
     ("expected_sharpness", "batchnorm_scaling"): _EQUAL,
     ("expected_sharpness", "attention_scaling"): _EQUAL,

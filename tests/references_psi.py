@@ -20,8 +20,8 @@ from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope_papers.theory.path_matrix import basis_paths, path_values
 
 STRONG_OPTIONS["psi_expected", "output_scaling"] = {"epsilon": 0.9, "draws": 400}
-STRONG_OPTIONS["psi_expected", "attention_scaling"] = {"epsilon": 0.9, "draws": 1000}
-STRONG_OPTIONS["psi_expected", "norm_scaling"] = {"epsilon": 0.9, "draws": 1000}
+STRONG_OPTIONS["psi_expected", "attention_scaling"] = {"epsilon": 0.9, "draws": 200}
+STRONG_OPTIONS["psi_expected", "norm_scaling"] = {"epsilon": 0.9, "draws": 200}
 
 
 class InPathSpace:

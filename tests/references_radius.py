@@ -11,10 +11,10 @@ from references_sharpness import STRONG_OPTIONS, _folded
 from torch import Tensor
 
 # At weights that are no minimum a radius in a direction across the gradient is long: the mean needs many directions.
-_MANY = {"directions": 4000, "tolerance": 1e-2}
+_MANY = {"directions": 1000, "tolerance": 1e-2}
 STRONG_OPTIONS |= {
-    ("flatness_radius", "layer_scaling"): _MANY | {"epsilon": 0.2, "directions": 8_000},
-    ("flatness_radius", "unit_scaling"): _MANY,
+    ("flatness_radius", "layer_scaling"): _MANY | {"epsilon": 0.2, "directions": 2000},
+    ("flatness_radius", "unit_scaling"): _MANY | {"directions": 2000},
     ("flatness_radius", "batchnorm_scaling"): _MANY,
     ("flatness_radius", "output_scaling"): _MANY,
     ("flatness_radius", "attention_scaling"): _MANY,

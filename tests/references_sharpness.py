@@ -7,6 +7,7 @@ where both come to the same number within `SEARCH` neither has left the allowed 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,19 @@ STARTS = 6
 OPTIONS = {"maxiter": 200, "ftol": 1e-7}  # far below what two searches may differ by
 
 # Perturbations small enough for a quadratic loss hide in their own noise what a rescaling does; these show it.
-_WIDE = {"sigma": 0.3, "draws": 2000}
+_WIDE = {"sigma": 0.3, "draws": 500}
 STRONG_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("expected_flatness", "layer_scaling"): _WIDE,
     ("expected_flatness", "unit_scaling"): _WIDE,
     ("expected_flatness", "batchnorm_scaling"): _WIDE,
-    ("expected_flatness", "permutation"): _WIDE,
+    ("expected_flatness", "permutation"): _WIDE | {"draws": 2000},  # which does not move it: the error has to be small
     ("expected_flatness", "attention_scaling"): _WIDE,
     ("expected_flatness", "norm_scaling"): _WIDE,
-    ("expected_flatness", "output_scaling"): {"draws": 4000},
+    ("expected_flatness", "output_scaling"): {"draws": 1000},
 }
 
 
+@lru_cache(maxsize=16)
 def _folded(dense: Dense) -> Dense:
     """The network without BatchNorm, on which weights are moved."""
     tiny = dense.tiny

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import checks
@@ -34,33 +35,38 @@ def folded(tiny: Tiny) -> fs.Problem:
     return tiny.with_model(fs.fold_batchnorm(tiny.model, tiny.x)).problem(initial=None)
 
 
+@cache
+def written(build: Callable[[], Tiny]) -> Dense:
+    """The network on the labels it gives: every margin is positive, so that ratios to it exist. Made once."""
+    return Dense(labelled_by_itself(build()))
+
+
 def labelled_by_itself(tiny: Tiny) -> Tiny:
-    """The same network on the labels it gives: every margin is positive, so that ratios to it exist."""
     return replace(tiny, y=tiny.model(tiny.x).argmax(1), yt=tiny.model(tiny.xt).argmax(1))
 
 
 @pytest.mark.parametrize("name", [*FAMILY, "certified_radius"])
 @pytest.mark.parametrize("build", [mlp, lenet_like, batchnorm_conv, residual, sequences, attention])
 def test_ratios_to_a_positive_margin_equal_their_twins(name: str, build: Callable[[], Tiny]) -> None:
-    entry, tiny = declarations()[name], labelled_by_itself(build())
-    checks.equals_its_twin(entry, Dense(tiny))
+    entry, tiny = declarations()[name], written(build).tiny
+    checks.equals_its_twin(entry, written(build))
     without_chain = tiny.name == "residual" and (name == "certified_radius" or name.endswith("path_norm_over_margin"))
-    assert bool(checks.values_of(entry, tiny.problem())) == (tiny.chain or without_chain)
+    assert bool(checks.values_of(entry, tiny)) == (tiny.chain or without_chain)
 
 
 @pytest.mark.parametrize("name", [*FAMILY, "certified_radius"])
 @pytest.mark.parametrize("symmetry", ["layer_scaling", "unit_scaling", "permutation", "output_scaling"])
 def test_ratios_to_a_positive_margin_keep_their_symmetries(name: str, symmetry: str) -> None:
     """Also w → cw with the margin along: the norms themselves do not keep still under that, their ratios do."""
-    checks.keeps_its_symmetries(declarations()[name], labelled_by_itself(mlp()), symmetry)
+    checks.keeps_its_symmetries(declarations()[name], written(mlp).tiny, symmetry)
     assert "output_scaling" in declarations()[name].invariant_under
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_ratios_under_batchnorm_scaling_and_float32(name: str) -> None:
-    tiny = labelled_by_itself(batchnorm_conv())
+    tiny = written(batchnorm_conv).tiny
     checks.keeps_its_symmetries(declarations()[name], tiny, "batchnorm_scaling")
-    checks.close_in_float32(declarations()[name], labelled_by_itself(mlp()))
+    checks.close_in_float32(declarations()[name], written(mlp).tiny)
 
 
 @pytest.mark.parametrize("name", FAMILY)
