@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy import stats
+from scipy.special import fdtri, stdtrit  # scipy.stats takes half a second to load
 from torch import Tensor
 
 from flatscope.context import Context
@@ -104,10 +104,10 @@ class PosteriorChains:
         """How many chains, and what speaks against them."""
         n, moved = len(self.halves), self.halves[:, 1] - self.halves[:, 0]
         parts = [f"{n} chains of {self.steps:,} steps"]
-        if float(moved.mean().abs()) > float(stats.t.isf(CHANCE / 2, n - 1)) * self.stderr(moved):
+        if float(moved.mean().abs()) > float(-stdtrit(n - 1, CHANCE / 2)) * self.stderr(moved):
             parts.append("they still drift: take more steps")
         within = float(moved.square().mean()) / 4  # of a chain's mean, by its two halves
-        if float(self.rises.var()) > float(stats.f.isf(CHANCE, n - 1, n)) * within:
+        if float(self.rises.var()) > float(fdtri(n - 1, n, 1 - CHANCE)) * within:
             parts.append("they disagree by more than they move: take more steps")
         if float(self.rises.mean()) < -2 * self.stderr(self.rises):
             parts.append("they went downhill: the weights are no minimum")
