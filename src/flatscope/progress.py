@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -78,31 +79,42 @@ def _bar(description: str, total: float | None, console: Console, counted: bool)
 
 @contextmanager
 def _lines(description: str, total: float | None, console: Console) -> Iterator[Advance]:
-    """A line every ten seconds, by a thread: one step may take minutes."""
+    """A line every ten seconds, by a thread: one step may take minutes.
+
+    Most work is over in milliseconds: nobody waits for the thread to begin or to end. It says nothing after the end.
+    """
     begun = last = time.monotonic()
-    done, doing, ended = 0.0, "", threading.Event()
+    done, doing, over = 0.0, "", False
+    working, speaking = threading.Lock(), threading.Lock()
+    working.acquire()
 
     def advance(steps: float = 1, note: str = "") -> None:
         nonlocal done, doing, last
         done, doing, last = done + steps, note, time.monotonic() if steps else last
 
     def speak() -> None:
-        while not ended.wait(LINE_SECONDS):
-            spent = time.monotonic() - begun
-            share = done / total if total else 0.0
-            left = ""
-            if KNOWN_SHARE < share < 1:  # guessed when the last step ended: a long one must not raise it while it runs
-                whole = (last - begun) / share
-                left = f", about {whole - spent:.0f} s left" if whole > spent else ", longer than expected"
-                share = max(share, min(spent / whole, NEARLY_ALL))  # else it stands still while the time left runs out
-            part = f" {share:.0%}" if total else ""
-            what = f": {doing}" if doing else ""
-            console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)
+        while not working.acquire(timeout=LINE_SECONDS):
+            with speaking:
+                if over:
+                    return
+                line()
 
-    thread = threading.Thread(target=speak, daemon=True)
-    thread.start()
+    def line() -> None:
+        spent = time.monotonic() - begun
+        share = done / total if total else 0.0
+        left = ""
+        if KNOWN_SHARE < share < 1:  # guessed when the last step ended: a long one must not raise it while it runs
+            whole = (last - begun) / share
+            left = f", about {whole - spent:.0f} s left" if whole > spent else ", longer than expected"
+            share = max(share, min(spent / whole, NEARLY_ALL))  # else it stands still while the time left runs out
+        part = f" {share:.0%}" if total else ""
+        what = f": {doing}" if doing else ""
+        console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)
+
+    _thread.start_new_thread(speak, ())
     try:
         yield advance
     finally:
-        ended.set()
-        thread.join()
+        with speaking:
+            over = True
+        working.release()
