@@ -79,11 +79,13 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     Kernels of full precision that can be differentiated twice (no TF32, no autocast, attention by the math kernel),
     derivatives on (also inside `inference_mode` and `no_grad`), activations kept instead of computed again, new tensors
     in float32 on the CPU unless told otherwise, no anomaly detection, and deterministic kernels only where there are
-    some. Random states are put back too, and those of the given generators. Also a decorator: every public function
-    that runs a model has it.
+    some. Random states are put back too, by the outermost of several, and those of the given generators. Also a
+    decorator: every public function that runs a model has it.
     """
+    generators = tuple(generators)
     with ExitStack() as stack:
-        stack.enter_context(untouched_randomness(generators))
+        if generators or not _outside:  # most of its time, and products with a matrix come by the thousand
+            stack.enter_context(untouched_randomness(generators))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(derivatives())
         stack.enter_context(_own_defaults())
