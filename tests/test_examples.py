@@ -71,13 +71,13 @@ def check_labels(data: str, samples: int) -> None:
 
 
 def test_random_labels_are_told_from_true_ones_on_the_digits() -> None:
-    check_labels("digits", 200)
+    check_labels("digits", 100)
 
 
 @pytest.mark.real_data
 @pytest.mark.skipif(not os.environ.get("FLATSCOPE_DATA"), reason="FLATSCOPE_DATA names no folder")
 def test_random_labels_are_told_from_true_ones_on_mnist() -> None:
-    check_labels("mnist", 300)
+    check_labels("mnist", 150)
 
 
 def test_the_users_model_can_be_measured() -> None:

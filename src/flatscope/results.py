@@ -260,11 +260,11 @@ def _dtype(kind: str) -> Any:
     return pd.api.types.pandas_dtype(kind)
 
 
-def columns_of(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
-    """Rows as a frame; each column is made with its type, where pandas would look for one in the values first."""
+def columns_of(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str], where: str) -> pd.DataFrame:
+    """As `checked_columns` of rows; each is made with its type, where pandas would look for one in the values first."""
     rows = list(rows)
     if not rows or not all(types.keys() <= row.keys() for row in rows):
-        return pd.DataFrame(rows)
+        return checked_columns(pd.DataFrame(rows), types, where)
     columns = {}
     for name, kind in types.items():
         values, dtype = [row[name] for row in rows], _dtype(kind)

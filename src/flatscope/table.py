@@ -58,13 +58,12 @@ class Table(Result):
 
     def __init__(self, rows: pd.DataFrame | Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> None:
         if isinstance(rows, pd.DataFrame):
-            frame, bounds = rows, "vacuous" in rows.columns
+            types = COLUMNS | BOUND_COLUMNS if "vacuous" in rows.columns else COLUMNS
+            self._frame = checked_columns(rows, types, "table")
         else:
             rows = list(rows)
-            bounds = any("vacuous" in row for row in rows)
-            frame = columns_of(rows, COLUMNS | BOUND_COLUMNS if bounds else COLUMNS)
-        types = COLUMNS | BOUND_COLUMNS if bounds else COLUMNS
-        self._frame = checked_columns(frame, types, "table")
+            types = COLUMNS | BOUND_COLUMNS if any("vacuous" in row for row in rows) else COLUMNS
+            self._frame = columns_of(rows, types, "table")
         for options in set(self._frame["options"]) - {""}:
             with reading("options as a JSON object", f"table, options {options!r:.80}"):
                 dict(json.loads(options))
