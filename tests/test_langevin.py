@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.errors import InputError
-from flatscope_training.langevin import SGLD, project, temperature_of_noise
+from flatscope.langevin import SGLD, project, temperature_of_noise
 
 CURVATURE = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 

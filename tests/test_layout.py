@@ -26,7 +26,7 @@ MOST_FILES, MOST_LINES = 150, 26_000  # of the library, which somebody should be
 LEVELS = (
     {"errors", "version"},
     {"formatting", "noise"},
-    {"progress", "guards", "params", "parts", "registry", "stats", "ranks"},
+    {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin"},
     {"files"},
     {"results"},
     {"samples", "table"},
@@ -47,7 +47,7 @@ LEVELS = (
 )
 # The package of networks in training, likewise.
 TRAINING_LEVELS = (
-    {"factories", "weight_files", "callbacks", "langevin"},
+    {"factories", "weight_files", "callbacks"},
     {"data"},
     {"fused_chain", "initialization", "vision_models", "checkpoint", "gpu_steps", "made_labels"},
     {"fused_source", "models", "evaluation", "stacked_layers"},
@@ -125,7 +125,7 @@ USED_INSIDE = {
     "flatscope.symmetries.path_skeleton",
     "flatscope_training.data.loading",
     "flatscope_training.data.data_set",
-    "flatscope_training.langevin",
+    "flatscope.langevin",
     "flatscope_training.loop",
     "flatscope_training.made_labels",
     "flatscope_training.models",

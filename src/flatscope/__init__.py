@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flatscope.interpolation import interpolate as interpolate
     from flatscope.landscapes.making import landscape as landscape
     from flatscope.landscapes.surface import Surface as Surface
+    from flatscope.langevin import SGLD as SGLD
     from flatscope.measuring import bounds as bounds
     from flatscope.measuring import measure as measure
     from flatscope.problem import Problem as Problem
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from flatscope.table import Table as Table
     from flatscope_app import report as report
     from flatscope_papers import study as study
-    from flatscope_training import SGLD as SGLD
     from flatscope_training import Atlas as Atlas
     from flatscope_training import Leaderboard as Leaderboard
     from flatscope_training import Population as Population
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 # Where each public name lives. It is loaded when first asked for: torch, pandas and scipy take seconds, which the help
 # of a command or a misspelt word should not cost.
 _HOMES = {
+    "SGLD": "langevin",
     "Audit": "auditing",
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
@@ -79,7 +80,6 @@ _HOMES = {
 _PACKAGES = ("bounds", "stats")
 # Names of the packages beside this one, which are asked for them.
 _IN_PARTS = (
-    "SGLD",
     "Atlas",
     "Leaderboard",
     "Population",

@@ -9,7 +9,6 @@ from flatscope.parts import Offer
 
 if TYPE_CHECKING:
     from flatscope_training.benchmarking.leaderboard import Leaderboard, benchmark
-    from flatscope_training.langevin import SGLD
     from flatscope_training.population import train_population
     from flatscope_training.population_result import Population
     from flatscope_training.populations.atlas_curves import Atlas
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OFFER",
-    "SGLD",
     "Atlas",
     "Leaderboard",
     "Population",
@@ -35,7 +33,6 @@ __all__ = [
 OFFER = Offer(
     "flatscope_training",
     names={
-        "SGLD": "langevin:SGLD",
         "Atlas": "populations.atlas_curves:Atlas",
         "Leaderboard": "benchmarking.leaderboard:Leaderboard",
         "Population": "population_result:Population",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatscope import InputError
 from flatscope.progress import progress
-from flatscope_training.langevin import noise_of_temperature, temperature_of_noise
+from flatscope.langevin import noise_of_temperature, temperature_of_noise
 
 Field = Callable[[Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
