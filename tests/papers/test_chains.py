@@ -11,8 +11,8 @@ from torch import nn
 
 from flatscope import SGLD
 from flatscope.errors import InputError
-from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, quadratic_variance, run_chains
 from flatscope.langevin import temperature_of_noise
+from flatscope_papers.theory.chains import SampleNoise, diagnose, gradient_of, quadratic_variance, run_chains
 
 
 def test_no_global_random_state_is_touched() -> None:
