@@ -83,6 +83,22 @@ def test_standard_error_covers_and_accuracy_is_reached(name: str, monkeypatch: p
     assert 0.5 < np.std(zs) < 1.6
 
 
+@pytest.mark.parametrize(("distance", "least", "most"), [(0.0, 290, 300), (3.0, 100, 200), (4.0, 20, 80), (5.0, 2, 30)])
+def test_standard_errors_cover_where_draws_end_because_the_value_is_out_of_reach(
+    distance: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traces so many standard errors of 16 draws from zero; at 3 chance decides whether that looks too far."""
+    always_estimated(monkeypatch)
+    matrix = Matrix(torch.linspace(-1, 1, 100))
+    matrix.dense.fill_diagonal_(0)
+    true = distance * (2 * float(matrix.dense.square().sum())) ** 0.5 / 4
+    matrix.dense.diagonal().fill_(true / 100)
+    found = [trace(matrix, seed, 0.05, 256) for seed in range(300)]
+    assert least <= sum(sums.products == 16 for _, _, sums in found) <= most
+    covered = float(np.mean([abs(value - true) <= 1.96 * stderr for value, stderr, _ in found]))
+    assert covered >= 0.89, f"95 % intervals cover {covered:.0%}"
+
+
 @pytest.mark.parametrize(("size", "precision"), [(300, 0.02), (1024, 0.0)])
 def test_small_matrices_are_multiplied_out(size: int, precision: float) -> None:
     matrix = Matrix(torch.randn(size, generator=torch.Generator().manual_seed(0)))

@@ -18,6 +18,7 @@ from flatscope.context import Context
 from flatscope.curvature.path_sweep import PathHessian
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.measures.psi_flatness import path_coordinates
+from flatscope.symmetries.path_certificate import ActivationCertificate
 
 
 def normals(*shape: int, seed: int = 1) -> Tensor:
@@ -160,6 +161,17 @@ def test_first_layer_radius_is_exact() -> None:
         step = factor * float(z.min() / x.norm()) * space.paths.join(direction)
         moved = space.paths.params_of(space.v + step)["0.weight"]
         assert bool(((x @ moved.T).sign() == model[0](x).sign()).all()) == same
+
+
+def test_an_input_of_exactly_zero_that_can_move_leaves_no_radius() -> None:
+    """Whatever the radius: the first run tells. Where it cannot move, another unit decides."""
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    model[0].weight.data[1] = torch.tensor([1.0, 1.0, 0.2], dtype=torch.float64)
+    for x, share in ((torch.tensor([[1.0, -1.0, 0.0]]), 0.0), (torch.zeros(1, 3), 1.0)):
+        ctx = Context(Tiny("zero", model, x.double(), torch.tensor([0]), ("0", "2")).problem())
+        certificate = ActivationCertificate(model, path_coordinates(ctx, "max_product"))
+        high = 0.5 * certificate.limit
+        assert certificate.radius(x, high) == (share * high, 1)
 
 
 def hidden_states(model: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:

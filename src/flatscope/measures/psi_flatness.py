@@ -286,6 +286,8 @@ def certified_radius(ctx: Context, rule: str) -> float:
     for inputs, targets in ctx.batches():
         radius, runs = certificate.radius(inputs, radius)
         ctx.count("forward", 4 * runs * len(targets))  # each run applies every layer four times
+        if not radius:
+            break
     return radius
 
 

@@ -73,8 +73,11 @@ class ActivationCertificate:
         A chord lies above a convex curve, and a ray from the origin through a point of it below, behind that point:
         where they reach 1 brackets the answer from both sides.
         """
-        at_high, runs = self.worst(inputs, high), 1
-        while math.isinf(at_high) and high > 0:  # an input of exactly zero, or bounds beyond the range of numbers
+        try:
+            at_high, runs = self.worst(inputs, high), 1
+        except _AtZero:
+            return 0.0, 1
+        while math.isinf(at_high) and high > 0:  # bounds beyond the range of numbers
             high /= 1e3
             at_high, runs = self.worst(inputs, high), runs + 1
         if at_high < 1:
@@ -89,6 +92,10 @@ class ActivationCertificate:
                 high = low / at_low
                 at_high, runs = self.worst(inputs, high), runs + 1
         return low, runs
+
+
+class _AtZero(Exception):
+    """The input of a ReLU is exactly zero and can move, which it then can at every radius: none is certified."""
 
 
 class _Run:
@@ -148,7 +155,9 @@ class _Run:
 
     def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
         """A state is safe if the input stays on its side of zero, or cannot move at all."""
-        share = torch.where(bound == 0, 0.0, bound / before.abs())
+        if bool(((before == 0) & (bound > 0)).any()):
+            raise _AtZero
+        share = torch.where(bound == 0, 0.0, bound / before.abs()).nan_to_num(torch.inf, torch.inf)
         self.worst = max(self.worst, float(share.max()) if share.numel() else 0.0)
         slope = 0.0
         if op.name == "leaky_relu":
