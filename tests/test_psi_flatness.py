@@ -15,6 +15,7 @@ from torch.func import functional_call, hessian, jacrev, vmap
 
 import flatscope as fs
 from flatscope.context import Context
+from flatscope.curvature import path_sweep
 from flatscope.curvature.path_sweep import PathHessian
 from flatscope.errors import InputError, NumericalWarning
 from flatscope.measures.psi_flatness import path_coordinates
@@ -34,6 +35,16 @@ def value(tiny: Tiny, name: str, **options: object) -> float:
 def test_trace_for_every_rule(tiny: Tiny, rule: str) -> None:
     expected = psi_trace(Dense(tiny), rule)
     assert value(tiny, "psi_trace", rule=rule) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("tiny", [mlp(), lenet_like(), residual()], ids=lambda tiny: tiny.name)
+def test_trace_from_overlaps_of_positions_or_from_gradients(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ways to the same sum of squares, also where gains differ by many orders of magnitude."""
+    model = fs.rescale(tiny.model, tiny.x, by="unit", low=1e-9, high=1e9, seed=3)
+    for network in (tiny, tiny.with_model(model)):
+        for overlaps in (True, False):
+            monkeypatch.setattr(path_sweep, "by_positions", lambda *given, chosen=overlaps: chosen)
+            assert value(network, "psi_trace") == pytest.approx(psi_trace(Dense(tiny), "max_product"), rel=1e-8)
 
 
 def test_trace_of_the_diagonal_rule() -> None:

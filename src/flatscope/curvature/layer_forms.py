@@ -112,7 +112,7 @@ def weight_forms(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, diagonal: boo
     matrix = by_output(weight, flow.kind, s.shape[2])  # W̄
     if not diagonal and by_positions(flow.calls, weight, s.shape[1]):
         trace, relative = _by_overlaps(u[:, 0], s[:, :, 0], matrix)
-        return Forms(trace, relative, _along_inputs(flow, u[:, 0], s[:, :, 0], weight))
+        return Forms(trace, relative, along_inputs(flow, u[:, 0], s[:, :, 0], weight))
     return _by_gradients(flow, u, s, weight, matrix, diagonal)
 
 
@@ -134,21 +134,21 @@ def _one_position(u: Tensor, s: Tensor, weight: Tensor, signs: Tensor | None, di
 def _by_overlaps(u: Tensor, s: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """‖G‖² = ⟨uᵀu, sᵀs⟩ over pairs of positions; G itself is never formed."""
     overlap = u.mT @ u  # (n, t, t)
-    mixed = _over_pairs(s, overlap)
+    mixed = over_pairs(s, overlap)
     trace = (mixed * s).sum((2, 3))
     if matrix.shape[0] <= matrix.shape[1]:  # ‖W̄ᵀG‖² = ⟨W̄W̄ᵀ, GGᵀ⟩
         return trace, (mixed * torch.matmul(matrix @ matrix.T, s)).sum((2, 3))
     back = matrix.T @ s  # (n, k, features, t)
-    return trace, (_over_pairs(back, overlap) * back).sum((2, 3))
+    return trace, (over_pairs(back, overlap) * back).sum((2, 3))
 
 
-def _over_pairs(s: Tensor, overlap: Tensor) -> Tensor:
+def over_pairs(s: Tensor, overlap: Tensor) -> Tensor:
     """Columns (n, k, rows, t) times overlaps (n, t, t)."""
     n, k, rows, positions = s.shape
     return (s.reshape(n, k * rows, positions) @ overlap).reshape(s.shape)
 
 
-def _along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:
+def along_inputs(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> Tensor:
     """⟨G_c, w(j)⟩ = Σ_t φ_{j,t} (Wᵀ s_c)_{j,t}, from what the backward pass sent to the input: (n, k, in)."""
     if flow.back is not None:
         return over_positions(flow.calls[0].input.detach()[:, None] * flow.back, flow.kind)
@@ -182,6 +182,23 @@ def _by_gradients(flow: Flow, u: Tensor, s: Tensor, weight: Tensor, matrix: Tens
             total = signed_sum(gradients.square(), part_signs).sum(0)
             squares = total if squares is None else squares + total
     return Forms(torch.cat(traces), torch.cat(relatives), torch.cat(alongs), squares)
+
+
+def squares_and_along(flow: Flow, u: Tensor, s: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """G² summed over samples and columns, and ⟨G, w(j)⟩ of each (n, k, in): no more of the forms than that."""
+    if s.shape[-1] == 1 and s.shape[2] == 1 and flow.kind != "transposed":
+        forms = _one_position(u[:, 0, :, 0], s[:, :, 0, :, 0], weight, flow.signs, diagonal=True)
+        assert forms.squares is not None
+        return forms.squares, forms.along
+    alongs, squares = [], torch.zeros((), dtype=s.dtype, device=s.device)
+    step = max(1, GRADIENT_BYTES // (s.shape[1] * weight.numel() * weight.element_size()))
+    for start in range(0, len(u), step):
+        part = slice(start, start + step)
+        gradients = weight_gradients(u[part], s[part], flow.kind)  # (n, k, *) in the weight's layout
+        alongs.append(_along_channels(gradients, weight, flow.kind, s.shape[2]))
+        part_signs = None if flow.signs is None else flow.signs[part]
+        squares = squares + signed_sum(gradients.square_(), part_signs).sum(0)
+    return squares, torch.cat(alongs)
 
 
 def signed_sum(values: Tensor, signs: Tensor | None) -> Tensor:

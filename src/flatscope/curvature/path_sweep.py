@@ -21,7 +21,17 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, signed_sum, vector_gradients, weight_forms
+from flatscope.curvature.layer_forms import (
+    Flow,
+    along_inputs,
+    by_positions,
+    matrices,
+    over_pairs,
+    scale_gradients,
+    signed_sum,
+    squares_and_along,
+    vector_gradients,
+)
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import CurvatureOperator, GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
@@ -32,6 +42,7 @@ from flatscope.symmetries.path_skeleton import edge_classes
 
 BLOCK_BYTES = 256 * 2**20
 COLUMNS = 8
+EDGES, VALUES = "", ".values"  # no names of parameters
 
 
 class PathHessian:
@@ -198,10 +209,44 @@ class ScalingEdges:
         picked = pick(torch.cat([own, frozen]).to(device))
         total = along.new_zeros(*along.shape[:2], len(self) + 1)
         total.index_add_(2, self._column[layer.inputs].to(device), along)
-        reads = self._column[edge_classes(layer, weight.shape)[1][frozen]]
+        reads = self._column[layer.inputs[layer.entry_channels(weight.shape)[1].expand(weight.shape).flatten()[frozen]]]
         total.index_add_(2, reads.to(device), -picked[:, :, len(own) :] * weight.flatten()[frozen.to(device)])
         total = -total[:, :, :-1] / self._weights.to(total)
         return total.index_add_(2, places.to(device), picked[:, :, : len(own)])
+
+    def squares(self, flow: Flow, u: Tensor, s: Tensor) -> Tensor:
+        """Σ (gain · G)² over a layer's values that rescale nothing, its samples and columns: no G is formed.
+
+        A gain is a factor of the output times one of the input, so that this is the trace of a layer with scaled inputs
+        and columns: ⟨uᵀu, sᵀs⟩ over pairs of positions. In float64: factors differ by many orders of magnitude.
+
+        Args:
+            flow: what passes the layer, which has few positions and no groups.
+            u: its inputs (n, 1, features, t).
+            s: its columns (n, k, 1, rows, t).
+        """
+        paths, weight = self._paths, self._paths.params[flow.weight]
+        logs = paths.log_gains(flow.weight)  # of the output and the input of every entry, to be broadcast
+        outward, inward = (part.expand(weight.shape).flatten(1).to(s.device) for part in logs)
+        rows, features, top = outward[:, 0], inward[0], outward.max() + inward.max()
+        u, s = u.double(), s.double()
+        left, right = (
+            (rows - rows.max()).exp()[:, None] * s[:, :, 0],
+            (features - features.max()).exp()[:, None] * u[:, 0],
+        )
+        total = (over_pairs(left, right.mT @ right) * left).sum((2, 3))  # (n, k)
+        others = torch.cat([self._own[flow.weight][1], self._frozen[flow.weight]]).to(s.device)
+        gains = (outward + inward - top).flatten()[others].exp()
+        total -= (_entries(u, s, weight, flow.kind, others) * gains).square().sum(2)
+        return signed_sum(total, flow.signs).sum() * (2 * top).exp()
+
+    def other_values(self, squares: Params) -> Tensor:
+        """Σ (gain · G)² over the values that rescale nothing, from sums of G² by parameter."""
+        return self._paths.join(per_value(self._paths, squares))[~scaling_values(self._paths)].sum().cpu()
+
+    def holds(self, name: str) -> bool:
+        """Whether this is the weight of a layer."""
+        return name in self._layers
 
 
 def per_value(paths: PathCoordinates, diagonals: Params) -> Params:
@@ -228,15 +273,15 @@ def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
     return paths.join(marked)
 
 
-def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
-    """Gauss-Newton part: of every parameter by itself, and along each scaling edge's direction; means over samples.
+def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[float, Tensor]:
+    """Gauss-Newton part, means over samples: of all values that rescale nothing together, and of each scaling edge.
 
     One pass over the data with all columns.
     """
     columns, totals = ctx.sweep(sweep_shape).columns, dict[str, Tensor]()
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
-        """Sums over samples by parameter, and along the edges under the empty name."""
+        """Sums over samples: of squares by parameter, or of a layer's values at once; and along the edges."""
         sums: Params = {}
         for flows in backpropagated(ctx, batch, numbers, {}, width):
             along, signs = None, None
@@ -245,7 +290,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
                 if part is not None:
                     along = part if along is None else along + part
             if along is not None:
-                _add(sums, "", along.double(), signs)
+                _add(sums, EDGES, along.double(), signs)
         return sums
 
     for sums in in_batches(ctx, sweep_plan(ctx, columns), work):
@@ -254,9 +299,10 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[Params, Tensor]:
     n = ctx.problem.n_train
     ctx.count("forward", n)
     ctx.count("backward", n * columns)
-    summed = ctx.problem.ranks.summed(list(totals.values()))
-    means = {name: total / n for name, total in zip(totals, summed, strict=True)}
-    return means, means.pop("", torch.zeros(len(edges), dtype=torch.float64)).cpu()
+    along = totals.pop(EDGES, torch.zeros(len(edges), dtype=torch.float64)).cpu()
+    known = totals.pop(VALUES, torch.zeros((), dtype=torch.float64)).cpu() + edges.other_values(totals)
+    known, along = ctx.problem.ranks.summed([known, along])
+    return float(known) / n, along / n
 
 
 def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
@@ -265,7 +311,7 @@ def _add(sums: Params, name: str, values: Tensor, signs: Tensor | None) -> None:
 
 
 def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) -> Tensor | None:
-    """Add a layer's diagonal; its share of the inner products, if it has edges."""
+    """Add a layer's squares; its share of the inner products, if it has edges."""
     if flow.bias:
         _add(sums, flow.bias, vector_gradients(flow), flow.signs)
     weight = ctx.params[flow.weight]
@@ -274,10 +320,13 @@ def _layer_share(ctx: Context, edges: ScalingEdges, sums: Params, flow: Flow) ->
         _add(sums, flow.weight, gradients, flow.signs)
         return edges.inner_products(flow, gradients * weight, lambda wanted: gradients[:, :, wanted])
     u, s = matrices(flow, weight)
-    forms = weight_forms(flow, u, s, weight, diagonal=True)
-    assert forms.squares is not None
-    add_to(sums, flow.weight, forms.squares.reshape(weight.shape).double())
-    return edges.inner_products(flow, forms.along, partial(_entries, u, s, weight, flow.kind))
+    if edges.holds(flow.weight) and by_positions(flow.calls, weight, s.shape[1]):
+        add_to(sums, VALUES, edges.squares(flow, u, s))
+        along = along_inputs(flow, u[:, 0], s[:, :, 0], weight)
+    else:
+        squares, along = squares_and_along(flow, u, s, weight)
+        add_to(sums, flow.weight, squares.reshape(weight.shape).double())
+    return edges.inner_products(flow, along, partial(_entries, u, s, weight, flow.kind))
 
 
 def _entries(u: Tensor, s: Tensor, weight: Tensor, kind: str, wanted: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
-COLUMNS, FEW_UNITS, FEW_DRAWS = 4, 64, 16
+COLUMNS, FEW_UNITS, FIRST_LOOK = 4, 64, 8
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=PATH_SYMMETRIES, on_folded=True)
@@ -90,8 +90,7 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     edges = ScalingEdges(paths)
     if find_left_out(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
-    diagonals, along = path_sweep(ctx, edges)
-    known = float(paths.join(per_value(paths, diagonals))[~scaling_values(paths)].sum())
+    known, along = path_sweep(ctx, edges)
     n_edges = len(edges)
     if not n_edges:
         return Value(known, reason=_remark(paths, "hessian_trace"))
@@ -103,8 +102,8 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
         rest = math.fsum(float(edges.quadratic(beyond, some).sum()) for some in torch.split(chosen, _together(ctx)))
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
-    drawn = (known + edges.quadratic(beyond, z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), n_edges))
-    found = draw_until_precise(ctx, drawn, most_products, wanted, min(FEW_DRAWS, most_products))
+    drawn = (edges.quadratic(beyond, z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), n_edges))
+    found = draw_until_precise(ctx, drawn, most_products, wanted, min(FIRST_LOOK, most_products), known)
     beyond.release()
     reason = f"a part of {n_edges} of {paths.count} values by products with random signs: {found.remark()}"
     reason += "" if found.precise(wanted) else f"; asked for {wanted:.2g} relative"

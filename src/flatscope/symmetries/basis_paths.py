@@ -85,12 +85,13 @@ class PathCoordinates:
 
     def gain(self, name: str) -> Tensor:
         """1 / (S(h) P(t)) for the entries of a parameter, to be broadcast over it: weight per value, float64."""
-        block = self._by_name[name]
-        logs, signs = (
-            self._at(block, of_suffix, of_prefix)
-            for of_suffix, of_prefix in ((self.suffix.log, self.prefix.log), (self.suffix.sign, self.prefix.sign))
-        )
-        return (signs[0] * signs[1] * (-logs[0] - logs[1]).exp()).to(self.params[name].device)
+        logs, signs = self.log_gains(name), self._at(self._by_name[name], self.suffix.sign, self.prefix.sign)
+        return (signs[0] * signs[1] * (logs[0] + logs[1]).exp()).to(self.params[name].device)
+
+    def log_gains(self, name: str) -> tuple[Tensor, Tensor]:
+        """-log|S(h)| and -log|P(t)| for the entries of a parameter, each to be broadcast over it."""
+        after, before = self._at(self._by_name[name], self.suffix.log, self.prefix.log)
+        return -after, -before
 
     def _at(self, block: Block, outputs: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers by class at the output and the input of a parameter's entries, to be broadcast over it.

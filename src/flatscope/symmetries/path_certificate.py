@@ -75,7 +75,7 @@ class ActivationCertificate:
         """
         try:
             at_high, runs = self.worst(inputs, high), 1
-        except _AtZero:
+        except _AtZeroError:
             return 0.0, 1
         while math.isinf(at_high) and high > 0:  # bounds beyond the range of numbers
             high /= 1e3
@@ -94,7 +94,7 @@ class ActivationCertificate:
         return low, runs
 
 
-class _AtZero(Exception):
+class _AtZeroError(Exception):
     """The input of a ReLU is exactly zero and can move, which it then can at every radius: none is certified."""
 
 
@@ -156,7 +156,7 @@ class _Run:
     def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
         """A state is safe if the input stays on its side of zero, or cannot move at all."""
         if bool(((before == 0) & (bound > 0)).any()):
-            raise _AtZero
+            raise _AtZeroError
         share = torch.where(bound == 0, 0.0, bound / before.abs()).nan_to_num(torch.inf, torch.inf)
         self.worst = max(self.worst, float(share.max()) if share.numel() else 0.0)
         slope = 0.0
