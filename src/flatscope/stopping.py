@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor
 
 from flatscope.context import Context
@@ -44,7 +44,7 @@ class Draws:
         """
         n = len(self.samples)
         if self.known is not None and n < FEW_DRAWS:
-            errors = self.samples.square().mean(0).sqrt() * float(student.ppf(0.975, n)) / 1.96
+            errors = self.samples.square().mean(0).sqrt() * float(stdtrit(n, 0.975)) / 1.96
         else:
             errors = self.samples.std(0) / math.sqrt(n)
         found: list[float] = errors.tolist()
