@@ -46,8 +46,8 @@ NO_BENDS = Places()
 FEW_COLUMNS = 16
 # Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
 FEW_DIRECTIONS, MOST_DRAWS = 1024, 256
-# From here on values that even these would not make precise enough are no longer waited for. They then have at most twice the
-# error that all draws would leave, so that asking for more precision than can be had costs little of it.
+# From here on values that even these would not make precise enough are no longer waited for. They then have at most
+# twice the error that all draws would leave, so that asking for more precision than can be had costs little of it.
 SURE_LOOK = 64
 
 
