@@ -108,12 +108,22 @@ def coded(settings: pd.DataFrame) -> Codes:
     return codes
 
 
+LARGEST = np.iinfo(np.int64).max
+
+
 def group_numbers(codes: Codes) -> Codes:
     """One number per distinct row: rows with the same number agree in every column."""
-    if codes.shape[1] == 0:
-        return np.zeros(len(codes), dtype=np.int64)
-    found: Codes = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return found
+    found = np.zeros(len(codes), dtype=np.int64)
+    if not len(codes):
+        return found
+    sizes = codes.max(axis=0) + 1
+    for column, size in zip(
+        codes.T, sizes.tolist(), strict=True
+    ):  # rows as numbers: distinct ones are found far sooner
+        if found.max() >= LARGEST // size:
+            found = np.unique(found, return_inverse=True)[1].astype(np.int64)
+        found = found * size + column
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 def holm(p: Any) -> Floats:

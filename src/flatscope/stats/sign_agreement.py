@@ -6,12 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from scipy import stats as scipy_stats
-from scipy.special import xlogy
+from numpy.typing import NDArray
+from scipy.special import stdtrit, xlogy
 
 from flatscope.errors import InputError, refuse_unless_whole
 from flatscope.noise import checked_confidence, wilson
@@ -81,18 +80,18 @@ def granulated_kendall(
     blank = Estimate(math.nan, dropped=dropped, confidence=level)
     parts = []  # what each pair adds to its ψ_i, less what it would add on average
     for place, name in enumerate(names):
-        pairs = _pairs_of_groups(codes, place)
-        if not pairs:
+        first, second, groups = _pairs(codes, place)
+        if not len(first):
             note = f"no two networks differ in {name} alone"
             by_parameter[name] = replace(blank, method="granulated Kendall", note=note)
             continue
-        agree = [np.sign(x[one] - x[other]) * np.sign(y[one] - y[other]) for one, other in pairs]
-        value = float(np.mean([signs.mean() for signs in agree]))
-        first, second = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        part = first, second, np.concatenate([(signs - value) / (len(signs) * len(pairs)) for signs in agree])
+        agree = np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])
+        sizes = np.bincount(groups)
+        value = float(np.mean(np.bincount(groups, agree) / sizes))
+        part = first, second, (agree - value) / (sizes[groups] * len(sizes))
         parts.append(part)
-        ends = _fisher_ends(value, _shared_error(*part, len(x)), len(pairs), len(x), level)
-        by_parameter[name] = Estimate(value, *ends[:2], math.nan, len(pairs), METHOD, dropped, ends[2], level)
+        ends = _fisher_ends(value, _shared_error(*part, len(x)), len(sizes), len(x), level)
+        by_parameter[name] = Estimate(value, *ends[:2], math.nan, len(sizes), METHOD, dropped, ends[2], level)
     if not parts:
         note = "no two networks differ in one hyper-parameter alone"
         return Granulated(by_parameter, replace(blank, method="Ψ", note=note))
@@ -136,17 +135,15 @@ def sign_error(
         raise InputError("0 or more", repr(smallest_difference), where="smallest_difference")
     x, y, settings, dropped = columns(frame, measure, target, names)
     codes = coded(settings)
-    errors: dict[tuple[str, str, str], list[Floats]] = {}
+    pooled: dict[tuple[str, str, str], Floats] = {}
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
-        for first, second in _pairs_of_groups(codes, place):
-            a, b = np.sort([codes[first, place], codes[second, place]], axis=0)
-            counted = np.abs(y[first] - y[second]) > smallest_difference
-            wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
-            for low, high in set(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
-                inside = counted & (a == low) & (b == high)
-                errors.setdefault((name, labels[low], labels[high]), []).append(wrong[inside])
-    pooled = {key: np.concatenate(parts) for key, parts in errors.items()}
+        first, second, _ = _pairs(codes, place)
+        a, b = np.sort([codes[first, place], codes[second, place]], axis=0)
+        counted = np.abs(y[first] - y[second]) > smallest_difference
+        wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
+        for low, high in dict.fromkeys(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
+            pooled[name, labels[low], labels[high]] = wrong[counted & (a == low) & (b == high)]
     method = "sign-error, Wilson"
     if not pooled:
         note = "no pair differs in one hyper-parameter alone and in the target"
@@ -174,23 +171,24 @@ def _at_least_one(parameters: Sequence[str]) -> list[str]:
     return list(parameters)
 
 
-@lru_cache(maxsize=8)
-def _all_pairs(n: int) -> tuple[Codes, Codes]:
-    """Both numbers of every pair among n: groups are many, and most of one size."""
-    return np.triu_indices(n, 1)
+def _pairs(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
+    """The pairs of networks that differ in one column alone: both networks, and the group that the pair is of.
 
-
-def _pairs_of_groups(codes: Codes, place: int) -> list[tuple[Codes, Codes]]:
-    """Of each group of networks that agree in every column but one: the pairs that differ there."""
+    A group agrees in every other column; those with a pair are numbered from 0, and their pairs follow each other.
+    """
     groups = group_numbers(np.delete(codes, place, axis=1))
     order = np.argsort(groups, kind="stable")
-    found = []
-    for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        first, second = (rows[side] for side in _all_pairs(len(rows)))
-        differ = codes[first, place] != codes[second, place]
-        if differ.any():
-            found.append((first[differ], second[differ]))
-    return found
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    found = [np.zeros((3, 0), dtype=np.int64)]
+    for size in np.unique(sizes):  # groups are many, and most of one size
+        (chosen,) = np.nonzero(sizes == size)
+        one, other = (order[starts[chosen, None] + side] for side in np.triu_indices(size, 1))
+        found.append(np.stack([one, other, np.broadcast_to(chosen[:, None], one.shape)]).reshape(3, -1))
+    pairs = np.concatenate(found, axis=1)
+    pairs = pairs[:, codes[pairs[0], place] != codes[pairs[1], place]]
+    first, second, group = pairs[:, np.argsort(pairs[2], kind="stable")]
+    return first, second, np.cumsum(np.diff(group, prepend=group[:1]) > 0)
 
 
 def _shared_error(first: Codes, second: Codes, off: Floats, networks: int) -> float:
@@ -206,7 +204,7 @@ def _fisher_ends(value: float, error: float, groups: int, networks: int, level: 
         return math.nan, math.nan, "one group: no interval"
     if abs(value) >= 1 or error == 0:
         return math.nan, math.nan, "no spread over pairs: no interval"
-    reach = float(scipy_stats.t.ppf((1 + level) / 2, networks - 1)) * error / (1 - value**2)
+    reach = float(stdtrit(networks - 1, (1 + level) / 2)) * error / (1 - value**2)
     return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach), ""
 
 
@@ -243,17 +241,18 @@ def conditional_mutual_information(
     level = checked_confidence(confidence)
     x, y, settings, dropped = columns(frame, measure, target, parameters)
     n, codes = len(x), coded(settings)
-    first, second = np.nonzero(y[:, None] != y[None, :])  # leaves out every network with itself as well
+    goals = np.sign(y[:, None] - y[None, :])  # 0 leaves out every network with itself as well
     method = f"least normalised conditional mutual information, up to {most} given, jackknife"
     blank = Estimate(math.nan, n=n, method=method, dropped=dropped, confidence=level)
-    if len(first) == 0:
+    if not goals.any():
         return replace(blank, note="no two networks differ in the target")
-    signs = np.sign(x[first] - x[second]).astype(np.int64) + 1
-    outcomes = 2 * signs + (y[first] > y[second])
+    signs = np.sign(x[:, None] - x[None, :])
+    outcomes = np.stack([(signs == sign) & (goals == goal) for sign in (-1, 0, 1) for goal in (-1, 1)])
+    outcomes = outcomes.astype(np.float32)  # sums over networks are whole numbers, which have room in it
     least, given = np.full(n + 1, math.inf), ""
     for size in range(min(most, len(parameters)) + 1):
         for chosen in itertools.combinations(range(len(parameters)), size):
-            shares = _information_shares(group_numbers(codes[:, chosen]), first, second, outcomes)
+            shares = _information_shares(group_numbers(codes[:, chosen]), outcomes)
             if shares[0] < least[0]:
                 given = ", ".join(parameters[place] for place in chosen) or "nothing"
             least = np.minimum(least, shares)
@@ -263,19 +262,21 @@ def conditional_mutual_information(
     error = math.sqrt((n - 1) / n * float(((least[1:] - least[1:].mean()) ** 2).sum()))
     if not 0 < error < math.inf:
         return replace(blank, value=value, note=f"{note}; no spread over networks: no interval")
-    reach = float(scipy_stats.t.ppf((1 + level) / 2, n - 1)) * error
+    reach = float(stdtrit(n - 1, (1 + level) / 2)) * error
     return replace(blank, value=value, low=max(0.0, value - reach), high=min(1.0, value + reach), note=note)
 
 
-def _information_shares(groups: Codes, first: Codes, second: Codes, outcomes: Codes) -> Floats:
+def _information_shares(groups: Codes, outcomes: NDArray[np.float32]) -> Floats:
     """I(signs; goals | both groups) / H(goals | both groups): over all pairs, then without each network in turn.
+
+    Outcomes are 1 where a pair has this sign and this goal: (3 · 2, networks, networks).
 
     Both are sums over cells (group of one network, group of the other), and a cell and its mirror image add the same.
     So without a network only the cells change in which it is the first, twice over where there is a mirror image.
     """
     n, k = len(groups), int(groups.max()) + 1
-    numbers = (first * k + groups[second]) * 6 + outcomes
-    own = np.bincount(numbers, minlength=n * k * 6).reshape(n, k, 3, 2).astype(np.float64)  # pairs that begin with it
+    members = (groups[:, None] == np.arange(k)).astype(np.float32)
+    own = np.moveaxis(outcomes @ members, 0, -1).reshape(n, k, 3, 2).astype(np.float64)  # pairs that begin with it
     whole = np.zeros((k, k, 3, 2))
     np.add.at(whole, groups, own)
     with_it, at_home = whole[groups], (np.arange(n), groups)
@@ -286,7 +287,7 @@ def _information_shares(groups: Codes, first: Codes, second: Codes, outcomes: Co
     sums = _information(whole).sum((1, 2))
     changes = ((_information(without) - _information(with_it)) * times).sum(2)
     information, entropy = np.concatenate([sums[:, None], sums[:, None] + changes], axis=1)
-    known = entropy > 1e-12 * len(first)
+    known = entropy > 1e-12 * whole.sum()
     return np.where(known, np.clip(information / np.where(known, entropy, 1.0), 0.0, 1.0), math.inf)
 
 
