@@ -32,6 +32,13 @@ def copied(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Modul
     return copy.deepcopy(model, memo)
 
 
+def has_tied(model: nn.Module) -> bool:
+    """Whether two names are one tensor; a pass at other weights would look for such names each time."""
+    kinds = (model.named_parameters, model.named_buffers)
+    held = [value for named in kinds for _, value in named(remove_duplicate=False)]
+    return len({id(value) for value in held}) < len(held)
+
+
 def named_parameters(model: nn.Module) -> Params:
     """Detached copies of all parameters by name; a tensor shared by two modules appears once."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}

@@ -39,7 +39,7 @@ from flatscope.network.layers import ACTING
 from flatscope.network.operations import Choices
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import refuse_if_different, watched
-from flatscope.params import Params, named_parameters, non_finite_name, plain_names, trainable_names
+from flatscope.params import Params, has_tied, named_parameters, non_finite_name, plain_names, trainable_names
 from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import (
     Batch,
@@ -160,6 +160,7 @@ class Problem:
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
+        self._tied = has_tied(self.model)
 
     def __repr__(self) -> str:
         network = f"{type(self.model).__name__} of {sum(value.numel() for value in self.params.values()):,} parameters"
@@ -256,7 +257,7 @@ class Problem:
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         dtype = next((value.dtype for value in state.values() if value.is_floating_point()), self.dtype)
         with running_model(dtype, self.device):
-            return output_tensor(functional_call(self.model, state, args, keywords))
+            return output_tensor(functional_call(self.model, state, args, keywords, tie_weights=self._tied))
 
     def example(self, size: int = 2) -> Inputs:
         """The first few training inputs, on the device."""
