@@ -118,7 +118,8 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
     # Fixed names inside the file: the same figure gives the same bytes.
     with mpl.rc_context({"svg.hashsalt": declared.name, "svg.fonttype": "none", "font.size": 9}):
         analysis.draw(figure)
-        svg, png = (figure_bytes(figure, kind, dpi=DPI) for kind in ("svg", "png"))
+        kinds = ("svg",) if scale == "smoke" else ("svg", "png")  # pages show no smoke run
+        drawn = {kind: figure_bytes(figure, kind, dpi=DPI) for kind in kinds}
     return StudyResult(
         name=declared.name,
         title=declared.title,
@@ -127,8 +128,8 @@ def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[
         scale=scale,
         table=analysis.table,
         findings=tuple(judge(claim, told[claim.key], scale) for claim in declared.claims),
-        svg=svg.decode(),
-        png=png,
+        svg=drawn["svg"].decode(),
+        png=drawn.get("png", b""),
         deviations=tuple(declared.words.differs.get(scale, ())),
         notes=analysis.notes,
         provenance=provenance,

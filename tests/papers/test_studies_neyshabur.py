@@ -57,7 +57,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke_of_the_theorem(store: Path) -> None:
     result = study("neyshabur2017-theorem1", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
@@ -82,7 +81,6 @@ def test_what_noise_does_gets_the_verdict_that_is_due() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # six networks: SciPy warns about such short samples
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke(name: str, store: Path) -> None:
     result = study(f"neyshabur2017-{name}", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}

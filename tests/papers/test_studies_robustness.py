@@ -22,7 +22,6 @@ INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_tr
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # four networks: SciPy warns about such short samples
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke(tmp_path: Path) -> None:
     result = study("robustness-of-measures", "smoke", workers=0, store=tmp_path, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}

@@ -35,7 +35,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke(name: str, store: Path) -> None:
     result = study(f"yi2019-{name}", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}

@@ -60,7 +60,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # networks so small may be alike: SciPy warns of that
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke(name: str, store: Path) -> None:
     result = study(f"zhang2017-{name}", "smoke", workers=0, store=store, device="cpu")
     declared = find_study(f"zhang2017-{name}")

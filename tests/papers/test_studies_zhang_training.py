@@ -60,7 +60,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke(name: str, store: Path) -> None:
     result = study(f"zhang2017-{name}", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
@@ -69,7 +68,6 @@ def test_smoke(name: str, store: Path) -> None:
     assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 
 
-@pytest.mark.usefixtures("svg_alone")
 def test_smoke_of_the_table(store: Path) -> None:
     result = study("zhang2017-table2", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
