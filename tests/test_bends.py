@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +13,19 @@ import torch
 from networks import Tiny, _built, attention
 from test_sampled import indefinite
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import probe, sweep
-from flatscope.curvature.bends import find_bends
+from flatscope.curvature.bends import Bend, BendColumns, find_bends
 from flatscope.curvature.estimators import within_reach
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.products import DIRECTIONS
 from flatscope.curvature.sums import Curvature
+from flatscope.guards import own_settings
+from flatscope.network.expansions import attention_in_parts
 
 
 class Gated(nn.Module):
@@ -84,6 +89,90 @@ def test_every_layer_is_reached_and_without_bias(build: Callable[[], Tiny], miss
             assert mean is not None
             z = (mean.value.reshape(-1) - true) / mean.stderr.reshape(-1).clamp_min(1e-9 * true.abs().max())
             assert float(z.abs().max()) < 4.5, (name, quantity)
+
+
+BENT: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "entry by entry": (functional.silu, 1),
+    "softmax": (lambda x: torch.softmax(x, -1), 1),
+    "normalisation": (lambda x: functional.layer_norm(x, x.shape[-1:]), 1),
+    "product": (torch.mul, 2),
+    "matrix product": (lambda x, y: x[:, :, None] @ y[:, None, :], 2),
+    "quotient": (lambda x, y: x / (1 + y.square()), 2),
+}
+
+
+@pytest.mark.parametrize("operation", BENT)
+def test_the_mean_over_all_signs_is_the_operations_hessian(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, n_inputs = BENT[operation]
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(2, 4, generator=generator, dtype=torch.float64) for _ in range(n_inputs)]
+    own = [(1 * leaf.requires_grad_()) for leaf in leaves]
+    output = function(*own)
+    slopes = torch.randn(output.shape, generator=generator, dtype=torch.float64).pow(3)  # of very different sizes
+    bend = Bend(lambda inputs: [function(*inputs)], own, [get_gradient_edge(output)], operation == "entry by entry")
+    columns = BendColumns([bend], (output * slopes).sum(), torch.arange(2), seed=0)
+    every = torch.tensor(list(itertools.product([1.0, -1.0], repeat=4 * n_inputs)), dtype=torch.float64)
+    signs = [part[:, None].expand(-1, 2, -1) for part in every.split(4, dim=1)]
+    monkeypatch.setattr(columns, "_signs", lambda *_: signs)
+    found = torch.cat(columns.drawn(range(len(every))), dim=2).reshape(len(every), 2, 2, -1)
+    squares = torch.einsum("dpni,dpnj->pnij", found, found) / len(every)
+    for i in range(2):
+        arguments = torch.cat([leaf.detach()[i] for leaf in leaves])
+        hessian = torch.autograd.functional.hessian(
+            lambda z, i=i: (function(*[part[None] for part in z.split(4)]) * slopes[i]).sum(), arguments
+        )
+        torch.testing.assert_close(squares[0, i] - squares[1, i], hessian, rtol=1e-9, atol=1e-9)
+    if operation in ("product", "matrix product"):  # nothing at all for a layer that moves one factor
+        first, second = found[:, 0].square() - found[:, 1].square(), found.abs().amax((0, 1, 2))
+        assert float(first.abs().max()) < 1e-12 * float(second.max()) ** 2
+
+
+class Attending(nn.Module):
+    """Heads that attend, in one function of torch or in its parts."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.first, self.queries, self.keys, self.values, self.last = (nn.Linear(6, 6) for _ in range(5))
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        heads = [part(x).unflatten(-1, (2, 3)).transpose(1, 2) for part in (self.queries, self.keys, self.values)]
+        attend = functional.scaled_dot_product_attention if self.fused else attention_in_parts
+        out: Tensor = self.last(attend(*heads, is_causal=True).transpose(1, 2).flatten(2)).mean(1)
+        return out
+
+
+@own_settings()  # fused kernels cannot be differentiated twice
+def test_attention_is_taken_in_its_parts() -> None:
+    """The same draws whether a network calls torch's function or writes it out."""
+    means = []
+    for fused in (True, False):
+        tiny = _built("attending", Attending(fused), (5, 6), 6, ("first", "last"), chain=False)
+        ctx = Context(tiny.problem())
+        means.append(drawn(ctx, 64))
+        for name in ("first.weight", "queries.weight", "keys.weight", "values.weight"):
+            mean, true = means[-1].of(name, "trace"), exact(ctx, "trace", name)
+            assert mean is not None
+            assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
+    for key, mean in means[0].means.items():
+        torch.testing.assert_close(means[1].means[key].value, mean.value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": bool}, {"mask": float}])
+def test_attention_in_parts_is_torchs(options: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, length, 4, generator=generator, dtype=torch.float64) for length in (5, 6, 6))
+    if kind := options.pop("mask", None):
+        mask = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+        options["attn_mask"] = mask > -0.5 if kind is bool else mask
+    expected = functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(attention_in_parts(q, k, v, **options), expected)
+    few = [part[:, :1] for part in (k, v)]
+    expected = functional.scaled_dot_product_attention(q, *few, enable_gqa=True, **options)
+    torch.testing.assert_close(attention_in_parts(q, *few, enable_gqa=True, **options), expected)
+    assert attention_in_parts(q, k, v, dropout_p=0.1) is NotImplemented
+    assert attention_in_parts(q, k, v, torch.zeros(5, 6, dtype=torch.bool)) is NotImplemented
 
 
 def test_a_loss_with_curvature_of_both_signs() -> None:

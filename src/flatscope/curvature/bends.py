@@ -24,8 +24,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.context import Context
 from flatscope.curvature.signs import Signs
+from flatscope.network.expansions import attention_in_parts
 from flatscope.network.operations import TABLE, Linearity
-from flatscope.network.program import Operation, is_in_place, tensors_in, watched, with_tensors
+from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
 from flatscope.params import Params
 from flatscope.samples import Inputs, cut, parts_of
 
@@ -150,6 +151,23 @@ def _moves(value: Tensor) -> bool:
     return value.is_floating_point() and value.requires_grad and not value.is_leaf
 
 
+def watched_in_parts(rule: Rule) -> watched:
+    """Hand every torch function inside the block to the rule; of attention the products and the softmax in it.
+
+    In one piece it would have a block between any two of queries, keys and values, and noise of them in every layer.
+    """
+
+    def follow(op: Operation) -> Any:
+        if op.name == "scaled_dot_product_attention":
+            with watched(rule), written_out(op.name):
+                found = attention_in_parts(*op.args, **op.kwargs)
+            if found is not NotImplemented:
+                return found
+        return rule(op)
+
+    return watched(follow)
+
+
 def find_bends(ctx: Context) -> Places | None:
     """The curved operations; None where there are none, or they cannot be followed sample by sample."""
     inputs = ctx.problem.example()
@@ -177,8 +195,8 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= rounding * (1 + expected.abs().max()))
 
 
-def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Callable[[Operation], Any]) -> Tensor:
-    with torch.enable_grad(), watched(rule):
+def _run(ctx: Context, inputs: Inputs, leaves: Params, rule: Rule) -> Tensor:
+    with torch.enable_grad(), watched_in_parts(rule):
         outputs = ctx.forward(inputs, {**ctx.params, **leaves})
     return outputs.detach()
 
@@ -203,20 +221,29 @@ class BendColumns:
         for number, bend in enumerate(bends):
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
             self._scales.append([_scale(part, bend.entrywise) for part in self._locals[number].product(probe)])
+            if self._locals[number].is_product:
+                self._scales[-1][0] = self._scales[-1][0] * _balance(*bend.inputs)
 
     def drawn(self, draws: range) -> list[Tensor]:
         """Two columns for each draw at every input, (2 draws, *shape): of the positive part, and of the negative.
 
-        With D any scales, ζ of signs: E[(Dζ)(D⁻¹Rζ)ᵀ] = R, and q(a, b) = q((a + b)/2) − q((a − b)/2).
+        With D any scales, ζ of signs: E[(Dζ)(RD⁻¹ζ)ᵀ] = R, and q(a, b) = q((a + b)/2) − q((a − b)/2). Of a product of
+        two inputs R has no blocks but the two between them: then `a` lies at the first input alone and `b`, twice as
+        large, at the second. So a layer that moves one of the two, for which R is zero, gets no noise of it.
         """
         found = []
         for number, local in enumerate(self._locals):
-            signs = self._signs(number, draws)
+            signs, scales = self._signs(number, draws), self._scales[number]
             pairs: list[list[Tensor]] = [[] for _ in signs]
             for k in range(len(draws)):
                 one = [part[k] for part in signs]
-                for into, scale, z, curved in zip(pairs, self._scales[number], one, local.product(one), strict=True):
-                    a, b = scale * z, torch.where(scale > 0, curved / scale, 0.0)
+                if local.is_product:
+                    one[1] = torch.zeros_like(one[1])
+                firsts = [scale * z for scale, z in zip(scales, one, strict=True)]
+                seconds = local.product([torch.where(s > 0, z / s, 0.0) for s, z in zip(scales, one, strict=True)])
+                if local.is_product:
+                    seconds[1] = 2 * seconds[1]
+                for into, a, b in zip(pairs, firsts, seconds, strict=True):
                     into += [(a + b) / 2, (a - b) / 2]
             found += [torch.stack(parts) for parts in pairs]
         return found
@@ -259,6 +286,10 @@ class _Local:
                     materialize_grads=True,
                 )
         self._gradients = {place: value for place, value in enumerate(gradients) if value.requires_grad}
+        # whether it is linear in each of its two inputs
+        self.is_product = len(self._inputs) == 2 and not any(
+            _depends(value, self._inputs[place]) for place, value in self._gradients.items()
+        )
 
     def product(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """With one vector of each input's shape."""
@@ -267,6 +298,19 @@ class _Local:
         along = [vectors[place] for place in self._gradients]
         given = list(self._gradients.values())
         return list(torch.autograd.grad(given, self._inputs, along, retain_graph=True, materialize_grads=True))
+
+
+def _balance(first: Tensor, second: Tensor) -> Tensor:
+    """What `a` at the first of two factors is multiplied by, so that `b` at the second changes the product as much."""
+    sizes = [part.detach().flatten(1).square().mean(1).sqrt() for part in (first, second)]
+    ratio = torch.where(sizes[0] * sizes[1] > 0, sizes[1] / sizes[0], 1.0)
+    return ratio.sqrt().reshape(-1, *[1] * (first.ndim - 1))
+
+
+def _depends(value: Tensor, leaf: Tensor) -> bool:
+    """Whether a graph leads from a leaf to a value."""
+    found = torch.autograd.grad(value, leaf, torch.zeros_like(value), retain_graph=True, allow_unused=True)
+    return found[0] is not None
 
 
 def _scale(curved: Tensor, entrywise: bool) -> Tensor:

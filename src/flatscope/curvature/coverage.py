@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendRecorder, find_bends
+from flatscope.curvature.bends import BendRecorder, find_bends, watched_in_parts
 from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vector_gradients
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.probe import disagreeing_parameters
@@ -118,7 +118,7 @@ def recorded_forward(
     """Run the network forward with every layer on its own view of its input; leaves, outputs, calls."""
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
-    own_views = watched(bends.follow) if bends else nullcontext()
+    own_views = watched_in_parts(bends.follow) if bends else nullcontext()
     with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder, own_views:
         outputs = ctx.problem.forward(inputs, params)
     return leaves, outputs, recorder.calls

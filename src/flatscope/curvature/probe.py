@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendColumns, BendRecorder, Places
+from flatscope.curvature.bends import BendColumns, BendRecorder, Places, watched_in_parts
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.factors import output_root
 from flatscope.curvature.layer_forms import over_positions
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
 from flatscope.network.layers import Call, recorded
-from flatscope.network.program import watched
 from flatscope.params import Params, add_to
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs
 from flatscope.stopping import end_in_time
@@ -200,7 +199,7 @@ class _RecordedPass:
         params |= {name: params[name].detach().requires_grad_() for name in directions}
         rule = BendRecorder(bends or Places())
         with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
-            with watched(rule.follow):
+            with watched_in_parts(rule.follow):
                 outputs = ctx.problem.forward(inputs, params, buffers)
             self.root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
             numbers = torch.arange(len(targets), device=targets.device)

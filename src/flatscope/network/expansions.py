@@ -265,6 +265,35 @@ def _attention_mask(mask: Tensor | None, padding: Tensor | None, n: int, heads: 
     return found
 
 
+def attention_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` as two products and a softmax, for those who look at each of them.
+
+    It is not among the expansions, since the reading of a network knows the function as it is.
+    """
+    seen = attn_mask
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if seen is not None and seen.dtype == torch.bool:
+        seen = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, -math.inf)
+    blind = seen is not None and bool((seen == -math.inf).all(-1).any())  # torch has zeros where nothing is seen
+    if dropout_p > 0 or blind or (seen is not None and seen.requires_grad):
+        return NotImplemented
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = (part.repeat_interleave(shared, dim=-3) for part in (key, value))
+    scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1))
+    return torch.matmul(torch.softmax(scores if seen is None else scores + seen, dim=-1), value)
+
+
 # Functions whose derivatives torch gets wrong or lacks --------------------------------------------------------------
 
 
