@@ -218,11 +218,12 @@ class BendColumns:
         self._locals = [_Local(bend, [next(slopes) for _ in bend.outputs]) for bend in bends]
         self.inputs = [value for bend in bends for value in bend.inputs]
         self._scales: list[list[Tensor]] = []
-        for number, bend in enumerate(bends):
+        for number, (bend, local) in enumerate(zip(bends, self._locals, strict=True)):
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
-            self._scales.append([_scale(part, bend.entrywise) for part in self._locals[number].product(probe)])
-            if self._locals[number].is_product:
-                self._scales[-1][0] = self._scales[-1][0] * _balance(*bend.inputs)
+            self._scales.append([_scale(part, bend.entrywise) for part in local.product(probe)])
+            if local.is_product:
+                self._scales[-1] = [self._scales[-1][0] * _balance(*bend.inputs)]
+        self._inverse = [[torch.where(s > 0, 1 / s, 0.0) for s in scales] for scales in self._scales]
 
     def drawn(self, draws: range) -> list[Tensor]:
         """Two columns for each draw at every input, (2 draws, *shape): of the positive part, and of the negative.
@@ -233,16 +234,17 @@ class BendColumns:
         """
         found = []
         for number, local in enumerate(self._locals):
-            signs, scales = self._signs(number, draws), self._scales[number]
-            pairs: list[list[Tensor]] = [[] for _ in signs]
+            scales, inverse = self._scales[number], self._inverse[number]
+            signs = self._signs(number, draws, inputs=len(scales))
+            pairs: list[list[Tensor]] = [[] for _ in self._bends[number].inputs]
             for k in range(len(draws)):
-                one = [part[k] for part in signs]
+                firsts = [scale * z[k] for scale, z in zip(scales, signs, strict=True)]
+                seconds = local.product([scale * z[k] for scale, z in zip(inverse, signs, strict=True)])
                 if local.is_product:
-                    one[1] = torch.zeros_like(one[1])
-                firsts = [scale * z for scale, z in zip(scales, one, strict=True)]
-                seconds = local.product([torch.where(s > 0, z / s, 0.0) for s, z in zip(scales, one, strict=True)])
-                if local.is_product:
-                    seconds[1] = 2 * seconds[1]
+                    half, whole = firsts[0] / 2, seconds[1]
+                    pairs[0] += [half, half]
+                    pairs[1] += [whole, -whole]
+                    continue
                 for into, a, b in zip(pairs, firsts, seconds, strict=True):
                     into += [(a + b) / 2, (a - b) / 2]
             found += [torch.stack(parts) for parts in pairs]
@@ -257,14 +259,14 @@ class BendColumns:
             total = total + sum(float((a * b).sum()) for a, b in zip(some, local.product(some), strict=True))
         return total
 
-    def _signs(self, number: int, draws: range, of: str = "") -> list[Tensor]:
-        """Signs (draws, *shape) for every input of an operation: those of a sample are its own."""
+    def _signs(self, number: int, draws: range, of: str = "", inputs: int | None = None) -> list[Tensor]:
+        """Signs (draws, *shape) for the first so many inputs of an operation: those of a sample are its own."""
         n = len(self._numbers)
         return [
             Signs(self._seed, f"{STREAM}, {of}{number}.{place}")
             .draw(self._numbers, draws, value.numel() // n, value.dtype)
             .reshape(-1, *value.shape)
-            for place, value in enumerate(self._bends[number].inputs)
+            for place, value in enumerate(self._bends[number].inputs[:inputs])
         ]
 
 
@@ -292,12 +294,15 @@ class _Local:
         )
 
     def product(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """With one vector of each input's shape."""
-        if not self._gradients:
-            return [torch.zeros_like(value) for value in vectors]
-        along = [vectors[place] for place in self._gradients]
-        given = list(self._gradients.values())
-        return list(torch.autograd.grad(given, self._inputs, along, retain_graph=True, materialize_grads=True))
+        """With one vector of each input's shape, or of the first ones: there are zeros at the others then."""
+        given = {place: value for place, value in self._gradients.items() if place < len(vectors)}
+        if not given:
+            return [torch.zeros_like(value) for value in self._inputs]
+        along = [vectors[place] for place in given]
+        columns = torch.autograd.grad(
+            list(given.values()), self._inputs, along, retain_graph=True, materialize_grads=True
+        )
+        return list(columns)
 
 
 def _balance(first: Tensor, second: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ NO_BENDS = Places()
 FEW_COLUMNS = 16
 # Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
 FEW_DIRECTIONS, MOST_DRAWS = 1024, 256
-# From here on values that even these would not make precise enough are no longer waited for. They then have at most
-# twice the error that all draws would leave, so that asking for more precision than can be had costs little of it.
+# From here on it ends once even these would leave most of the imprecise values imprecise. They then have at most twice
+# the error that all draws would leave, so that asking for more precision than can be had costs little of it.
 SURE_LOOK = 64
 
 
@@ -87,10 +87,11 @@ def column_sweep(
             missed = "stopped by the time limit"
             break
         if bends:
-            errors, missed = within_reach(errors, look, wanted, MOST_DRAWS), f"it takes more than {MOST_DRAWS} draws"
-            if look >= MOST_DRAWS or (look >= SURE_LOOK and not errors):
+            reached = within_reach(errors, look, wanted, MOST_DRAWS)
+            if look >= MOST_DRAWS or (look >= SURE_LOOK and 2 * len(reached) < len(errors)):
+                missed = f"values like it take more than {MOST_DRAWS} draws"
                 break
-            missed = ""
+            errors = reached
         needed = look * (max(errors, default=wanted) / wanted) ** 2
         if not bends and needed * shape.per_draw >= shape.columns:
             return run(None)
