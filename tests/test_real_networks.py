@@ -61,8 +61,8 @@ class Transformer(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: build("mlp", widths=(3072, 64, 32, 10)),
     "lenet5": lambda: build("lenet5"),
-    "vgg with BatchNorm": lambda: build("vgg"),
-    "plainnet18": lambda: narrow(build("plainnet18"), 64),  # its eleven million weights: test_basis_paths
+    "vgg with BatchNorm": lambda: narrow(build("vgg"), 48),  # of full width: test_path_norms_of_networks
+    "plainnet18": lambda: narrow(build("plainnet18"), 32),  # its eleven million weights: test_basis_paths
     "resnet18-like": resnet18,
     "transformer": Transformer,
 }
