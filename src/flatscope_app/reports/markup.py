@@ -32,13 +32,12 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
         >>> str(element("a", "x < y", href="#top", class_="link"))
         '<a href="#top" class="link">x &lt; y</a>'
     """
-    written = Markup("").join(
-        Markup(' {}="{}"').format(Markup(name.rstrip("_").replace("_", "-")), value)
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
-    inner = Markup("").join(escape(child) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inner)
+    return Markup(f"<{tag}{written}>{''.join(map(escape, children))}</{tag}>")
 
 
 def fragment(template: str, *, package: str = "flatscope_app.reports", **values: Any) -> Markup:

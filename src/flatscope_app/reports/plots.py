@@ -12,9 +12,10 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 from xml.etree import ElementTree
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from flatscope.formatting import printable, written
 from flatscope_app.reports.markup import Section, element, table
@@ -51,6 +52,9 @@ _STYLE: Any = {
     "axes.labelsize": 10,
     "lines.linewidth": 1.6,
 }
+
+# What was drawn, by what drew it and as long as that lives: the first plot of a part also stands at the top.
+_DRAWN: WeakKeyDictionary[Callable[[], Figure], str] = WeakKeyDictionary()
 
 
 class Plot(NamedTuple):
@@ -114,7 +118,10 @@ def figure_of(plot: Plot) -> Figure:
 def picture(plot: Plot) -> Markup:
     """The plot as an SVG element of the page."""
     label = f"{plot.title}. {plot.caption}".strip()
-    return inline_svg(figure_of(plot), label, salt=plot.stem)
+    drawn = _DRAWN.get(plot.make)
+    if drawn is None:
+        drawn = _DRAWN[plot.make] = _svg(figure_of(plot), plot.stem)
+    return _inline(drawn, label, salt=plot.stem)
 
 
 def card(plot: Plot) -> Markup:
@@ -152,16 +159,21 @@ def hero(plots: Sequence[Plot]) -> Markup:
     return element("figure", element("p", first.title, class_="panel-title"), picture(first), caption, class_="hero")
 
 
-def inline_svg(figure: Figure, label: str, salt: str) -> Markup:
-    """Matplotlib's SVG as part of the page: without styles of its own, which the page's security policy forbids."""
+def _svg(figure: Figure, salt: str) -> str:
+    """Matplotlib's SVG of a figure, the same at every run; its names of shapes depend on the salt."""
     from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     for patch in (figure.patch, *(ax.patch for ax in figure.axes)):
         patch.set_visible(patch.get_hatch() is not None)
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = printable(buffer.getvalue().decode())
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # Figure.savefig would draw it twice
+    return printable(buffer.getvalue().decode())
+
+
+def _inline(text: str, label: str, salt: str) -> Markup:
+    """Matplotlib's SVG as part of the page: without styles of its own, which the page's security policy forbids."""
     root, used = ElementTree.fromstring(text), set(re.findall(r"#([\w-]+)", text))
     # Names of shapes are unique within a figure only; the salt makes them differ between figures.
     prefix = f"f{zlib.crc32(f'{salt} {label}'.encode()):x}-"
@@ -199,7 +211,8 @@ def _element(node: Any, prefix: str, used: set[str]) -> Markup:
     for key in ("d", "points"):
         if key in attributes:
             attributes[key] = _short(attributes[key])
-    inner = [Markup("{}").format(node.text.strip())] if node.text and node.text.strip() else []
+    text = (node.text or "").strip()
+    inner = [escape(text)] if text else []
     inner += [_element(child, prefix, used) for child in node]
     if tag == "g" and not any(inner):
         return Markup("")
