@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -131,21 +132,54 @@ def test_commands_have_the_options_of_the_bundles_and_declare_none_of_them_again
     assert bundled & set(vars(bundle)["__annotations__"]) <= own
 
 
-def test_public_names_are_there_whatever_is_imported_first() -> None:
-    code = """
+# What one process sees that loads public names, then begins anew with modules from inside, and goes on to all names.
+FRESH = """
+import json, random, sys, flatscope as fs
+before, found = random.getstate(), {}
+fs.measure, fs.report
+found["drawn"] = before != random.getstate()
+for name in [name for name in sys.modules if name.partition(".")[0].startswith("flatscope")]:
+    del sys.modules[name]
 import flatscope.bounds.psi as q, flatscope.bounds.pac_bayes as c, flatscope_app.reports.page, flatscope.landscapes
 import inspect, flatscope as fs
 assert q.__name__ == "flatscope.bounds.psi" and c.__name__ == "flatscope.bounds.pac_bayes"
-missing = [name for name in fs.__all__ if not hasattr(fs, name)]
-assert not missing, missing
+import flatscope_training.data.loading
+found["data"] = [name for name in ("pooch", "sklearn", "requests") if name in sys.modules]
+import flatscope.live
+flatscope.live.Recorder
+found["live"] = [name for name in ("lightning", "transformers", "mlflow", "tensorboard") if name in sys.modules]
+found["missing"] = [name for name in fs.__all__ if not hasattr(fs, name)]
 assert fs.stats.__name__ == "flatscope.stats" and set(fs.__all__) <= set(dir(fs))
 from flatscope import *
 assert report is fs.report and Problem is fs.Problem and bounds is fs.bounds
+print(json.dumps(found))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_public_names_are_there_whatever_is_imported_first(fresh: dict[str, Any]) -> None:
+    assert fresh["missing"] == []
     with pytest.raises(AttributeError, match="no attribute 'mesure'"):
         _ = fs.mesure
+
+
+def test_reading_data_needs_neither_pooch_nor_scikit_learn(fresh: dict[str, Any]) -> None:
+    assert fresh["data"] == []
+
+
+def test_no_framework_is_loaded_before_it_is_asked_for(fresh: dict[str, Any]) -> None:
+    assert fresh["live"] == []
+
+
+def test_loading_the_package_draws_no_random_number(fresh: dict[str, Any]) -> None:
+    assert not fresh["drawn"]
 
 
 @pytest.mark.parametrize("name", [name for name in fs.__all__ if callable(getattr(fs, name))])

@@ -167,16 +167,22 @@ def module_name(path: Path) -> str:
 MODULES = {f"{package_of(path)}.{module_name(path)}": path for path in FILES}
 
 
+@functools.cache
+def import_nodes(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """All imports of a file; looked for once."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(tree: ast.AST, package: str = "flatscope") -> Iterator[tuple[int, str]]:
     """(line, module below the package) of every import of the package: in functions and for type checking too."""
-    for node in ast.walk(tree):
+    for node in import_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == package:
                     yield node.lineno, alias.name.removeprefix(package).removeprefix(".") or "__init__"
-        elif isinstance(node, ast.ImportFrom) and node.level:
+        elif node.level:
             yield node.lineno, "a relative import"
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+        elif (node.module or "").split(".")[0] == package:
             below = (node.module or "").removeprefix(package).removeprefix(".")
             for alias in node.names:
                 longer = f"{below}.{alias.name}".removeprefix(".")
@@ -228,24 +234,20 @@ def inner_imports(tree: ast.AST) -> set[str]:
     } - PUBLIC_MODULES
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+@functools.cache
+def calls(tree: ast.AST) -> list[tuple[ast.Call, str]]:
     """Every call with the name that is called, as written: `torch.load`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield node, ast.unparse(node.func)
+    return [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def unsafe_calls(tree: ast.AST) -> list[str]:
     """Calls that could run what a file contains."""
     found = []
+    safe = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}
+    safe["numpy.load"] = safe["np.load"]
     for call, name in calls(tree):
-        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        unsafe = (
-            name in ("eval", "exec", "pickle.load", "pickle.loads")
-            or (name == "torch.load" and given.get("weights_only") != "True")
-            or (name in ("np.load", "numpy.load") and given.get("allow_pickle") != "False")
-        )
-        if unsafe:
+        given = [(keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords if name in safe]
+        if name in ("eval", "exec", "pickle.load", "pickle.loads") or (name in safe and safe[name] not in given):
             found.append(f"line {call.lineno}: {name}")
     return found
 

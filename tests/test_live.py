@@ -157,34 +157,31 @@ def test_the_network_inside_a_wrapper_is_measured(data: tuple[Tensor, Tensor]) -
 RANKS = """
 import os, sys, torch, torch.distributed as dist
 from flatscope.live import Recorder
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+folder, other = sys.argv[1], os.fork()  # what takes seconds to import is imported once
+rank = 0 if other else 1
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 torch.manual_seed(rank)  # ranks that measured together would refuse different weights
 recorder = Recorder((torch.eye(4), torch.tensor([0, 1, 0, 1])), "margin")
 table = recorder.record(torch.nn.Linear(4, 2), 1)
 dist.barrier()
-open(sys.argv[1] + f"/{rank}", "w").write("none" if table is None else f"{table['margin']}")
+open(f"{folder}/{rank}", "w").write("none" if table is None else f"{table['margin']}")
 dist.destroy_process_group()
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="processes are forked")
 def test_only_the_first_rank_measures(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(RANKS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*launcher, str(tmp_path / "script.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    command = [sys.executable, "-c", RANKS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert float((tmp_path / "0").read_text())
     assert (tmp_path / "1").read_text() == "none"
 
 
-def test_neither_framework_is_loaded_before_it_is_asked_for() -> None:
-    code = "import sys, flatscope.live as l; l.Recorder; print([m for m in ('lightning', 'transformers', 'mlflow', "
-    code += "'tensorboard') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+def test_a_misspelt_name_is_none_of_its_names() -> None:
     with pytest.raises(AttributeError, match="FlatscopeCallbak"):
         _ = live.FlatscopeCallbak  # type: ignore[attr-defined]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -270,8 +269,3 @@ def test_an_input_changed_in_place_gives_the_numbers_of_one_that_is_not() -> Non
     other.load_state_dict(model.state_dict())
     ours, theirs = (fs.measure(fs.Problem(network, data), NAMES).to_frame()["value"] for network in (model, other))
     assert ours.to_numpy() == pytest.approx(theirs.to_numpy(), rel=1e-6, nan_ok=True)
-
-
-def test_loading_the_package_draws_no_random_number() -> None:
-    lines = "import random, flatscope as fs; before = random.getstate(); fs.measure; fs.report"
-    subprocess.run([sys.executable, "-c", f"{lines}; assert before == random.getstate()"], check=True)

@@ -271,6 +271,12 @@ def _curves(
 
 def _medians(looks: pd.DataFrame, scope: Scope, point: Point) -> tuple[float, float]:
     """Epoch and training loss of the networks at a point, in the median."""
-    rows = looks.iloc[point.rows[(scope.groups >= 0) & (point.rows >= 0)]]
-    losses = rows["train_loss"] if "train_loss" in rows else pd.Series([math.nan])
-    return (float(rows["epoch"].median()), float(losses.median())) if len(rows) else (math.nan, math.nan)
+    rows = point.rows[(scope.groups >= 0) & (point.rows >= 0)]
+    return _median(looks, "epoch", rows), _median(looks, "train_loss", rows)
+
+
+def _median(looks: pd.DataFrame, name: str, rows: Codes) -> float:
+    """Of what is known of these rows; NaN for nothing."""
+    found = looks[name].to_numpy()[rows] if name in looks else np.empty(0)
+    known = found[~np.isnan(found)]
+    return float(np.median(known)) if len(known) else math.nan
