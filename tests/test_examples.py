@@ -59,9 +59,9 @@ def test_example_files_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     runpy.run_path(str(path), run_name="__main__")
 
 
-def check_labels(data: str, samples: int) -> None:
+def check_labels(data: str, samples: int, lr: str) -> None:
     """A quick run of the study: every norm and the divergence are larger for random labels."""
-    small = ["--samples", str(samples), "--hidden", "64", "--draws", "100", "--steps", "20", "--lr", "0.1"]
+    small = ["--samples", str(samples), "--hidden", "64", "--draws", "100", "--steps", "20", "--lr", lr]
     table = runpy.run_path(str(LABELS))["main"](["--data", data, *small])
     assert len(table) == 7
     assert table.notna().all(axis=None)
@@ -71,13 +71,13 @@ def check_labels(data: str, samples: int) -> None:
 
 
 def test_random_labels_are_told_from_true_ones_on_the_digits() -> None:
-    check_labels("digits", 100)
+    check_labels("digits", 100, "0.3")
 
 
 @pytest.mark.real_data
 @pytest.mark.skipif(not os.environ.get("FLATSCOPE_DATA"), reason="FLATSCOPE_DATA names no folder")
 def test_random_labels_are_told_from_true_ones_on_mnist() -> None:
-    check_labels("mnist", 150)
+    check_labels("mnist", 150, "0.1")
 
 
 def test_the_users_model_can_be_measured() -> None:

@@ -81,7 +81,7 @@ def test_marginals_integrate_to_one(kind: type) -> None:
 @pytest.mark.parametrize(("kind", "dimension"), list(itertools.product(KINDS, (1, 2, 3))))
 def test_chains_find_what_the_quadrature_says(kind: type, dimension: int) -> None:
     lr = {TwoBasins: 0.02, ValleyAndPoint: 0.04}[kind]
-    found = simulate(kind(dimension), TEMPERATURES[kind], lr=lr, steps=8000, chains=4000, record_every=20)
+    found = simulate(kind(dimension), TEMPERATURES[kind], lr=lr, steps=8000, chains=2000, record_every=20)
     assert abs(found.simulated - found.exact) < 0.02
     assert found.mixing.two_start_gap < 0.02
     assert found.mixing.mixed()
@@ -100,7 +100,7 @@ def test_too_few_steps_are_seen_as_such() -> None:
 @pytest.mark.parametrize("sgd_share", [1.0, 0.5])
 def test_sgd_and_sgdl_on_sample_losses_have_the_same_share(sgd_share: float) -> None:
     noise = white_sample_noise(2, sgd_share * 0.25, 0.04)
-    found = simulate(ValleyAndPoint(2), 0.25, lr=0.04, steps=8000, chains=2000, sample_noise=noise, record_every=20)
+    found = simulate(ValleyAndPoint(2), 0.25, lr=0.04, steps=8000, chains=1000, sample_noise=noise, record_every=20)
     assert found.run.temperature == pytest.approx(0.25)
     assert (found.run.noise == pytest.approx(0, abs=1e-6)) == (sgd_share == 1.0)
     assert abs(found.simulated - found.exact) < 0.02
