@@ -168,7 +168,8 @@ def _svg(figure: Figure, salt: str) -> str:
     for patch in (figure.patch, *(ax.patch for ax in figure.axes)):
         patch.set_visible(patch.get_hatch() is not None)
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # Figure.savefig would draw it twice
+        # Figure.savefig would draw it twice.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return printable(buffer.getvalue().decode())
 
 
