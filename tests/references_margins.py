@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 STARTS = 4
+BOUNDING = 100  # steps
 SMALL = 6  # entries of an input: so few can be searched at random
 
 
@@ -72,11 +73,19 @@ def nearest_by_faces(dense: Dense, x: Tensor, y: int, j: int) -> float:
 def _patterns(
     A: np.ndarray, z: np.ndarray, weight: np.ndarray, offset: float, best: float
 ) -> list[tuple[float, np.ndarray]]:
-    """Patterns of active units, by how far one constraint alone is, the nearest first; none beyond the best."""
+    """Patterns of active units, by how far they are at least, the nearest first; none beyond the best."""
     on = np.array(list(itertools.product((0.0, 1.0), repeat=len(z))))
-    units = np.maximum(-(2 * on - 1) * z, 0) / np.maximum(np.linalg.norm(A, axis=1), 1e-12)
-    last = np.maximum(on * weight @ z + offset, 0) / np.maximum(np.linalg.norm(on * weight @ A, axis=1), 1e-12)
-    least = np.maximum(units.max(axis=1), last)
+    # The constraints Gd ≥ h of each pattern. For any p ≥ 0 every such d has ‖d‖ ≥ pᵀh / ‖Gᵀp‖, and p climbs there.
+    G = np.concatenate([(2 * on - 1)[:, :, None] * A, -(on * weight @ A)[:, None]], axis=1)
+    h = np.concatenate([-(2 * on - 1) * z, (on * weight @ z + offset)[:, None]], axis=1)
+    lengths = np.maximum(np.linalg.norm(G, axis=2), 1e-12)
+    G, h = G / lengths[:, :, None], h / lengths
+    least, p = np.maximum(h, 0).max(axis=1), np.zeros_like(h)
+    for _ in range(BOUNDING):
+        pulled = np.einsum("kcd,kc->kd", G, p)
+        reached = np.einsum("kc,kc->k", p, h) / np.maximum(np.linalg.norm(pulled, axis=1), 1e-12)
+        least = np.maximum(least, reached)
+        p = np.maximum(p + (h - np.einsum("kcd,kd->kc", G, pulled)) / len(z), 0)
     order = np.argsort(least, kind="stable")
     return [(float(least[number]), on[number]) for number in order if least[number] < best]
 
@@ -125,7 +134,7 @@ def _nearest_by_solver(dense: Dense, x: Tensor, y: int, j: int) -> float:
             jac=True,
             constraints={"type": "ineq", "fun": lambda d: -once(d)[0], "jac": lambda d: -once(d)[1]},
             method="SLSQP",
-            options={"ftol": 1e-12, "maxiter": 100},
+            options={"ftol": 1e-9, "maxiter": 100},
         )
         if gap(result.x)[0] <= 1e-8:
             best = min(best, float(np.linalg.norm(result.x)))
