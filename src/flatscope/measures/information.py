@@ -127,7 +127,8 @@ def takeuchi_trace(
     def squares() -> Iterator[Tensor]:
         for _ in range(draws):
             start = _random_sum(ctx, generator, centred)
-            yield start.square().sum() * _enclosed(operator, start, damping, steps, generator)
+            square = float(start.square().sum())  # zero where all signs are equal and the mean is taken out
+            yield square * _enclosed(operator, start, damping, steps, generator) if square else torch.zeros(1, 2)
 
     return _estimate(operator, draw_until_precise(ctx, squares(), draws, first=FIRST_LOOK))
 
