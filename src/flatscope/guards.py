@@ -123,9 +123,11 @@ def _own_defaults() -> Iterator[None]:
 
 def running_model(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
     """How a user's model is run: without checkpointing, new tensors of the dtype and on the device it is run on."""
-    if _outside and _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
+    if not _outside:
+        return _running_model(dtype, device)
+    if _outside[0][1].type == "cpu" and torch.get_default_dtype() == dtype:
         return nullcontext()  # `own_settings` has done it all, and this is called thousands of times
-    return _running_model(dtype, device)
+    return callers_defaults(dtype, device)
 
 
 @contextmanager
@@ -134,22 +136,31 @@ def _running_model(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def callers_defaults(dtype: torch.dtype | None = None, device: torch.device | None = None) -> Iterator[None]:
+class callers_defaults(AbstractContextManager[None]):  # noqa: N801, as other context managers are called
     """New tensors as the caller has set them: data sets and models may count on it.
 
     Args:
         dtype: another default dtype, where the model is measured in another than the caller's.
         device: another default device, where the caller has set one.
     """
-    kept, place = _outside[0] if _outside else (torch.get_default_dtype(), torch.get_default_device())
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or kept)
-    try:
-        with nullcontext() if place.type == "cpu" else device or place:
-            yield
-    finally:
-        torch.set_default_dtype(before)
+
+    def __init__(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> None:
+        self.dtype, self.device = dtype, device
+
+    def __enter__(self) -> None:
+        dtype, place = _outside[0] if _outside else (torch.get_default_dtype(), torch.get_default_device())
+        self.before, dtype = torch.get_default_dtype(), self.dtype or dtype
+        if dtype != self.before:
+            torch.set_default_dtype(dtype)
+        self.place = None if place.type == "cpu" else self.device or place
+        if self.place is not None:
+            self.place.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self.place is not None:
+            self.place.__exit__(*raised)
+        if torch.get_default_dtype() != self.before:
+            torch.set_default_dtype(self.before)
 
 
 @contextmanager

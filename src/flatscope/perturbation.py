@@ -348,10 +348,11 @@ def _one_by_one(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -
 def _together(ctx: Context, points: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     """The same on stacked weights; what no moved weight precedes is computed once."""
 
-    def losses(point: Params) -> Tensor:
+    def losses(*values: Tensor) -> Tensor:
+        point = dict(zip(points, values, strict=True))
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets)
 
-    result: Tensor = on_stacked(losses, points)
+    result: Tensor = on_stacked(losses, *points.values())  # plain tensors: torch looks for longer through a dictionary
     return result
 
 
