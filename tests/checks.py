@@ -70,7 +70,7 @@ AGAINST_TWINS: dict[str, dict[str, Any]] = {"sharpness": {"steps": 200}}
 # The same data in other ways, by which no measure may change.
 VARIANTS: dict[str, Callable[[Tiny], fs.Problem]] = {
     "as given": lambda tiny: tiny.problem(),
-    "batches of 5, the last of 1": lambda tiny: tiny.problem(batch_size=5),
+    "batches of 5 and a ragged one of 1": lambda tiny: tiny.problem(batch_size=5),
     "a loader with a ragged batch": _ragged,
     "another order of the samples": lambda tiny: tiny.problem(train=(tiny.x[_order(tiny)], tiny.y[_order(tiny)])),
     "repeated data": _twice,
@@ -204,7 +204,7 @@ def same_alone_and_in_a_table(entry: Declaration, tiny: Tiny) -> None:
 
 
 def same_for_any_batches(entry: Declaration, tiny: Tiny) -> None:
-    for variant in ("batches of 5, the last of 1", "a loader with a ragged batch"):
+    for variant in ("batches of 5 and a ragged one of 1", "a loader with a ragged batch"):
         found = quick(entry, context_of(tiny, variant))
         assert_same(quick(entry, tiny), found, tolerance_of(entry), variant)
 
