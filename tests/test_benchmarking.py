@@ -96,7 +96,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def soon(small: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same with stops that a few epochs reach, where nothing depends on how far a network is trained."""
     for module in (recipe, leaderboard, scores):
-        monkeypatch.setattr(module, "STOPS", (0.5, 0.2))
+        monkeypatch.setattr(module, "STOPS", (1.5, 1.0))
     return
 
 
@@ -157,7 +157,7 @@ def test_a_population_is_built_scored_and_joined(soon: None, tmp_path: Path, mon
     monkeypatch.setattr(leaderboard, "released_leaderboard", lambda few: board)
     joined = benchmark(largest_weight, networks="all", store=store, workers=0)
     assert {*board.names, "largest_weight"} == set(joined.names)
-    row = joined.row("largest_weight", "digits", 0.2, "tau")
+    row = joined.row("largest_weight", "digits", 1.0, "tau")
     assert row is not None
     assert math.isfinite(row["value"])
     values = leaderboard._values({"largest_weight": largest_weight}, with_controls(population), Store(store))

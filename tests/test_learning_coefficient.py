@@ -61,11 +61,16 @@ def test_a_quadratic_loss_has_the_closed_form(gamma: float, length: float) -> No
 
 
 def test_the_standard_error_of_the_chains_covers_the_truth() -> None:
+    """Sixteen times eight chains, which run at once."""
     problem, eigenvalues = at_minimum()
     exact, zs = in_closed_form(40, eigenvalues, 10.0), []
-    for seed in range(16):
-        value, stderr = rows(problem, seed, gamma=10.0, steps=200).loc[NAMES[0], ["value", "stderr"]]
-        zs.append((value - exact) / stderr)
+    settings = {**declarations()[NAMES[0]].options, "gamma": 10.0, "steps": 200, "chains": 128}
+    found = learning_coefficient.sample_chains(fs.Context(problem), **settings)
+    for halves in found.halves.split(8):
+        own = replace(found, halves=halves)
+        each = own.tempered * own.rises
+        zs.append((float(each.mean()) - exact) / own.stderr(each))
+    assert len(zs) == 16
     assert sum(abs(z) <= 2.4 for z in zs) >= 13  # seven degrees of freedom
     assert 0.4 < float(torch.tensor(zs).std()) < 1.8
 
