@@ -167,7 +167,9 @@ class Region(NamedTuple):
     project: Move  # points -> nearest points of the set
 
 
-def ascend(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, sizes: Sequence[float]) -> Ascent:
+def ascend(
+    ctx: Context, evaluate: Evaluate, starts: Params, region: Region, sizes: Sequence[float], settled: float = 0.0
+) -> Ascent:
     """Projected ascent from several starts at once: the largest loss on each way, and where it was met.
 
     Stops early when no point moves any more, or the time is up.
@@ -178,6 +180,7 @@ def ascend(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, siz
         starts: stacked points of the region.
         region: what the points are kept in.
         sizes: step sizes, in units of its longest move; 2 reaches any point of the boundary from any other.
+        settled: a step that moves no coordinate by more is none.
     """
     point, best, where = starts, torch.full((_stack_size(starts),), -torch.inf, dtype=torch.float64), starts
     before = -torch.inf
@@ -193,7 +196,7 @@ def ascend(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, siz
             return Ascent(best, where, before, late=True)
         uphill = region.climb(gradients)
         following = region.project({name: value + size * uphill[name] for name, value in point.items()})
-        if all(torch.equal(value, point[name]) for name, value in following.items()):
+        if all(bool(((value - point[name]).abs() <= settled).all()) for name, value in following.items()):
             before = float(best.max())
             break
         point = following

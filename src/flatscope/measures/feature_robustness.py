@@ -32,7 +32,7 @@ from flatscope.registry import Value, measure
 
 Kind = Literal["worst", "random"]
 TOLERANCE = 1e-6
-LONGEST, SETTLING = 1e6, 20
+LONGEST, SETTLING, SETTLED = 1e6, 20, 1e-9
 NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are rounding, and their directions chance
 
 
@@ -149,7 +149,7 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
     found = ascend(ctx, evaluate, starts, region, shrinking(steps)).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
-    best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING), ctx.scores().loss
+    best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING, SETTLED), ctx.scores().loss
     value = max(0.0, best.highest - loss)  # A = 0 is allowed
     slope = delta * float(torch.linalg.svdvals(acting.pulled(gradient[None])).sum())
     curvature = max(0.0, pair.value + pair.residual) * float(acting.weight.square().sum())  # κ
