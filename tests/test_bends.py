@@ -263,6 +263,17 @@ def test_values_out_of_reach_are_not_waited_for() -> None:
     assert within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"
 
 
+def test_it_goes_on_where_most_imprecise_values_are_within_reach() -> None:
+    problem = gated().problem()
+    errors = sorted(drawn(Context(problem), sweep.SURE_LOOK).errors(("trace", "kappa_trace", "relative_flatness")))
+    assert len(errors) > 4
+    share = math.sqrt(sweep.SURE_LOOK / sweep.MOST_DRAWS)
+    reach = [share * error / (1 + 2 * error) for error in errors]  # the precision from which on each can be had
+    few = (reach[0] + reach[1]) / 2
+    assert sweep.column_sweep(Context(problem), precision=few).draws == sweep.SURE_LOOK
+    assert sweep.column_sweep(Context(problem), precision=1.01 * reach[-1]).draws > sweep.SURE_LOOK
+
+
 class Branched(nn.Module):
     """Convolution, BatchNorm, two dense layers, and a share of something curved beside the last but one."""
 
