@@ -21,6 +21,13 @@ FAST = {
     "relative_flatness", "results", "samples", "scaling", "sharpness_theorem", "store", "sweep", "table", "targets",
     "verdicts", "walls",
 }
+# Files that `make test` leaves to `make test-all`: they start processes or a browser, read the published data, run all
+# pages of the documentation or whole networks, or count over hundreds of repeats. Single tests have their own mark.
+LONG = {
+    "benchmarking", "documentation", "hostile_strings", "networks_page", "public_sets", "ranks", "ray", "real_networks",
+    "repeatability", "report_atlas", "report_browser", "report_interaction", "report_landscape", "report_layout",
+    "report_population", "report_studies", "stopping", "sweep_kills", "sweeps",
+}
 # fmt: on
 gc.disable()  # until all tests are collected: imports leave little behind
 # Processes that tests start, and the next run, find compiled what this one has compiled, whatever the shell says.
@@ -63,7 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for n, item in zip(kept, sorted((items[n] for n in kept), key=_measure), strict=True):
         items[n] = item
     for item in items:
-        if item.path.parent.name == "papers" or item.path.stem.removeprefix("test_") not in FAST:
+        file = item.path.stem.removeprefix("test_")
+        if file in LONG:
+            item.add_marker("long")
+        if item.path.parent.name == "papers" or file not in FAST or item.get_closest_marker("long"):
             item.add_marker("slow")
 
 

@@ -11,6 +11,7 @@ from architectures import architectures, outputs
 import flatscope as fs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", architectures())
 def test_networks_of_libraries_are_made_the_same_twice_and_accepted(name: str) -> None:
     make = architectures()[name]

@@ -223,7 +223,7 @@ def test_few_networks_have_the_wider_intervals_of_students_t() -> None:
     assert 0.95 <= covered / repeats <= 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_band_covers_whole_curves_and_intervals_of_points_do_not() -> None:
     """Of 200 populations without any correlation: all 15 points of three measures inside of the band at once."""
     draw, band, each, by_chance = np.random.default_rng(2), 0, 0, 0

@@ -126,6 +126,7 @@ def test_the_frame_has_the_documented_columns_and_order() -> None:
     assert row["before"] == fs.measure(mlp().problem(), "l2_norm")["l2_norm"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "build", [vgg_like, resnet_like, lambda: batchnorm_conv().problem()], ids=["vgg", "resnet", "conv"]
 )

@@ -452,7 +452,7 @@ def test_nothing_is_touched() -> None:
     torch.testing.assert_close(paths.to_model(paths.values())(tiny.x), tiny.model(tiny.x))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eleven_million_weights() -> None:
     from flatscope_training.models import build
 

@@ -184,6 +184,7 @@ def test_a_loss_with_curvature_of_both_signs() -> None:
         assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
 
 
+@pytest.mark.long
 def test_standard_errors_cover() -> None:
     problem = gated(6).problem()
     zs = []

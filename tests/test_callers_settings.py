@@ -226,6 +226,7 @@ def numbers_of_everything(tmp_path_factory: pytest.TempPathFactory) -> list[floa
     return everything(things(), tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_public_function_takes_the_callers_settings(

@@ -358,6 +358,7 @@ def test_data_sets_are_listed_and_verified(run: Run, tmp_path: Path, tiny_cifar:
         assert (embedded.code, "embedded" in embedded.err) == (0, True)
 
 
+@pytest.mark.long
 def test_demo_writes_all_that_it_promises(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstration, "load", lambda *a, **k: load(*a, **k, train_size=60, test_size=30))
     runs = {f"batch {size}": TrainConfig(batch_size=size, epochs=1) for size in (16, 60)}
@@ -390,6 +391,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_whoever_reads_the_first_line_still_gets_the_files(weights: Path, images: Path, tmp_path: Path) -> None:
     files = ["--out", tmp_path / "t.json", "--report", tmp_path / "r.html"]
     words = ["measure", "--model", MODEL, "--data", images, "--weights", weights, "-m", "parameter_count", *files]
@@ -435,6 +437,7 @@ def build():
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_keeps_its_checkpoint_and_says_how_to_go_on(

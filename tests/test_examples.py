@@ -51,6 +51,7 @@ SMALLER = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path != LABELS], ids=lambda path: path.name)
 def test_example_files_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,6 +75,7 @@ def test_random_labels_are_told_from_true_ones_on_the_digits() -> None:
     check_labels("digits", 100, "0.3")
 
 
+@pytest.mark.long
 @pytest.mark.real_data
 @pytest.mark.skipif(not os.environ.get("FLATSCOPE_DATA"), reason="FLATSCOPE_DATA names no folder")
 def test_random_labels_are_told_from_true_ones_on_mnist() -> None:

@@ -180,6 +180,7 @@ test_fused.run("pooled", test_fused.TRIALS, sys.argv[3], 4, stacked="fused", che
 """
 
 
+@pytest.mark.long
 def test_a_process_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_weights(device, tmp_path, folder):
     whole = run("pooled", TRIALS, device, 4, stacked="fused")
     command = [sys.executable, "-c", KILLED, os.path.dirname(__file__), str(tmp_path), device, str(folder)]

@@ -239,6 +239,7 @@ def test_sampled_columns_of_a_smooth_network_cover() -> None:
         assert 0.88 <= covered <= 0.99, f"{level}: {covered:.1%}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("curvature", ["hessian", "gauss_newton"])
 @pytest.mark.parametrize("sketch", [False, True], ids=["plain", "sketch"])
 @pytest.mark.parametrize("quantity", ["trace", "rho"])

@@ -131,6 +131,7 @@ fs.landscape(networks.mlp().problem(), grid=5, checkpoint={folder!r})
 """
 
 
+@pytest.mark.long
 def test_landscape_goes_on_after_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     script = textwrap.dedent(KILLED).format(tests=str(Path(__file__).parent), folder=str(folder))

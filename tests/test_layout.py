@@ -406,7 +406,7 @@ runpy.run_module("flatscope", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_core_runs_from_the_source_without_optional_packages_or_metadata(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", BARE_MACHINE, str(SOURCE), str(tmp_path / "r.html")]
     env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}

@@ -103,7 +103,7 @@ def fitted(build: Callable[[], Tiny], n: int = 30) -> Tiny:
     return replace(tiny, x=x, y=tiny.model(x).detach(), xt=None, yt=None, loss="mse", initial={})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("symmetry", "build"),

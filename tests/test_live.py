@@ -171,7 +171,7 @@ if other:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="processes are forked")
 def test_only_the_first_rank_measures(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANKS, str(tmp_path)]

@@ -418,6 +418,7 @@ train(model, data, test_loop.CONFIG, checkpoint={folder!r}, after_epoch=saved)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["in an epoch", "while saving"])
 def test_resume_after_sigkill_is_bit_identical(tmp_path, moment):
     """Killed in the middle of epoch 4, or while its checkpoint is being written: epoch 3 is there whole."""

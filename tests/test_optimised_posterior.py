@@ -205,6 +205,7 @@ def violations(monkeypatch: pytest.MonkeyPatch, flips: float, n: int, d: int, de
     return above / repeats
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("flips", "n", "d"), [(0.1, 40, 3), (0.5, 100, 150)])
 def test_the_bound_holds_for_all_but_a_delta_share_of_training_sets(
     flips: float, n: int, d: int, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +316,7 @@ def test_training_ends_on_flat_ground() -> None:
     assert len(steps) == 400
 
 
+@pytest.mark.long
 def test_a_budget_is_kept_and_the_bound_still_holds_then() -> None:
     options = {NAME: {"steps": 10**7, "draws": 10**7}}
     found = fs.bounds(clusters(4000), NAME, options=options, budget="3s").to_frame().iloc[0]

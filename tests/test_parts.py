@@ -82,11 +82,13 @@ def test_functions_are_found_by_the_names_that_stored_sweeps_have() -> None:
             assert importlib.import_module(module)
 
 
+@pytest.mark.long
 def test_the_library_measures_alone() -> None:
     done = run(MEASURE, without=parts.PACKAGES)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_page_and_the_commands_need_no_papers(tmp_path: Path) -> None:
     done = run(MEASURE + REPORT, str(tmp_path / "page.html"), without=("flatscope_papers",))
     assert done.returncode == 0, done.stderr

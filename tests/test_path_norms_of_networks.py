@@ -109,6 +109,7 @@ def test_one_pass_equals_products_of_dense_matrices(name: str, p: float, pooling
     assert found == pytest.approx(float(outputs.sum()) ** (1 / p), rel=1e-12)
 
 
+@pytest.mark.long
 @by_network
 def test_unit_rescaling_changes_no_path_norm_of_the_full_network(name: str) -> None:
     torch.manual_seed(0)

@@ -632,6 +632,7 @@ train_population(conv_batchnorm, RESUMED, blobs(n=50, shape=(1, 6, 6)), dtype=to
 """
 
 
+@pytest.mark.long
 def test_a_killed_process_loses_nothing_that_it_had_saved(tmp_path):
     here = os.path.dirname(__file__)
     done = subprocess.run([sys.executable, "-c", KILLED, here, str(tmp_path)], capture_output=True, check=False)

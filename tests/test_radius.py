@@ -296,7 +296,7 @@ def test_a_gpu_agrees_within_the_standard_error() -> None:
     assert abs(cpu["flatness_radius"] - gpu["flatness_radius"]) < 4.5 * spread
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_true_labels_lie_in_a_wider_minimum_than_random_ones() -> None:
     """Table 1 of Zhang et al. 2017 in small: images of digits, both objectives, all layers."""
     x, true = load("digits", train_size=100, test_size=0, seed=0, standardize=False).train

@@ -76,6 +76,7 @@ def test_the_sampled_value_meets_the_exact_one_on_every_network(build) -> None: 
         assert bool(((mean.data_stderr - exact.means[key].data_stderr).abs() <= 4 * mean.stderr + 1e-12).all()), key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "build", [mlp, lenet_like, texts, lambda: many_classes(5, 11, own=True)], ids=lambda build: build().name
 )
@@ -187,6 +188,7 @@ def test_a_time_limit_ends_the_draws() -> None:
     assert "time limit" in late.missed
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_square_of_the_classes() -> None:
     class Largest(TorchDispatchMode):
         most = 0

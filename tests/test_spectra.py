@@ -153,6 +153,7 @@ def test_a_product_that_does_not_fit_is_tried_with_smaller_batches(monkeypatch: 
     assert sizes[0] > 2 >= sizes[-1]
 
 
+@pytest.mark.long
 def test_density_against_the_exact_histogram() -> None:
     """Blurred alike, the estimate meets the true density within its band, on a spectrum with a cloud and outliers."""
     reference = dense("smooth", smooth)
@@ -184,6 +185,7 @@ def test_the_error_of_the_trace_covers() -> None:
     assert abs(np.mean(zs)) < 0.6
 
 
+@pytest.mark.long
 def test_the_error_of_the_trace_covers_from_few_draws_where_few_eigenvalues_dominate() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()

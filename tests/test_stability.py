@@ -181,6 +181,7 @@ def digits_training(lr: float, steps: int, every: int, **settings: Any) -> tuple
     return recorder, model
 
 
+@pytest.mark.long
 def test_gradient_descent_settles_at_the_edge_and_with_a_smaller_rate_below_it() -> None:
     at_edge = digits_training(0.09, 320, 5)[0].stability
     found = at_edge.sharpness
@@ -249,6 +250,7 @@ def test_lightning_gives_the_recorder_its_optimizer(
         live.FlatscopeCallback(fs.StabilityRecorder(data), every=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optim", ["sgd", "adamw_torch"])
 def test_the_trainer_gives_the_recorder_its_optimizer(data: tuple[Tensor, Tensor], tmp_path: Path, optim: str) -> None:
     """Its schedule begins and ends at a rate of 0: such a step bears any curvature."""

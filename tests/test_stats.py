@@ -60,7 +60,7 @@ def test_same_seed_same_interval(kind: str) -> None:
     assert first.low != other.low
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @kinds
 def test_intervals_cover_as_often_as_they_say(kind: str) -> None:
     rho, n, trials = 0.6, 100, 400

@@ -211,6 +211,7 @@ def test_a_trial_is_claimed_by_one_at_a_time(store: Store) -> None:
         assert not mine  # it is done
 
 
+@pytest.mark.long
 def test_a_claim_gives_signs_of_life_and_ends_without_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = trial_files.Owner("0123456789ab", 1, 1)
     with store.claim(CONFIG, lease=0.4) as mine:

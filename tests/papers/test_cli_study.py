@@ -72,7 +72,7 @@ def words(store: Path, out: Path) -> list[str]:
     return ["run", "zhang2017-fig6", "--scale", "smoke", "--store", str(store), "--out", str(out)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_run_again_it_trains_only_what_was_missing(tmp_path: Path) -> None:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

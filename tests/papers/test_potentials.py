@@ -77,7 +77,7 @@ def test_marginals_integrate_to_one(kind: type) -> None:
         assert np.trapezoid(density, first) == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "dimension"), list(itertools.product(KINDS, (1, 2, 3))))
 def test_chains_find_what_the_quadrature_says(kind: type, dimension: int) -> None:
     lr = {TwoBasins: 0.02, ValleyAndPoint: 0.04}[kind]
@@ -96,7 +96,7 @@ def test_too_few_steps_are_seen_as_such() -> None:
     assert float((histogram.density * np.diff(histogram.edges)).sum()) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sgd_share", [1.0, 0.5])
 def test_sgd_and_sgdl_on_sample_losses_have_the_same_share(sgd_share: float) -> None:
     noise = white_sample_noise(2, sgd_share * 0.25, 0.04)

@@ -79,6 +79,7 @@ def test_what_noise_does_gets_the_verdict_that_is_due() -> None:
     assert answers["depth"].value == pytest.approx(1.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # six networks: SciPy warns about such short samples
 def test_smoke(name: str, store: Path) -> None:

@@ -35,6 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # eight networks: SciPy warns about such short samples
 def test_smoke(name: str, store: Path) -> None:

@@ -21,6 +21,7 @@ CLAIMS = find_study("robustness-of-measures").claims
 INVARIANT, OTHERS = ("fisher_rao_norm", "l2_path_norm", "rho_sum"), ("hessian_trace", "l2_norm", "kappa_max")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")  # four networks: SciPy warns about such short samples
 def test_smoke(tmp_path: Path) -> None:
     result = study("robustness-of-measures", "smoke", workers=0, store=tmp_path, device="cpu")

@@ -34,6 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_smoke(name: str, store: Path) -> None:
     result = study(f"yi2019-{name}", "smoke", workers=0, store=store, device="cpu")

@@ -58,6 +58,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # networks so small may be alike: SciPy warns of that
 def test_smoke(name: str, store: Path) -> None:
