@@ -322,6 +322,7 @@ ROWS: dict[str, Row] = {
         precision=0.03,
         curvature="gauss_newton",
         batch=8,
+        memory="45GiB",
     ),
     "resnet18-table": measuring(_case(resnet18_case, 10_000), None, "≤ 120 s", batch=500, slowest=True),
     "resnet18-top": top_eigenvalue(_case(resnet18_case, 256, stem="imagenet"), "≥ 2× the peers", 256),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.context import Scores
+from flatscope.context import Context, Scores
 from flatscope.curvature.coverage import read
 
 
@@ -161,3 +161,30 @@ def test_what_a_scripted_function_hides_is_not_taken_for_linear() -> None:
     assert "first.weight" in ctx.sweep(read).curved
     found = fs.measure(tiny.problem(), "hessian_trace", precision=0)["hessian_trace"]
     assert found == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
+
+
+class Branching(nn.Module):
+    """A network that looks at its samples before it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x)) if bool((x > 9).any()) else self.first(x)
+        out: Tensor = self.last(h)
+        return out
+
+
+def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
+    x, y = torch.randn(40, 4), torch.arange(40) % 3
+    for model, decide in (
+        (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), False),
+        (Branching(), True),
+    ):
+        problem = fs.Problem(model.eval(), train=(x, y))
+        assert problem.samples_decide == decide
+        forward = 3 if decide else 0
+        context = Context(problem)
+        context.sweep(read)
+        assert context.passes["forward"] == forward

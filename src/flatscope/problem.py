@@ -209,9 +209,9 @@ class Problem:
     @cached_property
     def samples_decide(self) -> bool:
         """Whether values or shapes of the samples decide what is computed, so that the first ones do not show all."""
-        choices = Choices()
+        choices, inputs = Choices(), self.example()  # picking samples is no choice of the network's
         with torch.no_grad(), watched(choices.follow):
-            self.forward(self.example())
+            self.forward(inputs)
         return self._uneven or bool(choices.found)
 
     @property
