@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import flatscope as fs
-from flatscope.context import Context, Scores
+from flatscope.context import Context, Effort, Scores
 from flatscope.curvature.coverage import read
 
 
@@ -188,3 +188,22 @@ def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
         context = Context(problem)
         context.sweep(read)
         assert context.passes["forward"] == forward
+
+
+def test_samples_are_read_within_the_memory_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    forward = fs.Problem.forward
+
+    def watched_forward(self: fs.Problem, inputs: Tensor, *more: object) -> Tensor:
+        sizes.append(len(inputs))
+        return forward(self, inputs, *more)
+
+    monkeypatch.setattr(fs.Problem, "forward", watched_forward)
+    problem = fs.Problem(Branching().eval(), train=(torch.randn(400, 4), torch.arange(400) % 3), batch_size=128)
+    found = Context(problem).sweep(read)
+    assert max(sizes) == 128
+    sizes.clear()
+    assert found.held == pytest.approx(2 * 4 * (2 * 5 + 3), rel=0.5)  # two hidden layers of five numbers, three outputs
+    less = Context(problem, effort=Effort(memory=int(10 * found.held))).sweep(read)
+    assert max(sizes) == 10
+    assert (less.curved, less.rows) == (found.curved, found.rows)

@@ -17,6 +17,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.bends import BendRecorder, find_bends, watched_in_parts
 from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vector_gradients
+from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.network.layers import Call, by_samples, recorded
@@ -35,6 +36,7 @@ class Reading:
     uses: Counter[str]  # how often a pass uses each of them in a layer
     unswept: dict[str, str]  # those whose gradients of single samples the recorded calls do not give, with reasons
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
+    held: float  # bytes that looking at one sample takes
 
 
 def read(ctx: Context) -> Reading:
@@ -43,7 +45,8 @@ def read(ctx: Context) -> Reading:
     if not ctx.problem.samples_decide:
         return found
     alike: dict[Any, Reading] = {}  # by the shapes of the samples
-    for inputs, _ in ctx.batches():
+    size = min(ctx.problem.batch_size, plan_for(ctx, 1, found.held, 0.0).samples)
+    for inputs, _ in ctx.batches(size=size):
         more = _read_batch(ctx, inputs)
         like = alike.setdefault(tuple(part.shape[1:] for part in parts_of(inputs)), more)
         other = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
@@ -53,6 +56,7 @@ def read(ctx: Context) -> Reading:
             more.uses | found.uses,  # the larger count of each
             dict.fromkeys(other, "not every sample passes it in the same way") | more.unswept | found.unswept,
             more.rows,
+            found.held,
         )
     ctx.count("forward", 3 * ctx.problem.n_train)
     return found
@@ -84,7 +88,9 @@ def _read_batch(ctx: Context, inputs: Inputs) -> Reading:
             found.setdefault(name, "also used outside of its layer")
     for name in reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
-    return Reading(following.curved, reached, Counter({name: len(uses) for name, uses in rows.items()}), found, rows)
+    uses_of_each = Counter({name: len(uses) for name, uses in rows.items()})
+    held = 2 * following.held() / len(parts_of(inputs)[0])  # and about as much in the recorded pass
+    return Reading(following.curved, reached, uses_of_each, found, rows, held)
 
 
 def find_unswept(ctx: Context) -> dict[str, str]:

@@ -203,6 +203,15 @@ class Linearity:
         """Bits of the parameters that a tensor depends on."""
         return self._masks.get(self._place(tensor), 0)
 
+    def held(self) -> int:
+        """Bytes of all that was computed: it is kept until the end."""
+        sizes: dict[int, int] = {}
+        for tensor in self._kept:
+            place, size = self._place(tensor), tensor.numel() * tensor.element_size()
+            if place not in self._leaves:
+                sizes[place] = max(sizes.get(place, 0), size)
+        return sum(sizes.values())
+
     def reached(self, outputs: Tensor) -> set[str]:
         """Names of the parameters that the outputs depend on at all."""
         self._notice(outputs)
