@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
+DOCS   := $(VENV)/.installed-docs
 
-.PHONY: setup demo test test-all test-fast mutants fuzz kill check format bench bench-gpu golden networks symmetries reproduction clean
+.PHONY: setup docs docs-setup package versions demo test test-all test-fast mutants fuzz kill check format bench bench-gpu golden networks symmetries reproduction clean
 
 setup: $(DEV)
 
@@ -23,6 +24,12 @@ $(DEV): $(STAMP)
 	$(PIP) -e '.[ray,live,dev]'
 	$(PIP) --no-deps timm || echo "timm could not be installed: the tests on its models will skip" >&2
 	touch $(DEV)
+
+# What builds the site.
+docs-setup: $(DOCS)
+$(DOCS): $(DEV)
+	$(PIP) -e '.[docs]'
+	touch $(DOCS)
 
 demo: $(STAMP)
 	$(BIN)/flatscope demo
@@ -70,8 +77,7 @@ golden: setup
 	$(BIN)/python tests/golden.py
 
 # The site, in site/; a warning fails it. It is built and read without a connection.
-docs: setup
-	$(PIP) -e '.[docs]'
+docs: $(DOCS)
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What a stranger gets: source package and wheel, built, installed into an empty environment and tried.

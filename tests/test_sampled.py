@@ -188,6 +188,38 @@ def test_a_time_limit_ends_the_draws() -> None:
     assert "time limit" in late.missed
 
 
+class Positions(nn.Module):
+    """Dense layers on a few positions of every sample, each wider than there are positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((4, 16), (16, 32), (32, 16), (16, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(len(x), 3, 4)
+        for layer in self.layers[:-1]:
+            x = torch.relu(layer(x))
+        out: Tensor = self.layers[-1](x.mean(1))
+        return out
+
+
+def test_the_plan_counts_all_that_columns_bring_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = Context(_built("positions", Positions(), (12,), 3, ("layers.0",), n=10, chain=False).problem())
+    bytes_back: list[int] = []
+    backward = sweep.stacked_backward
+
+    def noted(*given: list[Tensor]) -> list[Tensor | None]:
+        found = backward(*given)
+        bytes_back.append(sum(part.numel() * part.element_size() for part in found if part is not None))
+        return found
+
+    monkeypatch.setattr(sweep, "stacked_backward", noted)
+    draws = 8
+    drawn(ctx, draws, rows=False)
+    # once as they come, once more while they are laid beside each other
+    assert 0.7 < 2 * sum(bytes_back) / (10 * draws * ctx.sweep(sweep.sweep_shape).per_column) <= 1
+
+
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_square_of_the_classes() -> None:
     class Largest(TorchDispatchMode):

@@ -8,7 +8,7 @@ things the backward pass already holds; see `Curvature`. All columns give them e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from flatscope.curvature.layer_forms import (
     vector_gradients,
     weight_forms,
 )
-from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
+from flatscope.curvature.memory import MOST_COLUMNS, Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.errors import NotApplicable
@@ -140,6 +140,7 @@ def sweep_shape(ctx: Context) -> SweepShape:
     root = output_root(ctx.problem.loss, outputs, targets[:1])
     item = torch.finfo(ctx.problem.dtype).bits // 8
     sizes = [math.prod(call.output_shape[1:]) for call in calls]
+    sizes += [c.input[0].numel() for c in calls if not c.opaque and _wanted_back(ctx, [c], 1, MOST_COLUMNS)]
     patches = [
         math.prod(call.output_shape[2:]) * ctx.params[call.weight][0].numel()
         for call in calls
@@ -287,15 +288,7 @@ def _drawn_blocks(
 def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns) -> Iterator[Flow]:
     """What one block of columns at the outputs (and at the inputs of curved operations) sends through the layers."""
     k = len(block.values)
-    through = [
-        calls[0]
-        for calls in uses
-        if len(calls) == 1
-        and calls[0].kind != "batchnorm"
-        and calls[0].input.requires_grad
-        and len(calls[0].input) == n
-        and by_positions(calls, ctx.params[calls[0].weight], k)
-    ]
+    through = [calls[0] for calls in uses if _wanted_back(ctx, calls, n, k)]
     wanted = [call for calls in uses for call in calls]
     ends: list[Any] = [call.edge for call in wanted] + [call.input for call in through]
     found = stacked_backward(given, ends, [block.values, *block.inner])
@@ -310,6 +303,18 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
             sent = back.pop(id(reached[0][0]), None)
             columns = [s if len(s) == n else _columns_by_samples(s, n) for _, s in reached]
             yield Flow([by_samples(call, n) for call, _ in reached], columns, sent, signs)
+
+
+def _wanted_back(ctx: Context, calls: Sequence[Call], n: int, k: int) -> bool:
+    """Whether of a layer's uses what k columns send to its input serves as well."""
+    call = calls[0]
+    return (
+        len(calls) == 1
+        and call.kind != "batchnorm"
+        and call.input.requires_grad
+        and len(call.input) == n
+        and by_positions(calls, ctx.params[call.weight], k)
+    )
 
 
 def _columns_by_samples(s: Tensor, n: int) -> Tensor:
