@@ -175,6 +175,31 @@ def test_attention_in_parts_is_torchs(options: dict[str, Any]) -> None:
     assert attention_in_parts(q, k, v, torch.zeros(5, 6, dtype=torch.bool)) is NotImplemented
 
 
+class Factors(nn.Module):
+    """Products of one number for each sample, of rows of all positions, and with positions in the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))  # (n, 2, 5)
+        rows = (self.second(h).flatten(0, 1) * h.flatten(0, 1)).unflatten(0, (-1, 2))
+        turned = h.transpose(0, 1) * rows.mean(1)
+        scalar = h.mean((1, 2)) * rows.mean((1, 2))  # (n,)
+        out: Tensor = self.last(turned.sum(0)) * (1 + scalar)[:, None]
+        return out
+
+
+def test_factors_of_any_shape() -> None:
+    ctx = Context(_built("factors", Factors(), (2, 4), 3, ("first", "second", "last"), chain=False).problem())
+    found = drawn(ctx, 256)
+    for name in {"first.weight", "second.weight", "last.weight"} - found.left_out.keys():
+        mean, true = found.of(name, "trace"), exact(ctx, "trace", name)
+        assert mean is not None
+        assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
+
+
 def test_a_loss_with_curvature_of_both_signs() -> None:
     ctx = Context(fs.Problem(gated().model, (gated().x, gated().y), loss=indefinite))
     found = drawn(ctx, 256)
