@@ -222,7 +222,7 @@ class BendColumns:
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
             self._scales.append([_scale(part, bend.entrywise) for part in local.product(probe)])
             if local.is_product:
-                self._scales[-1] = [self._scales[-1][0] * _balance(*bend.inputs, len(numbers))]
+                self._scales[-1] = [self._scales[-1][0] * _balance(len(numbers), *bend.inputs)]
         self._inverse = [[torch.where(s > 0, 1 / s, 0.0) for s in scales] for scales in self._scales]
 
     def drawn(self, draws: range) -> list[Tensor]:
@@ -305,7 +305,7 @@ class _Local:
         return list(columns)
 
 
-def _balance(first: Tensor, second: Tensor, n: int) -> Tensor | float:
+def _balance(n: int, first: Tensor, second: Tensor) -> Tensor | float:
     """What `a` at the first of two factors is multiplied by, so that `b` at the second changes the product as much.
 
     One number for each of the n samples, whose rows stand together in the first axis; 1 where another axis has them.

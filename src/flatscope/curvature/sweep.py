@@ -306,7 +306,7 @@ def _flows(ctx: Context, given: list[Tensor], n: int, uses: Uses, block: Columns
 
 
 def _wanted_back(ctx: Context, calls: Sequence[Call], n: int, k: int) -> bool:
-    """Whether of a layer's uses what k columns send to its input serves as well."""
+    """Whether what k columns send to the input of a layer is asked for, beside what they send to its output."""
     call = calls[0]
     return (
         len(calls) == 1
