@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature import estimators, spectrum
-from flatscope.curvature.estimators import DiagonalSums, WholeDiagonal, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature import estimators, operators, spectrum
+from flatscope.curvature.estimators import DiagonalSums, OneGroup, WholeDiagonal, cheaper_one_by_one, diagonal_sums
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.signs import Signs
@@ -54,8 +55,8 @@ SPECTRA = {
 
 def trace(matrix: Matrix, seed: int, precision: float, most_products: int = 1024) -> tuple[float, float, DiagonalSums]:
     """Value, standard error, and all that is known."""
-    signs = Signs(seed, "trace")
-    found = diagonal_sums(WholeDiagonal(matrix), signs, precision=precision, most_products=most_products, offsets={})
+    signs, diagonal = Signs(seed, "trace"), WholeDiagonal(OneGroup(matrix))
+    found = diagonal_sums(diagonal, signs, precision=precision, most_products=most_products, offsets={})
     return float(found.values[WholeDiagonal.KEY]), float(found.stderrs[WholeDiagonal.KEY]), found
 
 
@@ -114,7 +115,12 @@ def test_where_the_time_is_up_two_draws_are_taken() -> None:
     for size, products in ((300, 4), (1100, 2)):
         matrix = Matrix(torch.linspace(-1, 1, size))
         sums = diagonal_sums(
-            WholeDiagonal(matrix), Signs(0, "t"), precision=0.001, most_products=1024, offsets={}, over=lambda: True
+            WholeDiagonal(OneGroup(matrix)),
+            Signs(0, "t"),
+            precision=0.001,
+            most_products=1024,
+            offsets={},
+            over=lambda: True,
         )
         assert not sums.exact
         assert sums.missed
@@ -321,17 +327,25 @@ class WrittenOut:
     def __init__(self, directions: LayerDirections) -> None:
         self.shape, self.device = directions.shape, directions.device
         self.read, self.has_row, self.entries = directions.read, directions.has_row, directions.entries
-        self._matrix = directions @ torch.eye(self.shape[0], dtype=torch.float64)
+        self.groups, self.summed = directions.groups, directions.summed
+        unit = torch.eye(self.shape[0], dtype=torch.float64)
+        self._matrices = directions.by_groups(lambda _: unit, lambda parts: [product.clone() for _, product in parts])
+        assert len(self._matrices) == self.groups
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        return self._matrix @ vectors
+        return torch.stack(self._matrices).sum(0) @ vectors
+
+    def by_groups(self, vectors: Callable[[int], Tensor], gather: Callable[[Any], Any]) -> Any:
+        return gather((group, matrix @ vectors(group)) for group, matrix in enumerate(self._matrices))
 
 
+@pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("measure", ["layer_trace", "rho_unit", "relative_flatness"])
-def test_estimates_by_random_signs_cover(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_by_random_signs_cover(measure: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Force the random branch on a smooth network: network, layers and units from the same products."""
     always_estimated(monkeypatch)
     tiny = smooth()
+    monkeypatch.setattr(operators, "LEAST_SAMPLES", tiny.problem().n_train // groups)
     quantity = measure.removeprefix("layer_").removesuffix("_unit")
     ctx = Context(tiny.problem())
     covered = ctx.sweep(column_sweep)

@@ -209,7 +209,7 @@ def test_the_fast_convolutions_are_those_that_run() -> None:
     problem = fs.Problem(model, train=(torch.randn(2, 1, 4, 4).double(), torch.tensor([0, 1])))
     operator = fs.hessian(problem)
     operator @ torch.ones(operator.size)
-    graph, names = [operator._kept[0].gradients[0].grad_fn], set()
+    graph, names = [operator._kept[0][1].gradients[0].grad_fn], set()
     while graph:
         node = graph.pop()
         names.add(type(node).__name__)

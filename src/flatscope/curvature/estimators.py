@@ -1,22 +1,31 @@
-"""Sums over the diagonal of an operator from random products, with standard errors that can be trusted."""
+"""Sums over the diagonal of an operator from random products, with standard errors that can be trusted.
+
+The operator is a mean over samples. Each group of samples has random vectors of its own: of G groups that are alike
+one pass over the data then tells as much as G passes with the same vector everywhere.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from flatscope.curvature.signs import Signs
 
-# So few directions are always taken one by one, which is exact.
+T = TypeVar("T")
+Vectors = Callable[[int], Tensor]  # vectors (p, k) of a group of samples, by its number
+Parts = Iterator[tuple[int, Tensor]]  # numbers of groups and their parts of a product
+
+# So few directions are taken one by one, which is exact.
 FEW = 512
 # And no more than so many, even where exact values are asked for.
 MOST_EXACT = 16_384
-FIRST_LOOK = 16
+FIRST_LOOK, SKETCH = 8, 16  # draws
 HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
@@ -36,10 +45,30 @@ class Operator(Protocol):
     def __matmul__(self, vectors: Tensor) -> Tensor: ...
 
 
-class DiagonalOperator(Operator, Protocol):
-    """A symmetric matrix whose diagonal is added up to several values at once."""
+class GroupedOperator(Operator, Protocol):
+    """A symmetric matrix that is a mean over samples, of which groups may be multiplied with other vectors."""
 
-    device: torch.device
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it multiplies."""
+        ...
+
+    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
+        """What `gather` makes of the groups' products with vectors of their own: those of this rank's samples."""
+        ...
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over the ranks."""
+        ...
+
+
+class DiagonalOperator(GroupedOperator, Protocol):
+    """A symmetric matrix whose diagonal is added up to several values at once."""
 
     def entries(self, block: int) -> Iterator[Tensor]:
         """The diagonal by one product per direction, some at a time."""
@@ -54,18 +83,66 @@ class DiagonalOperator(Operator, Protocol):
         ...
 
 
-class WholeDiagonal:
-    """An operator whose diagonal is read as one number, the trace.
+class Seen:
+    """EᵀAE: a matrix A seen from coefficients, which E lays out as vectors.
 
     Args:
-        operator: symmetric.
-        device: where it multiplies.
+        operator: A, with groups of samples.
+        size: number of coefficients.
+        embed: E, from coefficients (m, k) to vectors (p, k).
+        pull: its transpose.
+    """
+
+    def __init__(
+        self, operator: GroupedOperator, size: int, embed: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._operator, self._embed, self._pull = operator, embed, pull
+        self.shape, self.device = (size, size), operator.device
+        self.groups, self.summed = operator.groups, operator.summed
+
+    def __matmul__(self, coefficients: Tensor) -> Tensor:
+        return self._pull(self._operator @ self._embed(coefficients))
+
+    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
+        """What `gather` makes of the groups' products with coefficients of their own."""
+        return self._operator.by_groups(
+            lambda group: self._embed(vectors(group)),
+            lambda parts: gather((group, self._pull(product)) for group, product in parts),
+        )
+
+
+class OneGroup:
+    """A matrix without groups of samples as one with a single group; products are sums over all ranks already."""
+
+    groups = 1
+
+    def __init__(self, operator: Operator, device: torch.device | str = "cpu") -> None:
+        self._operator, self.device, self.shape = operator, torch.device(device), operator.shape
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        return self._operator @ vectors
+
+    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
+        """The product of the one group."""
+        return gather(iter([(0, self._operator @ vectors(0))]))
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As they are."""
+        return list(tensors)
+
+
+class WholeDiagonal:
+    """A matrix whose diagonal is read as one number, the trace.
+
+    Args:
+        operator: symmetric, with groups of samples.
     """
 
     KEY: Key = ("", "trace")
 
-    def __init__(self, operator: Operator, device: torch.device | str = "cpu") -> None:
-        self._operator, self.device, self.shape = operator, torch.device(device), operator.shape
+    def __init__(self, operator: GroupedOperator) -> None:
+        self._operator, self.device, self.shape = operator, operator.device, operator.shape
+        self.groups, self.by_groups, self.summed = operator.groups, operator.by_groups, operator.summed
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self._operator @ vectors
@@ -97,7 +174,7 @@ class DiagonalSums:
 
 
 class Spread:
-    """Mean and standard error of the columns of readings, which come block by block."""
+    """Sums over groups of the means of readings, which come block by block, and their standard errors."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -105,10 +182,10 @@ class Spread:
         self._deviations: Readings = {}
 
     def add(self, readings: Readings) -> None:
-        """Let in k columns of every value, (units, k)."""
+        """Let in k columns of every group's values, (groups, units, k)."""
         for key, part in readings.items():
-            k, mean = part.shape[1], part.mean(1)
-            deviations = (part - mean[:, None]).square().sum(1)
+            k, mean = part.shape[2], part.mean(2)
+            deviations = (part - mean[..., None]).square().sum(2)
             if self.n:
                 moved = mean - self._means[key]
                 deviations += self._deviations[key] + moved.square() * (self.n * k / (self.n + k))
@@ -117,14 +194,16 @@ class Spread:
         self.n += k
 
     def values(self, known: Readings) -> Readings:
-        """The means, with what is known beforehand added."""
-        return {key: mean + known[key][:, 0] if known else mean for key, mean in self._means.items()}
+        """The sums of means, with what is known beforehand added."""
+        sums = {key: mean.sum(0) for key, mean in self._means.items()}
+        return {key: value + known[key][:, 0] if known else value for key, value in sums.items()}
 
     @property
     def stderrs(self) -> Readings:
-        """Standard errors of the means; infinite for a single column."""
+        """Standard errors of these sums, groups being independent; infinite for a single column."""
         freedom = self.n * (self.n - 1) if self.n > 1 else 0.0
-        return {key: (d / freedom).sqrt() if freedom else d + math.inf for key, d in self._deviations.items()}
+        spreads = {key: deviations.sum(0) for key, deviations in self._deviations.items()}
+        return {key: (d / freedom).sqrt() if freedom else d + math.inf for key, d in spreads.items()}
 
 
 def diagonal_sums(
@@ -135,10 +214,11 @@ def diagonal_sums(
     most_products: int,
     offsets: dict[Key, tuple[float, float]],
     over: Callable[[], bool] | None = None,
+    few: int | None = None,
 ) -> DiagonalSums:
     """Sums over the diagonal of an operator to a relative standard error, all from the same products.
 
-    With random signs ζ, ζ∘Aζ has the diagonal as its mean. If the first draws show that many more are needed, their
+    With random signs ζ, ζ∘Aζ has the diagonal as its mean. If draws show that many more are needed, their
     products span the directions of the large eigenvalues: with Q an orthonormal basis of them, the diagonal of
     A − (I−QQᵀ)A(I−QQᵀ) is known from AQ, and only that of the rest is left to draws (Hutch++ for all sums at once).
     Few directions, or fewer than the draws would need, are multiplied out instead: exact.
@@ -151,20 +231,22 @@ def diagonal_sums(
         offsets: known parts of the network's values, which the precision counts in, and their standard errors: less
             than these is not asked for.
         over: whether the time is up; None where there is no limit.
+        few: so many directions are taken one by one, which is exact; 512 by default.
     """
     size = operator.shape[0]
     if not size:
         return DiagonalSums()
-    block = max(1, min(HURRIED if over else FIRST_LOOK, BLOCK_BYTES // (8 * size)))
+    block = max(1, min(HURRIED if over else SKETCH, BLOCK_BYTES // (8 * size)))
     late = over or bool
-    if size <= min(FEW, most_products) or (precision <= 0 and size <= MOST_EXACT):
+    if size <= min(FEW if few is None else few, most_products) or (precision <= 0 and size <= MOST_EXACT):
         exact = _multiplied_out(operator, size, block, late)
         if exact is not None:
             return exact
     draws = ProductDraws(operator, signs, block, late)
-    keep = precision > 0 and 8 * size * FIRST_LOOK <= SKETCH_BYTES
-    products = draws.take(FIRST_LOOK, keep=keep)
-    look, deflated, missed = FIRST_LOOK, False, ""
+    keep = precision > 0 and 8 * size * SKETCH <= SKETCH_BYTES
+    first = max(2, -(-FIRST_LOOK // operator.groups))
+    products = draws.take(first, keep=keep)
+    look, deflated, missed = first, False, ""
     while True:
         values, stderrs = draws.spread.values(draws.known), draws.spread.stderrs
         errors = _errors(operator, values, stderrs, offsets, precision)
@@ -180,14 +262,17 @@ def diagonal_sums(
             missed = "stopped by the time limit" if late() else f"at most {most_products:,} products"
             break
         pending = [error for error in errors if error > precision]
-        if (deflated or not keep) and not within_reach(pending, look, precision, most_products - products + look):
+        known_well = (deflated or not keep) and look * operator.groups >= SKETCH
+        if known_well and not within_reach(pending, look, precision, most_products - products + look):
             missed = f"it takes more than {most_products:,} products"
             break
-        if keep and not deflated and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products:
+        worth = look >= SKETCH and needed > 4 * SKETCH and products + 2 * SKETCH <= most_products
+        if keep and not deflated and worth:
             products += draws.deflate()
             look, deflated = 0, True
-        following = max(FIRST_LOOK, 2 * look)
-        products += draws.take(max(1, min(following - look, most_products - products)))
+        following = max(first, 2 * look)
+        sketched = keep and not deflated and look < SKETCH
+        products += draws.take(max(1, min(following - look, most_products - products)), keep=sketched)
         look = draws.spread.n
     values = {key: value.cpu() for key, value in values.items()}
     return DiagonalSums(values, {key: value.cpu() for key, value in stderrs.items()}, size, products, False, missed)
@@ -211,17 +296,40 @@ class ProductDraws:
 
     def take(self, count: int, keep: bool = False) -> int:
         """Take some draws, two at least whatever the time; the number of products."""
-        size, one = self._operator.shape[0], torch.zeros(1, dtype=torch.long, device=self._operator.device)
         first, last = self._next, self._next + count
         while self._next < last and not (self.spread.n > 1 and self._late()):
             some = range(self._next, min(self._next + self._block, last))
-            z = self._signs.draw(one, some, size, torch.float64)[:, 0].T  # (p, k)
-            product = self._rest(self._operator @ self._rest(z))
-            self.spread.add(self._operator.read(z * product))
+            readings, product = self._operator.by_groups(
+                partial(self._vectors, some), partial(self._gathered, some, keep)
+            )
+            *parts, product = self._operator.summed([*readings.values(), product])
+            self.spread.add(dict(zip(readings, parts, strict=True)))
             if keep:
                 self._kept.append(product)
             self._next = some.stop
         return self._next - first
+
+    def _vectors(self, some: range, group: int) -> Tensor:
+        return self._rest(self._drawn(some, group))
+
+    def _drawn(self, some: range, group: int) -> Tensor:
+        """Signs (p, k) of a group of samples."""
+        number = torch.tensor([group], device=self._operator.device)
+        return self._signs.draw(number, some, self._operator.shape[0], torch.float64)[:, 0].T
+
+    def _gathered(self, some: range, keep: bool, parts: Parts) -> tuple[Readings, Tensor]:
+        """Readings (groups, units, k) of the groups' products, and if it is to be kept the sum of these (p, k)."""
+        operator = self._operator
+        nothing = torch.zeros(operator.shape[0], len(some), dtype=torch.float64, device=operator.device)
+        found = {key: part.new_zeros(operator.groups, *part.shape) for key, part in operator.read(nothing).items()}
+        total = nothing if keep else nothing[:0]
+        for group, product in parts:
+            rest = self._rest(product)
+            for key, part in operator.read(self._drawn(some, group) * rest).items():
+                found[key][group] = part
+            if keep:
+                total += rest
+        return found, total
 
     def deflate(self) -> int:
         """Take out what the kept products span, and begin anew; the number of products."""

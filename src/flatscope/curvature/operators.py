@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,15 +19,18 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
+from flatscope.curvature.estimators import Parts, T, Vectors
 from flatscope.curvature.memory import fitted
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
-from flatscope.samples import Batch, Inputs
+from flatscope.samples import Batch, Inputs, cut
 
 BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 96 * 2**20
 KEPT_BYTES = 2**30
+# Parts of the data with random vectors of their own, where draws are averaged: at most so many, of at least so many.
+MOST_GROUPS, LEAST_SAMPLES = 32, 32
 GPU_SHARE = 8  # batches, and graphs that are kept, take this fraction of a GPU's free memory
 
 
@@ -41,10 +44,12 @@ class CurvatureOperator(ABC):
     Args:
         ctx: the point in weight space; its pass counter is charged.
         names: parameter tensors to differentiate; all trainable ones by default.
+        groups: parts of the data that may have vectors of their own (`by_groups`); no batch reaches into two.
 
     Attributes:
         names: the parameter tensors, in the order of the vector.
         size: number of their entries.
+        groups: number of parts of the data.
 
     Example:
         >>> import torch, flatscope as fs
@@ -56,19 +61,23 @@ class CurvatureOperator(ABC):
         {'weight': tensor([[1., 1.]], dtype=torch.float64), 'bias': tensor([2.], dtype=torch.float64)}
     """
 
-    def __init__(self, ctx: Context, names: Iterable[str] | None = None) -> None:
-        self.ctx = ctx
+    def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
+        self.ctx, self.groups = ctx, groups
         self.names: tuple[str, ...] = tuple(ctx.problem.trainable if names is None else names)
         for name in self.names:
             refuse_unknown(name, ctx.params, "parameter")
         self.size = count(ctx.params[name] for name in self.names)
         self._batch_size = batch_size(ctx)
-        self._kept: list[Any] = []
+        self._kept: list[tuple[int, Any]] = []  # graphs with the numbers of their groups
 
     @property
     def shape(self) -> tuple[int, int]:
         """(p, p)."""
         return self.size, self.size
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over the ranks."""
+        return self.ctx.problem.ranks.summed(tensors)
 
     @property
     def device(self) -> torch.device:
@@ -100,32 +109,98 @@ class CurvatureOperator(ABC):
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != self.size:
             got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
             raise InputError(f"a tensor of vectors of length {self.size}", got, where="product")
-        columns = vectors.reshape(self.size, -1).to(self.device, self.ctx.problem.dtype)  # (p, k)
-        while self.ctx.problem.ranks.anywhere((total := fitted(lambda: self._sum(columns))) is None):
+        columns = vectors.reshape(self.size, -1)  # (p, k)
+        total = self._in_memory(lambda: self._sum(columns))
+        self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
+        (total,) = self.summed([total])
+        return total.div_(self.ctx.problem.n_train).reshape(vectors.shape)
+
+    @own_settings()
+    def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
+        """Products of every group's samples with vectors of its own, each a part of the mean over all samples.
+
+        Args:
+            vectors: (p, k) by the number of the group.
+            gather: what to make of the groups' numbers and products (p, k), which come one by one; only of this rank's
+                samples. It may be called again where the memory did not suffice.
+        """
+        return self._in_memory(lambda: gather(self._products(vectors)))
+
+    def _in_memory(self, work: Callable[[], T]) -> T:
+        """The result of a pass, with batches so small that it fits."""
+        while self.ctx.problem.ranks.anywhere((found := fitted(work)) is None):
             if self._batch_size == 1:
                 raise torch.OutOfMemoryError("a curvature product of one sample does not fit into the GPU's memory")
             self._kept.clear()
             self._batch_size = max(1, self._batch_size // 2)
-        assert total is not None
-        self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
-        (total,) = self.ctx.problem.ranks.summed([total])
-        return total.div_(self.ctx.problem.n_train).reshape(vectors.shape)
+        assert found is not None
+        return found
 
     def release(self) -> None:
         """Drop what is kept between products; the next one computes it again."""
         self._kept.clear()
 
-    def _sum(self, columns: Tensor) -> Tensor:
+    def _sum(self, vectors: Tensor) -> Tensor:
         """Sum over this rank's samples of the products with columns (p, k)."""
-        total = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
-        keep = not self._kept and self._may_keep()
-        for graph in self._kept or map(self._graph, self.ctx.share(size=self._batch_size)):
-            for a, b in self._blocks(columns.shape[1]):
-                total[:, a:b] += self._batch_product(graph, columns[:, a:b])
-            if keep:
-                self._kept.append(graph)
-            del graph  # the next batch's takes its place
-        return total
+        columns, scales = self._scaled(vectors)
+        total = torch.zeros_like(columns, dtype=torch.float64)
+        for _, graph in self._graphs():
+            self._add(total, graph, columns)
+            del graph  # only one batch's is to be held
+        return total.mul_(scales)
+
+    def _products(self, vectors: Vectors) -> Parts:
+        """The products of each group of this rank's samples."""
+        n, at = self.ctx.problem.n_train, -1
+        columns = scales = total = torch.zeros(0)
+        for group, graph in self._graphs():
+            if group != at:
+                if at >= 0:
+                    yield at, total.mul_(scales).div_(n)
+                columns, scales = self._scaled(vectors(group))
+                total = torch.zeros_like(columns, dtype=torch.float64)
+                if at < 0:
+                    self.ctx.count("curvature", n * columns.shape[1])
+                at = group
+            self._add(total, graph, columns)
+            del graph
+        if at >= 0:
+            yield at, total.mul_(scales).div_(n)
+
+    def _scaled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors (p, k) of length about one in the network's numbers, and powers of two that give their lengths.
+
+        float32 cannot hold all that float64 does.
+        """
+        vectors = vectors.to(self.device)
+        lengths = vectors.double().norm(dim=0)
+        scales = torch.exp2(torch.where(lengths > 0, lengths, 1.0).log2().round())
+        return (vectors / scales.to(vectors.dtype)).to(self.ctx.problem.dtype), scales
+
+    def _add(self, total: Tensor, graph: Any, columns: Tensor) -> None:
+        for a, b in self._blocks(columns.shape[1]):
+            total[:, a:b] += self._batch_product(graph, columns[:, a:b])
+
+    def _graphs(self) -> Iterator[tuple[int, Any]]:
+        """Of all batches of this rank's samples, with the numbers of their groups."""
+        if self._kept:
+            yield from self._kept
+            return
+        kept: list[tuple[int, Any]] | None = [] if self._may_keep() else None
+        n, start = self.ctx.problem.n_train, self.ctx.problem.ranks.share(self.ctx.problem.n_train)[0]
+        for inputs, targets in self.ctx.share(size=self._batch_size):
+            done = 0
+            while done < len(targets):
+                group = ((start + done + 1) * self.groups - 1) // n  # begins with sample ⌊group · n / groups⌋
+                stop = min(len(targets), (group + 1) * n // self.groups - start)
+                graph = self._graph((cut(inputs, done, stop), targets[done:stop]))
+                if kept is not None:
+                    kept.append((group, graph))
+                yield group, graph
+                del graph  # the next batch's takes its place
+                done = stop
+            start += len(targets)
+        self._kept = kept or []  # of some batches it would be of no use
 
     def _may_keep(self) -> bool:
         """Whether the graphs of all batches fit: of some of them would not do, since a loader may shuffle."""
@@ -273,6 +348,11 @@ def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vector
         for i in range(k)
     ]
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def sample_groups(ctx: Context) -> int:
+    """How many groups the data are divided into: the same on all machines, and whatever the number of ranks."""
+    return max(1, min(MOST_GROUPS, ctx.problem.n_train // LEAST_SAMPLES))
 
 
 def activations(ctx: Context) -> int:

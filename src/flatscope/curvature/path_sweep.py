@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.estimators import GroupedOperator, Seen
 from flatscope.curvature.layer_forms import (
     Flow,
     along_inputs,
@@ -33,7 +34,7 @@ from flatscope.curvature.layer_forms import (
     vector_gradients,
 )
 from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import CurvatureOperator, GradientGraph, Hessian
+from flatscope.curvature.operators import GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch
@@ -170,19 +171,21 @@ class ScalingEdges:
             found[name] = moved.reshape(-1, *weight.shape)
         return found
 
-    def quadratic(self, matrix: CurvatureOperator, coefficients: Tensor) -> Tensor:
-        """dᵀ A d for d = Σ_e coefficient · d_e in units of path values, of several (k, edges) at once: (k,).
+    def matrix(self, over_weights: GroupedOperator) -> Seen:
+        """A matrix over the weights `names` in units of the edges' path values: DᵀAD, D the edges' directions."""
+        size, device = len(self), over_weights.device
 
-        Args:
-            matrix: A, over the weights `names`.
-            coefficients: of the edges.
-        """
-        moves = self.directions(coefficients * self.gains)
-        flat = torch.cat([moves[name].flatten(1) for name in self.names], dim=1)  # (k, p)
-        lengths = flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        flat = flat / lengths  # float32 cannot hold gains of 1e40
-        found: Tensor = lengths[:, 0].square() * (flat.T * (matrix @ flat.T)).sum(0)
-        return found.cpu()
+        def embed(coefficients: Tensor) -> Tensor:
+            moves = self.directions(coefficients.T.cpu() * self.gains)
+            return torch.cat([moves[name].flatten(1) for name in self.names], dim=1).T  # (p, k)
+
+        def pull(vectors: Tensor) -> Tensor:
+            at = torch.zeros(size, vectors.shape[1], dtype=torch.float64, device=device, requires_grad=True)
+            with torch.enable_grad():
+                moved = embed(at)  # linear, so that it may be differentiated anywhere
+            return torch.autograd.grad(moved, at, vectors)[0]
+
+        return Seen(over_weights, size, embed, pull)
 
     def bending(self, gradient: Params) -> Tensor:
         """Σ g ∂²w/∂x_e² of each edge: 2 Σ g w / w_e² over the weights that it divides."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import DiagonalSums, Readings, diagonal_sums
-from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
+from flatscope.curvature.estimators import DiagonalSums, Readings, Seen, diagonal_sums
+from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, sample_groups
 from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import swept
@@ -121,12 +121,13 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     )
 
 
-def curvature_operator(ctx: Context, names: Sequence[str] | None) -> CurvatureOperator:
+def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 1) -> CurvatureOperator:
     """The matrix that the context asks for, over some parameters."""
-    return GaussNewton(ctx, names) if ctx.effort.curvature == "gauss_newton" else Hessian(ctx, names)
+    kind = GaussNewton if ctx.effort.curvature == "gauss_newton" else Hessian
+    return kind(ctx, names, groups)
 
 
-class LayerDirections:
+class LayerDirections(Seen):
     """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
 
     Args:
@@ -145,17 +146,17 @@ class LayerDirections:
             others = [name for name in left_out if name not in layers]
             self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
         self._counts = [part.count for part in self._parts.values()]
-        self.shape = (sum(self._counts), sum(self._counts))
-        self.device = ctx.problem.device
-        self._operator = curvature_operator(ctx, list(self._parts))  # one for all products: it keeps its graphs
+        # One for all products: it keeps its graphs.
+        matrix = curvature_operator(ctx, list(self._parts), sample_groups(ctx))
+        super().__init__(matrix, sum(self._counts), self._laid_out, self._inner_products)
 
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        """Products with coefficients (directions, k)."""
-        split = torch.split(vectors, self._counts)
-        embedded = [part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)]
-        product = self._operator @ torch.cat(embedded)
-        pieces = torch.split(product, [len(some) for some in embedded])
-        return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), pieces, strict=True)])
+    def _laid_out(self, coefficients: Tensor) -> Tensor:
+        split = torch.split(coefficients, self._counts)
+        return torch.cat([part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)])
+
+    def _inner_products(self, vectors: Tensor) -> Tensor:
+        split = torch.split(vectors, [self._ctx.params[name].numel() for name in self._parts])
+        return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), split, strict=True)])
 
     def entries(self, block: int) -> Iterator[Tensor]:
         """One product per direction, parameter by parameter."""

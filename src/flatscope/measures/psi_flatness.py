@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import WholeDiagonal, diagonal_sums
+from flatscope.curvature.estimators import (
+    DiagonalSums,
+    GroupedOperator,
+    OneGroup,
+    Seen,
+    WholeDiagonal,
+    diagonal_sums,
+)
+from flatscope.curvature.operators import sample_groups
 from flatscope.curvature.path_sweep import (
     BeyondGaussNewton,
     PathHessian,
@@ -43,12 +51,12 @@ from flatscope.perturbation import (
     within_ball,
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.stopping import draw_until_precise, time_limit
+from flatscope.stopping import time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
-COLUMNS, FEW_UNITS, FIRST_LOOK = 4, 64, 8
+COLUMNS, FEW_UNITS = 4, 64
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=PATH_SYMMETRIES, on_folded=True)
@@ -58,7 +66,7 @@ _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=
     symbol=r"\operatorname{tr} \nabla^2_v \hat L(v)",
     equation="Definition 4.1",
     cost="sweep",
-    typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 12},
+    typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 8},
     headline="curvature in path space",
     falls_with_loss=True,
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
@@ -95,19 +103,26 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     if not n_edges:
         return Value(known, reason=_remark(paths, "hessian_trace"))
     known += float(((along + edges.bending(ctx.gradient())) * edges.gains.square()).sum())
-    beyond = BeyondGaussNewton(ctx, edges.names)
+    beyond = BeyondGaussNewton(ctx, edges.names, sample_groups(ctx))
+    matrix = edges.matrix(beyond)
     groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
     if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
-        chosen = torch.stack([torch.zeros(n_edges, dtype=torch.float64).index_fill(0, g, 1.0) for g in groups])
-        rest = math.fsum(float(edges.quadratic(beyond, some).sum()) for some in torch.split(chosen, _together(ctx)))
+        width = _together(ctx)
+        rest = math.fsum(_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width))
         beyond.release()
         return Value(known + rest, reason=_remark(paths, "hessian_trace"))
-    drawn = (edges.quadratic(beyond, z) for z in _signs(ctx.generator("psi_trace"), _together(ctx), n_edges))
-    found = draw_until_precise(ctx, drawn, most_products, wanted, min(FIRST_LOOK, most_products), known)
+    found, rest, error = _drawn(ctx, matrix, wanted, most_products, known, few=0)
     beyond.release()
-    reason = f"a part of {n_edges} of {paths.count} values by products with random signs: {found.remark()}"
-    reason += "" if found.precise(wanted) else f"; asked for {wanted:.2g} relative"
-    return Value(found.means[0], found.stderrs[0], exact=False, reason=_remark(paths, "hessian_trace", reason))
+    reason = f"a part of {n_edges} of {paths.count} values by {_ways(found, wanted)}"
+    return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
+
+
+def _forms(matrix: Seen, groups: Sequence[Tensor]) -> float:
+    """Σ zᵀAz over groups, z one at the entries of the group."""
+    z = torch.zeros(matrix.shape[0], len(groups), dtype=torch.float64, device=matrix.device)
+    for column, group in zip(z.T, groups, strict=True):
+        column[group.to(z.device)] = 1
+    return float((z * (matrix @ z)).sum())
 
 
 def _together(ctx: Context) -> int:
@@ -115,9 +130,28 @@ def _together(ctx: Context) -> int:
     return 1 if ctx.problem.device.type == "cpu" else COLUMNS
 
 
-def _signs(generator: torch.Generator, columns: int, size: int) -> Iterator[Tensor]:
-    while True:
-        yield torch.randint(0, 2, (columns, size), generator=generator, dtype=torch.float64) * 2 - 1
+def _drawn(
+    ctx: Context, matrix: GroupedOperator, precision: float, most_products: int, known: float, **more: int
+) -> tuple[DiagonalSums, float, float]:
+    """How the trace of a matrix, which is added to what is known, was found; its value and standard error."""
+    diagonal = WholeDiagonal(matrix)
+    found = diagonal_sums(
+        diagonal,
+        Signs(ctx.seed, "psi_trace"),
+        precision=precision,
+        most_products=most_products,
+        offsets={diagonal.KEY: (known, 0.0)},
+        over=time_limit(ctx),
+        **more,
+    )
+    value, error = (float(part.get(diagonal.KEY, 0.0)) for part in (found.values, found.stderrs))
+    return found, value, error
+
+
+def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
+    """How draws ended."""
+    ways = "products, one for each" if found.exact else f"{found.products} products"
+    return ways + why + (f"; asked for {wanted:.2g} relative ({found.missed})" if found.missed else "")
 
 
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
@@ -126,21 +160,12 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     together = scaling_values(paths, swept.left_out)
     known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
     chosen = together.nonzero().flatten()
-    operator = WholeDiagonal(PathHessian(ctx, paths, chosen), chosen.device)
-    found = diagonal_sums(
-        operator,
-        Signs(ctx.seed, "psi_trace"),
-        precision=precision,
-        most_products=len(chosen) if precision == 0 else most_products,
-        offsets={operator.KEY: (known, 0.0)},
-        over=time_limit(ctx),
-    )
-    ways = "products, one for each" if found.exact else f"{found.products} products"
+    matrix = OneGroup(PathHessian(ctx, paths, chosen), chosen.device)
+    most = len(chosen) if precision == 0 else most_products
+    found, rest, error = _drawn(ctx, matrix, precision, most, known)
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
-    missed = f"; asked for {precision:.2g} relative ({found.missed})" if found.missed else ""
-    reason = _remark(paths, "hessian_trace", f"{len(chosen)} of {paths.count} values by {ways}{curved}{missed}")
-    rest, error = (float(part.get(operator.KEY, 0.0)) for part in (found.values, found.stderrs))
-    return Value(known + rest, error, exact=found.exact, reason=reason)
+    reason = f"{len(chosen)} of {paths.count} values by {_ways(found, precision, curved)}"
+    return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
 
 
 @measure_of_moves(
