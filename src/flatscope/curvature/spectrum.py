@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from flatscope.errors import InputError, NotApplicable, NumericalWarning
 
 DENSE_SIZE = 256
 WIDEST = 128
-KRYLOV_BYTES = 2**30
+KRYLOV_BYTES, KRYLOV_SHARE = 2**30, 16  # vectors may take so much, or such a part of a GPU's free memory
 # Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
 LARGE = 2**20
 COARSE = 1e-4
@@ -147,7 +147,10 @@ class Search:
             self.newest = torch.eye(size, dtype=torch.float64, device=device)
             return
         start = random_start(size, generator, device, wanted.tolerance)
-        room = KRYLOV_BYTES // (max(size, together) * start.element_size())
+        most = KRYLOV_BYTES
+        if start.is_cuda:
+            most = max(most, torch.cuda.mem_get_info(start.device)[0] // KRYLOV_SHARE)
+        room = most // (max(size, together) * start.element_size())
         self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
         self.newest = self._space.newest
 
@@ -189,6 +192,11 @@ class Search:
         if self._space is not None and not (self._looks and self._looks[-1].products == self.products):
             values, residuals, _ = self._space.ritz()
             self._looks.append(RitzValues(self.products, values, residuals, self._space.closed))
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value of all that was found so far."""
+        return max((float(look.values.abs().max()) for look in self._looks[-1:]), default=0.0)
 
     def answered(self, wanted: Wanted) -> bool:
         """Whether all that is wanted is found."""
@@ -280,6 +288,13 @@ def extreme_eigenpairs(
         return side_by_side({"": search}, wanted, multiply, most_products=most_products, expired=expired)[""]
     finally:
         release(operator)  # also where a product fails: the search may outlive that
+
+
+def in_full(pair: Eigenpair, product: Tensor) -> Eigenpair:
+    """The eigenvalue that a vector from coarse products stands for, and its residual, from its product in full."""
+    vector = pair.vector.to(product) / pair.vector.to(product).norm()
+    value = float(vector @ product)
+    return replace(pair, value=value, residual=float((product - value * vector).norm()), products=pair.products + 1)
 
 
 def random_start(size: int, generator: torch.Generator, device: torch.device | str, tolerance: float) -> Tensor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from flatscope.context import Context
 from flatscope.curvature.layer_blocks import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
 from flatscope.curvature.products import curvature_operator
-from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, side_by_side
+from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
+from flatscope.guards import coarse_products
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
@@ -19,6 +22,8 @@ from flatscope.measures.layer_values import (
 from flatscope.params import norm
 from flatscope.registry import Value, measure
 from flatscope.stopping import out_of_time
+
+COARSEST = 0.01  # relative accuracy below which coarse products are of no use
 
 _of_weights = partial(measure, invariant_under={"permutation"}, cost="sweep", falls_with_loss=True)
 
@@ -93,15 +98,17 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     typical={"sweep": 1, "column": 1},
     conventions="algebraically largest eigenvalue; the layer's weight without its bias",
 )
-def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, Value]:
+def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dict[str, Value]:
     """Largest eigenvalue of the Hessian with respect to each layer's weights.
 
     Args:
-        tolerance: relative accuracy of the eigensolver.
+        tolerance: relative accuracy of the eigensolver; half of the precision that the call asks for by default, 1e-4
+            where that is 0. The error is mostly its square.
     """
-    pairs = ctx.sweep(top_eigenpairs, tolerance=tolerance)
+    wanted, enough = eigen_tolerance(ctx, tolerance), accepted(ctx, tolerance)
+    pairs = ctx.sweep(top_eigenpairs, tolerance=wanted, enough=enough)
     return {
-        layer.name: as_value(pairs[layer.name], tolerance, matrix=matrix_remark(ctx, layer.weight))
+        layer.name: as_value(pairs[layer.name], enough or wanted, matrix=matrix_remark(ctx, layer.weight))
         for layer in measured_layers(ctx)
     }
 
@@ -115,13 +122,14 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> dict[str, 
     headline="curvature, sharpest direction",
     conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for",
 )
-def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
+def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> Value:
     """Largest eigenvalue of the Hessian of the training loss.
 
     Args:
-        tolerance: relative accuracy of the eigensolver.
+        tolerance: relative accuracy of the eigensolver; half of the precision that the call asks for by default, 1e-4
+            where that is 0. The error is mostly its square.
     """
-    return _whole_eigenvalue(ctx, Wanted(1, 0, tolerance))
+    return _whole_eigenvalue(ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted(ctx, tolerance))
 
 
 @_of_weights(
@@ -131,26 +139,58 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float = 1e-4) -> Value:
     typical={"curvature": 20},
     conventions="all trainable parameters; negative at a saddle point or away from a minimum",
 )
-def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 1e-3) -> Value:
+def hessian_min_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> Value:
     """Smallest (most negative) eigenvalue of the Hessian of the training loss.
 
     Args:
         tolerance: accuracy of the eigensolver, relative to the eigenvalue that is largest in size: this one mostly
-            lies at the edge of a dense cloud around zero, where digits of its own would be looked for for ever.
+            lies at the edge of a dense cloud around zero, where digits of its own would be looked for for ever. 1e-3
+            by default.
     """
-    return _whole_eigenvalue(ctx, Wanted(0, 1, tolerance, share=1.0), "of the largest in size")
+    wanted = Wanted(0, 1, 1e-3 if tolerance is None else tolerance, share=1.0)
+    return _whole_eigenvalue(ctx, wanted, accepted(ctx, tolerance), "of the largest in size")
 
 
-def _whole_eigenvalue(ctx: Context, wanted: Wanted, relative_to: str = "relative") -> Value:
-    operator, search = ctx.sweep(whole_spectrum)
-    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(out_of_time, ctx))
+def eigen_tolerance(ctx: Context, given: float | None) -> float:
+    """The accuracy of an eigensolver that is asked for, or that the call's precision asks for."""
+    return max(ctx.effort.precision / 2, COARSE) if given is None else given
+
+
+def accepted(ctx: Context, tolerance: float | None) -> float:
+    """The residual that is enough for a vector that was found with coarse products; 0 where none are to be used.
+
+    On a GPU they take a third of the time, and as they are as good as 2 to 3 digits, no more may be asked for.
+    """
+    coarse = ctx.problem.device.type == "cuda" and ctx.problem.dtype == torch.float32
+    return ctx.effort.precision if coarse and tolerance is None and ctx.effort.precision >= COARSEST else 0.0
+
+
+def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, relative_to: str = "relative") -> Value:
+    late = partial(out_of_time, ctx)
     # The blocks between layers differ from the Hessian's on piecewise-linear networks as well.
     matrix = GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
+    if enough:
+        operator, search = ctx.sweep(whole_spectrum, coarse=True)
+        with coarse_products():
+            (pair,) = extreme_eigenpairs(operator, search, wanted, expired=late)
+        pair = in_full(pair, operator @ pair.vector)
+        operator.release()
+        scale = abs(pair.value) if wanted.top else search.largest
+        if pair.residual <= enough * scale or late():
+            return as_value(pair, enough, relative_to, matrix)
+    operator, search = ctx.sweep(whole_spectrum)
+    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=late)
     return as_value(pair, wanted.tolerance, relative_to, matrix)
 
 
-def whole_spectrum(ctx: Context) -> tuple[CurvatureOperator, Search]:
-    """The whole matrix, and the search of both ends of its spectrum: what one end has paid for serves the other too."""
+def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperator, Search]:
+    """The whole matrix, and the search of both ends of its spectrum: what one end has paid for serves the other too.
+
+    Args:
+        ctx: the network.
+        coarse: one by coarse products, which no other may go on with.
+    """
+    del coarse
     operator = curvature_operator(ctx, ctx.problem.trainable)
     generator = ctx.generator("hessian eigenvalues")
     return operator, Search(operator.size, generator, Wanted(1, 1, COARSE), operator.device)
@@ -167,13 +207,38 @@ def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", m
     return Value(pair.value, low=pair.value - pair.residual, high=pair.value + pair.residual, reason=reason)
 
 
-def top_eigenpairs(ctx: Context, tolerance: float) -> dict[str, Eigenpair]:
-    """Top eigenpair of every layer's block: searched side by side as far as one pass serves them all."""
+def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[str, Eigenpair]:
+    """Top eigenpair of every layer's block: searched side by side as far as one pass serves them all.
+
+    Args:
+        ctx: the network.
+        tolerance: accuracy of each search.
+        enough: search with coarse products, and again where the relative residual in full precision is larger; 0 for
+            not.
+    """
     blocks, wanted = ctx.sweep(LayerBlocks), Wanted(tolerance=tolerance)
+    found: dict[str, Eigenpair] = {}
+    if enough:
+        with coarse_products():
+            found = _searched(ctx, blocks, list(blocks.sizes), wanted)
+        vectors = {name: pair.vector.to(ctx.problem.device) for name, pair in found.items()}
+        products = blocks.products({name: vector for name, vector in vectors.items() if name not in blocks.own})
+        for name, operator in blocks.own.items():
+            products[name] = operator @ vectors[name]
+            operator.release()
+        found = {name: in_full(pair, products[name]) for name, pair in found.items()}
+        found = {name: pair for name, pair in found.items() if pair.residual <= enough * abs(pair.value)}
+    found |= _searched(ctx, blocks, [name for name in blocks.sizes if name not in found], wanted)
+    return {layer.name: found[layer.weight] for layer in measured_layers(ctx)}
+
+
+def _searched(ctx: Context, blocks: LayerBlocks, names: list[str], wanted: Wanted) -> dict[str, Eigenpair]:
+    """The top eigenpairs of some blocks, by the names of their weights."""
     generator, whole = ctx.generator("layer eigenvalues"), sum(blocks.sizes.values())
-    searches = {name: Search(size, generator, wanted, ctx.problem.device, whole) for name, size in blocks.sizes.items()}
+    searches = {name: Search(blocks.sizes[name], generator, wanted, ctx.problem.device, whole) for name in names}
     late = partial(out_of_time, ctx)
     # Those with a product of their own go one after the other: each keeps its graphs while it is searched.
-    found = {name: extreme_eigenpairs(op, searches.pop(name), wanted, expired=late) for name, op in blocks.own.items()}
+    own = {name: operator for name, operator in blocks.own.items() if name in searches}
+    found = {name: extreme_eigenpairs(op, searches.pop(name), wanted, expired=late) for name, op in own.items()}
     found |= side_by_side(searches, wanted, blocks.products, expired=late)
-    return {layer.name: found[layer.weight][0] for layer in measured_layers(ctx)}
+    return {name: pairs[0] for name, pairs in found.items()}

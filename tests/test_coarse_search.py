@@ -1,0 +1,92 @@
+"""Eigenvectors that are looked for with coarse products: the number and its residual come from products in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatscope as fs
+from flatscope.curvature.layer_blocks import LayerBlocks
+from flatscope.curvature.operators import CurvatureOperator
+from flatscope.guards import coarse_products, own_settings
+from flatscope.measures import weight_flatness
+
+NAMES = ["layer_max_eigenvalue", "hessian_max_eigenvalue", "hessian_min_eigenvalue"]
+
+
+def network() -> fs.Problem:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 10, generator=generator), torch.randint(0, 4, (60,), generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+    return fs.Problem(model, train=(x, y))
+
+
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Products inside of a coarse search are off by this share, at random; nothing on a CPU is coarse by itself."""
+    size, inside, generator = {"share": 0.0}, [False], torch.Generator().manual_seed(0)
+
+    @contextmanager
+    def noisy() -> Iterator[None]:
+        inside[0] = True
+        try:
+            yield
+        finally:
+            inside[0] = False
+
+    def off(product: Tensor) -> Tensor:
+        if not inside[0]:
+            return product
+        error = torch.randn(product.shape, generator=generator, dtype=torch.float64)
+        return product + size["share"] * error * product.norm() / error.norm()
+
+    multiply, products = CurvatureOperator.__matmul__, LayerBlocks.products
+    monkeypatch.setattr(weight_flatness, "coarse_products", noisy)
+    monkeypatch.setattr(weight_flatness, "accepted", lambda ctx, tolerance: 0.02 if tolerance is None else 0.0)
+    monkeypatch.setattr(CurvatureOperator, "__matmul__", lambda self, v: off(multiply(self, v)))
+    monkeypatch.setattr(
+        LayerBlocks, "products", lambda self, v: {name: off(p) for name, p in products(self, v).items()}
+    )
+    return size
+
+
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.3], ids=["none", "of TF32", "useless"])
+def test_the_value_is_that_of_products_in_full(share: float, noise: dict[str, float]) -> None:
+    problem = network()
+    exact = fs.measure(problem, NAMES, precision=0).to_frame()
+    noise["share"] = share
+    found = fs.measure(problem, NAMES).to_frame()
+    largest = float(exact["value"].abs().max())
+    for (_, row), (_, true) in zip(found.iterrows(), exact.iterrows(), strict=True):
+        scale = largest if row["measure"] == "hessian_min_eigenvalue" else abs(true["value"])
+        assert row["value"] == pytest.approx(true["value"], abs=2e-3 * scale)
+        assert row["high"] - row["low"] <= 2 * 0.021 * scale
+        assert row["low"] - 1e-3 * scale <= true["value"] <= row["high"] + 1e-3 * scale
+    coarse = ["2e-02" in reason for reason in found[found["layer"].isna()]["reason"]]
+    assert all(coarse) if share < 0.1 else not any(coarse), "a vector that is no good is looked for again in full"
+
+
+def test_an_accuracy_that_is_asked_for_is_never_left_to_coarse_products() -> None:
+    ctx = fs.Context(network())
+    assert weight_flatness.accepted(ctx, None) == 0  # on a CPU
+    assert weight_flatness.accepted(ctx, 0.05) == 0
+
+
+def test_only_the_block_is_coarse() -> None:
+    def switches() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = switches()
+    with own_settings():
+        with coarse_products():
+            assert switches() == (True, True)
+            with own_settings():
+                assert switches() == (True, True)
+        assert switches() == (False, False)
+    assert switches() == before
