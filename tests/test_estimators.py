@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -319,6 +320,29 @@ def test_density_of_few_distinct_eigenvalues_is_exact() -> None:
         assert draw.nodes.tolist() == pytest.approx([1.0, 5.0], abs=1e-9)
         shares.append(float(draw.weights[1]))
     assert np.mean(shares) == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [0.003, 0.03, 0.1])
+@pytest.mark.parametrize("offset", [-1.0, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("equal", [2, 3, 40])
+def test_few_draws_of_an_unknown_part_cover(
+    equal: int, offset: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quadratic forms of random signs, of which few may all be alike, and close to zero although their mean is not."""
+    always_estimated(monkeypatch)
+    deviation = math.sqrt(2 * equal * (equal - 1))
+    matrix, known, covered, taken = Matrix(torch.ones(equal)), deviation / share, 0, []
+    matrix.dense = torch.ones(equal, equal, dtype=torch.float64).fill_diagonal_(offset * deviation / equal)
+    diagonal = WholeDiagonal(OneGroup(matrix))
+    for seed in range(300):
+        settings: dict[str, Any] = {"precision": 0.02, "most_products": 64, "offsets": {diagonal.KEY: (known, 0.0)}}
+        found = diagonal_sums(diagonal, Signs(seed, "t"), **settings)
+        covered += abs(float(found.values[diagonal.KEY]) - offset * deviation) <= 1.96 * float(
+            found.stderrs[diagonal.KEY]
+        )
+        taken.append(found.products)
+    assert covered >= 0.84 * 300
+    assert max(taken) == 16 or share > 0.003
 
 
 class WrittenOut:

@@ -320,3 +320,23 @@ def test_units_without_a_scale_are_counted_and_a_relu_network_needs_no_remark() 
         table = fs.measure(tiny.problem(), list(PSI))
         assert not any("rescaled" in table.reason(name) for name in PSI)
         assert table.reason("psi_trace") == table.reason("psi_balance") == ""
+
+
+def test_many_classes_are_sampled_and_the_standard_error_covers() -> None:
+    """Of 400 classes random columns give the Gauss-Newton part; what remains is exact on a chain."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=generator), torch.randint(0, 400, (60,), generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 400))
+    problem = fs.Problem(model, train=(x, y))
+    exact = fs.measure(problem, "psi_trace", precision=0)
+    assert exact.stderr("psi_trace") == 0
+    scores = []
+    for seed in range(40):
+        found = fs.measure(problem, "psi_trace", seed=seed, precision=0.05)
+        assert "sampled" in found.reason("psi_trace") and not found.to_frame()["exact"].any()
+        assert 0 < found.stderr("psi_trace") <= 0.05 * found["psi_trace"]
+        scores.append((found["psi_trace"] - exact["psi_trace"]) / found.stderr("psi_trace"))
+    assert sum(abs(z) <= 1.96 for z in scores) >= 0.82 * len(scores)
+    assert abs(sum(scores) / len(scores)) < 0.6

@@ -172,20 +172,3 @@ def test_noise_on_inputs_stops_for_each_level_by_itself() -> None:
     assert full["reason"].tolist() == ["10 draws", "10 draws"]
     assert (stopped["stderr"] <= 0.01 * stopped["value"]).all()
     assert ((stopped["value"] - full["value"]).abs() < 5 * stopped["stderr"]).all()
-
-
-@pytest.mark.parametrize("share", [0.003, 0.03, 0.1])
-@pytest.mark.parametrize("offset", [-1.0, 0.0, 0.5, 1.0])
-@pytest.mark.parametrize("equal", [2, 3, 40])
-def test_few_draws_of_an_unknown_part_cover(equal: int, offset: float, share: float) -> None:
-    """Quadratic forms of random signs, of which few may all be alike, and close to zero although their mean is not."""
-    signs = torch.randint(0, 2, (300, 64, equal), generator=torch.Generator().manual_seed(7)).double() * 2 - 1
-    forms = signs.sum(2).square() - equal
-    deviation = math.sqrt(2 * equal * (equal - 1))
-    forms, known, covered, taken = forms + offset * deviation, deviation / share, 0, []
-    for drawn in forms:
-        found = draw_until_precise(context(0.02), drawn[:, None], 64, first=8, known=known)
-        covered += abs(found.means[0] - known - offset * deviation) <= 1.96 * found.stderrs[0]
-        taken.append(len(found.samples))
-    assert covered >= 0.84 * 300
-    assert max(taken) == 8 or share > 0.003

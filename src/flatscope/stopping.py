@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 
 FIRST_LOOK = 32
-# Fewer draws than this do not show their own spread.
-FEW_DRAWS = 16
 
 
 @dataclass(frozen=True)
@@ -27,27 +24,17 @@ class Draws:
     samples: Tensor  # (draws, quantities), float64
     most: int  # how many draws there might have been
     late: bool = False  # whether time ran out before
-    known: float | None = None  # what the draws are added to, where they are the unknown part of a quantity
 
     @property
     def means(self) -> list[float]:
         """Mean of each quantity."""
-        found: list[float] = (self.samples.mean(0) + (self.known or 0.0)).tolist()
+        found: list[float] = self.samples.mean(0).tolist()
         return found
 
     @property
     def stderrs(self) -> list[float]:
-        """Standard error of each mean.
-
-        Of few draws of an unknown part the distance of a single one from zero counts, times Student's factor: they may
-        lie close together by chance.
-        """
-        n = len(self.samples)
-        if self.known is not None and n < FEW_DRAWS:
-            errors = self.samples.square().mean(0).sqrt() * float(stdtrit(n, 0.975)) / 1.96
-        else:
-            errors = self.samples.std(0) / math.sqrt(n)
-        found: list[float] = errors.tolist()
+        """Standard error of each mean."""
+        found: list[float] = (self.samples.std(0) / math.sqrt(len(self.samples))).tolist()
         return found
 
     def precise(self, precision: float) -> bool:
@@ -69,7 +56,6 @@ def draw_until_precise(
     most: int,
     precision: float | None = None,
     first: int = FIRST_LOOK,
-    known: float | None = None,
 ) -> Draws:
     """Take draws until every mean has the relative standard error that is asked for, or there are no more.
 
@@ -83,10 +69,9 @@ def draw_until_precise(
         most: how many are taken at most, but for the rest of a block.
         precision: instead of that of the effort; 0 takes all draws.
         first: draws before the first look; fewer than 32 where each is dear.
-        known: what the draws are added to, where they are the unknown part of one quantity.
     """
     precision = ctx.effort.precision if precision is None else precision
-    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most, known=known), first
+    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), first
     for block in blocks:
         rows = block.double().cpu().reshape(len(block), -1)
         found = replace(found, samples=torch.cat([found.samples, rows]) if len(found.samples) else rows)

@@ -25,7 +25,7 @@ Parts = Iterator[tuple[int, Tensor]]  # numbers of groups and their parts of a p
 FEW = 512
 # And no more than so many, even where exact values are asked for.
 MOST_EXACT = 16_384
-FIRST_LOOK, SKETCH = 8, 16  # draws
+FIRST_LOOK = 16  # draws, of all groups together
 HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
@@ -236,14 +236,14 @@ def diagonal_sums(
     size = operator.shape[0]
     if not size:
         return DiagonalSums()
-    block = max(1, min(HURRIED if over else SKETCH, BLOCK_BYTES // (8 * size)))
+    block = max(1, min(HURRIED if over else FIRST_LOOK, BLOCK_BYTES // (8 * size)))
     late = over or bool
     if size <= min(FEW if few is None else few, most_products) or (precision <= 0 and size <= MOST_EXACT):
         exact = _multiplied_out(operator, size, block, late)
         if exact is not None:
             return exact
     draws = ProductDraws(operator, signs, block, late)
-    keep = precision > 0 and 8 * size * SKETCH <= SKETCH_BYTES
+    keep = precision > 0 and 8 * size * FIRST_LOOK <= SKETCH_BYTES
     first = max(2, -(-FIRST_LOOK // operator.groups))
     products = draws.take(first, keep=keep)
     look, deflated, missed = first, False, ""
@@ -262,16 +262,16 @@ def diagonal_sums(
             missed = "stopped by the time limit" if late() else f"at most {most_products:,} products"
             break
         pending = [error for error in errors if error > precision]
-        known_well = (deflated or not keep) and look * operator.groups >= SKETCH
+        known_well = (deflated or not keep) and look * operator.groups >= FIRST_LOOK
         if known_well and not within_reach(pending, look, precision, most_products - products + look):
             missed = f"it takes more than {most_products:,} products"
             break
-        worth = look >= SKETCH and needed > 4 * SKETCH and products + 2 * SKETCH <= most_products
+        worth = look >= FIRST_LOOK and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products
         if keep and not deflated and worth:
             products += draws.deflate()
             look, deflated = 0, True
         following = max(first, 2 * look)
-        sketched = keep and not deflated and look < SKETCH
+        sketched = keep and not deflated and look < FIRST_LOOK
         products += draws.take(max(1, min(following - look, most_products - products)), keep=sketched)
         look = draws.spread.n
     values = {key: value.cpu() for key, value in values.items()}

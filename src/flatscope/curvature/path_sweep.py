@@ -276,17 +276,23 @@ def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
     return paths.join(marked)
 
 
-def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[float, Tensor]:
+def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) -> tuple[float, Tensor]:
     """Gauss-Newton part, means over samples: of all values that rescale nothing together, and of each scaling edge.
 
-    One pass over the data with all columns.
+    One pass over the data.
+
+    Args:
+        ctx: the network.
+        edges: those that rescale units.
+        draws: numbers of random columns, whose mean it is; None for all columns.
     """
-    columns, totals = ctx.sweep(sweep_shape).columns, dict[str, Tensor]()
+    shape, totals = ctx.sweep(sweep_shape), dict[str, Tensor]()
+    columns = shape.columns if draws is None else shape.per_draw * len(draws)
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:
         """Sums over samples: of squares by parameter, or of a layer's values at once; and along the edges."""
         sums: Params = {}
-        for flows in backpropagated(ctx, batch, numbers, {}, width):
+        for flows in backpropagated(ctx, batch, numbers, {}, width, draws):
             along, signs = None, None
             for flow in flows:
                 part, signs = _layer_share(ctx, edges, sums, flow), flow.signs
@@ -305,6 +311,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges) -> tuple[float, Tensor]:
     along = totals.pop(EDGES, torch.zeros(len(edges), dtype=torch.float64)).cpu()
     known = totals.pop(VALUES, torch.zeros((), dtype=torch.float64)).cpu() + edges.other_values(totals)
     known, along = ctx.problem.ranks.summed([known, along])
+    n *= 1 if draws is None else len(draws)
     return float(known) / n, along / n
 
 

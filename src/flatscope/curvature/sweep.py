@@ -95,8 +95,9 @@ def column_sweep(
         needed = look * (max(errors, default=wanted) / wanted) ** 2
         if not bends and needed * shape.per_draw >= shape.columns:
             return run(None)
-        # Looked at after 2, 4, 8, … draws only: stopping at the first moment that looks good would stop by luck.
-        following = 2 ** math.ceil(math.log2(max(needed, 2 * look)))
+        # Looked at again only after half as many draws more: stopping at the first moment that looks good would stop
+        # by luck. A fifth more than seem needed, so that one look mostly is enough.
+        following = math.ceil(max(1.2 * needed, 1.5 * look))
         if bends:
             following = min(following, MOST_DRAWS if look >= SURE_LOOK else SURE_LOOK)
         if ctx.effort.deadline is not None:

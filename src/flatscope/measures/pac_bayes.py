@@ -123,7 +123,8 @@ def paired_rises(
         parts, chosen = next(samples)
         everything = parts if len(parts[0][1]) == n else list(ctx.batches())  # other shapes do not stack
         samples = repeat((everything, chosen))
-    calls_are_dear = ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES
+    # Stacks of one network have so much arithmetic that its ten sizes together take longer than one by one.
+    calls_are_dear = (ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES) and _stack(ctx) > 1
     run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
     both_signs = [sign * a for a in alphas for sign in (1, -1)]
     for noise in _noise(ctx, draws // 2, slope):
@@ -144,7 +145,7 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
     scale, device = noise_scale(ctx, slope), ctx.problem.device
     # A GPU draws for itself (other numbers of the same law): to draw and send them took more than half of the time.
     generator = torch.Generator(device).manual_seed(ctx.generator("expected_sharpness").initial_seed())
-    block = max(1, min(TOGETHER, STACK_BYTES // (128 * count(scale.values()))))
+    block = _stack(ctx)
     for start in range(0, pairs, block):
         copies = min(block, pairs - start)
         # Single precision: eight times as fast to draw.
@@ -152,6 +153,11 @@ def _noise(ctx: Context, pairs: int, slope: float) -> Iterator[Params]:
             name: torch.randn(copies, *value.shape, generator=generator, device=device, dtype=torch.float32) * value
             for name, value in scale.items()
         }
+
+
+def _stack(ctx: Context) -> int:
+    """Pairs of networks that are drawn together."""
+    return max(1, min(TOGETHER, STACK_BYTES // (128 * count(ctx.trainable.values()))))
 
 
 def _one_by_one(ctx: Context, noise: Params, sizes: Tensor, each: Sequence[list[Batch]]) -> Tensor:

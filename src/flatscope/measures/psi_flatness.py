@@ -35,7 +35,7 @@ from flatscope.curvature.path_sweep import (
     scaling_values,
 )
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import column_sweep, find_left_out
+from flatscope.curvature.sweep import column_sweep, find_left_out, sweep_shape
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
@@ -51,12 +51,13 @@ from flatscope.perturbation import (
     within_ball,
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.stopping import time_limit
+from flatscope.stopping import draw_until_precise, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
 COLUMNS, FEW_UNITS = 4, 64
+DRAWS, LOOK = 4, 8  # random columns of a pass, and passes before the first look at their spread
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=PATH_SYMMETRIES, on_folded=True)
@@ -98,23 +99,41 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     edges = ScalingEdges(paths)
     if find_left_out(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
-    known, along = path_sweep(ctx, edges)
-    n_edges = len(edges)
+    known, error, draws = _gauss_newton(ctx, edges, wanted)
+    n_edges, parts = len(edges), [f"Gauss-Newton part sampled, {draws} draws"] if draws else []
     if not n_edges:
-        return Value(known, reason=_remark(paths, "hessian_trace"))
-    known += float(((along + edges.bending(ctx.gradient())) * edges.gains.square()).sum())
+        return Value(known, error, exact=not draws, reason=_remark(paths, "hessian_trace", *parts))
+    known += float((edges.bending(ctx.gradient()) * edges.gains.square()).sum())
     beyond = BeyondGaussNewton(ctx, edges.names, sample_groups(ctx))
     matrix = edges.matrix(beyond)
     groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
     if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
         width = _together(ctx)
         rest = math.fsum(_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width))
-        beyond.release()
-        return Value(known + rest, reason=_remark(paths, "hessian_trace"))
-    found, rest, error = _drawn(ctx, matrix, wanted, most_products, known, few=0)
+        exact = not draws
+    else:
+        found, rest, spread = _drawn(ctx, matrix, wanted, most_products, (known, error), few=0)
+        error, exact = math.hypot(error, spread), found.exact and not draws
+        parts.append(f"a part of {n_edges} of {paths.count} values by {_ways(found, wanted)}")
     beyond.release()
-    reason = f"a part of {n_edges} of {paths.count} values by {_ways(found, wanted)}"
-    return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
+    return Value(known + rest, error, exact=exact, reason=_remark(paths, "hessian_trace", *parts))
+
+
+def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[float, float, int]:
+    """Gauss-Newton part of the trace, its standard error, and the number of draws; 0 where all columns were taken."""
+
+    def part(draws: range | None) -> float:
+        known, along = path_sweep(ctx, edges, draws)
+        return known + float((along * edges.gains.square()).sum())
+
+    shape = ctx.sweep(sweep_shape)
+    most = shape.columns // (2 * DRAWS * shape.per_draw)  # passes; that many take half of the time of all columns
+    if wanted > 0 and most >= LOOK:
+        blocks = (torch.tensor([part(range(DRAWS * i, DRAWS * (i + 1)))]) for i in range(most))
+        found = draw_until_precise(ctx, blocks, most, wanted, LOOK)
+        if found.late or found.precise(wanted):
+            return found.means[0], found.stderrs[0], DRAWS * len(found.samples)
+    return part(None), 0.0, 0
 
 
 def _forms(matrix: Seen, groups: Sequence[Tensor]) -> float:
@@ -131,16 +150,21 @@ def _together(ctx: Context) -> int:
 
 
 def _drawn(
-    ctx: Context, matrix: GroupedOperator, precision: float, most_products: int, known: float, **more: int
+    ctx: Context,
+    matrix: GroupedOperator,
+    precision: float,
+    most_products: int,
+    known: tuple[float, float],
+    **more: int,
 ) -> tuple[DiagonalSums, float, float]:
-    """How the trace of a matrix, which is added to what is known, was found; its value and standard error."""
+    """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
     diagonal = WholeDiagonal(matrix)
     found = diagonal_sums(
         diagonal,
         Signs(ctx.seed, "psi_trace"),
         precision=precision,
         most_products=most_products,
-        offsets={diagonal.KEY: (known, 0.0)},
+        offsets={diagonal.KEY: known},
         over=time_limit(ctx),
         **more,
     )
@@ -162,7 +186,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     chosen = together.nonzero().flatten()
     matrix = OneGroup(PathHessian(ctx, paths, chosen), chosen.device)
     most = len(chosen) if precision == 0 else most_products
-    found, rest, error = _drawn(ctx, matrix, precision, most, known)
+    found, rest, error = _drawn(ctx, matrix, precision, most, (known, 0.0))
     curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
     reason = f"{len(chosen)} of {paths.count} values by {_ways(found, precision, curved)}"
     return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
@@ -327,9 +351,9 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     return paths
 
 
-def _remark(paths: PathCoordinates, counterpart: str, reason: str = "") -> str:
-    """The reason, and where units have no free scale how many; where none has, path space is weight space."""
-    return "; ".join(filter(None, (reason, paths.graph.stopped, "" if paths.n_classes else f"equals {counterpart}")))
+def _remark(paths: PathCoordinates, counterpart: str, *reasons: str) -> str:
+    """The reasons, and where units have no free scale how many; where none has, path space is weight space."""
+    return "; ".join(filter(None, (*reasons, paths.graph.stopped, "" if paths.n_classes else f"equals {counterpart}")))
 
 
 def _radius(paths: PathCoordinates, epsilon: float, relative: bool) -> float:
