@@ -292,7 +292,12 @@ def _named(one: dict[str, float]) -> Stage:
 
 
 def _case(maker: Callable[..., Case], *sizes: int, **more: Any) -> Callable[[Settings], Case]:
-    return lambda settings: maker(*sizes, settings.device, settings.tiny, **more)
+    def make(settings: Settings) -> Case:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # the same weights in every run
+            return maker(*sizes, settings.device, settings.tiny, **more)
+
+    return make
 
 
 BOTH = ("curvlinops", "PyHessian")

@@ -56,18 +56,19 @@ def expected_sharpness(
 
     Args:
         alpha: noise levels, a row each; or one number.
-        draws: the most perturbed networks of each level, mirror images included; even. Fewer where all levels have
+        draws: the most perturbed networks of each level, mirror images included; even. Fewer where a level has
             reached the precision that is asked for.
         batch: samples on which a draw is evaluated; all of them where there are no more.
         slope: σ_i = alpha (slope |w_i| + 1); 0 for the same noise on every weight.
     """
     alphas = checked_alphas(alpha)
-    rises = paired_rises(ctx, alphas=alphas, draws=draws, batch=batch, slope=slope)
-    found = draw_until_precise(ctx, rises, draws // 2)
-    return [
-        Value(mean, stderr=stderr, options={"alpha": a}, reason=found.remark(each=2))
-        for a, mean, stderr in zip(alphas, found.means, found.stderrs, strict=True)
-    ]
+    values = []
+    for a in alphas:  # each begins the same draws anew, and stops by itself
+        rises = paired_rises(ctx, alphas=(a,), draws=draws, batch=batch, slope=slope)
+        found = draw_until_precise(ctx, rises, draws // 2)
+        value = Value(found.means[0], stderr=found.stderrs[0], options={"alpha": a}, reason=found.remark(each=2))
+        values.append(value)
+    return values
 
 
 @measure(
