@@ -125,7 +125,8 @@ def recorded_forward(
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
     own_views = watched_in_parts(bends.follow) if bends else nullcontext()
-    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder, own_views:
+    samples = ctx.network.axes
+    with torch.enable_grad(), recorded(ctx.problem.model, params, True, samples) as recorder, own_views:
         outputs = ctx.problem.forward(inputs, params)
     return leaves, outputs, recorder.calls
 
@@ -149,7 +150,7 @@ def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
     orders = [[i] for i in range(n)] if n <= FEW_SAMPLES else [list(range(n - 1, -1, -1))]
     for rows in (torch.tensor(order) for order in orders):
-        with torch.no_grad(), recorded(ctx.problem.model, ctx.params) as recorder:
+        with torch.no_grad(), recorded(ctx.problem.model, ctx.params, axes=ctx.network.axes) as recorder:
             ctx.forward(rows_of_inputs(inputs, rows))
         others = [by_samples(call, len(rows)) for call in recorder.calls]
         if [call.weight for call in others] != [call.weight for call in calls]:

@@ -198,7 +198,7 @@ class _RecordedPass:
         inputs, params, buffers = _in_double(ctx, inputs)
         params |= {name: params[name].detach().requires_grad_() for name in directions}
         rule = BendRecorder(bends or Places())
-        with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
+        with torch.enable_grad(), recorded(ctx.problem.model, params, True, ctx.network.axes) as recorder:
             with watched_in_parts(rule.follow):
                 outputs = ctx.problem.forward(inputs, params, buffers)
             self.root = output_root(ctx.problem.loss, outputs, _double_targets(targets))
