@@ -169,7 +169,9 @@ def test_attention_in_parts_is_torchs(options: dict[str, Any]) -> None:
     expected = functional.scaled_dot_product_attention(q, *few, enable_gqa=True, **options)
     torch.testing.assert_close(attention_in_parts(q, *few, enable_gqa=True, **options), expected)
     assert attention_in_parts(q, k, v, dropout_p=0.1) is NotImplemented
-    assert attention_in_parts(q, k, v, torch.zeros(5, 6, dtype=torch.bool)) is NotImplemented
+    blind = torch.ones(5, 6, dtype=torch.bool).index_fill(0, torch.tensor([2]), False)  # one query sees nothing
+    expected = functional.scaled_dot_product_attention(q, k, v, blind)
+    torch.testing.assert_close(attention_in_parts(q, k, v, blind), expected)
 
 
 class Factors(nn.Module):
