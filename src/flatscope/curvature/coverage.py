@@ -187,18 +187,18 @@ def find_unseen(ctx: Context) -> dict[str, str]:
     unswept = ctx.sweep(find_unswept)
     uses = [group for group in uses_of(calls) if group[0].weight not in unswept]
     found, times = recorded_gradients(ctx, outputs, uses, column)
-    tolerance = 100 * torch.finfo(outputs.dtype).eps ** 0.75
-    # Some gradients are zero but for rounding, such as that of a bias of attention's keys.
-    rounding = 1e3 * torch.finfo(outputs.dtype).eps * max((float(g.norm()) for g in given if g is not None), default=0.0)
+    eps = torch.finfo(outputs.dtype).eps
+    lengths = [0.0 if gradient is None else float(gradient.norm()) for gradient in given]
+    least = 10 * eps * max(lengths, default=0.0)  # some are zero but for rounding, as of a bias of attention's keys
     unseen = {}
-    for name, gradient in zip(leaves, given, strict=True):
+    for name, gradient, length in zip(leaves, given, lengths, strict=True):
         if gradient is None or name in unswept:  # the outputs do not depend on it, or it is known already
             continue
         if name not in found:
             unseen[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
         elif times[name] > 1:
             unseen[name] = "used by layers of several kinds"
-        elif float((found[name].reshape(gradient.shape) - gradient).norm()) > tolerance * float(gradient.norm()) + rounding:
+        elif float((found[name].reshape(gradient.shape) - gradient).norm()) > 100 * eps**0.75 * length + least:
             unseen[name] = "also used where no layer was recorded"
     return unswept | unseen
 

@@ -230,7 +230,7 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
         if key is not None and value is not None:
             k, v = (torch.cat([x, more.expand(n, -1, -1)], dim=1) for x, more in ((k, key), (v, value)))
             mask = None if mask is None else functional.pad(mask, (0, 1))
-    heads = [x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v)]  # (n, heads, length, d)
+    heads = [x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (q, k, v)]  # (n, heads, length, d)
     scores = torch.matmul(heads[0] / math.sqrt(heads[0].shape[-1]), heads[1].transpose(-2, -1))
     shares = _shares(scores, mask, zeros=not given.need_weights)
     joined = torch.matmul(shares, heads[2]).transpose(1, 2).flatten(2)
@@ -253,7 +253,7 @@ def _projected(given: SimpleNamespace) -> Sequence[Tensor]:
     read = {id(x): x for x in several}
     whole = [x.transpose(0, 1) for x in read.values()]
     found = functional.linear(whole[0] if len(whole) == 1 else torch.cat(whole, dim=1), weight, shift)
-    parts = dict(zip(read, found.split([x.shape[1] for x in whole], dim=1), strict=True))
+    parts = dict(zip(read, found.split_with_sizes([x.shape[1] for x in whole], dim=1), strict=True))
     return [parts[id(x)].chunk(3, dim=-1)[place] for place, x in enumerate(several)]
 
 

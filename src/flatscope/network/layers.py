@@ -285,5 +285,5 @@ def layers_of(calls: Iterable[Call], axes: Mapping[str, int]) -> tuple[Layer, ..
 
 
 def _layer(call: Call, axis: int) -> Layer:
-    shapes = [(*shape[:axis], *shape[axis + 1 :]) for shape in (call.input.shape, call.output_shape)]
-    return Layer(call.layer, call.weight, call.bias, call.kind, 1, *shapes, call.settings)
+    given, found = ((*shape[:axis], *shape[axis + 1 :]) for shape in (tuple(call.input.shape), call.output_shape))
+    return Layer(call.layer, call.weight, call.bias, call.kind, 1, given, found, call.settings)
