@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope import context
-from flatscope.context import Context
+from flatscope.context import Context, Effort
 from flatscope.curvature import sweep
 from flatscope.curvature.coverage import find_unseen
 from flatscope.network.expansions import EXPANSIONS
@@ -178,6 +178,20 @@ def test_samples_first_or_second_is_one_network() -> None:
     names = ["layer_trace", "rho_unit", "relative_flatness"]
     frames = [fs.measure(t.problem(), names, curvature="gauss_newton").to_frame() for t in (first, second)]
     np.testing.assert_allclose(frames[0]["value"], frames[1]["value"], rtol=1e-9, atol=1e-13)
+
+
+def test_draws_are_a_samples_own_in_whatever_axis() -> None:
+    """The same whatever samples are taken together, and whatever axis they stand in."""
+    found = []
+    for batch_first, memory in ((True, None), (False, None), (False, 20_000)):
+        ctx = Context(encodes(batch_first).problem().plain, effort=Effort(memory=memory))
+        bends, left_out = ctx.sweep(sweep.reached_by_bends)
+        assert bends
+        assert (sweep.sweep_plan(ctx, 8, True).samples < 6) == (memory is not None)
+        means = sweep._pass(ctx, range(4), left_out, bends=bends).means
+        found.append({key: mean.value for key, mean in means.items()})
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
 
 
 def test_lengths_of_a_sequence_are_no_number_of_samples() -> None:

@@ -19,6 +19,7 @@ from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.units import INPUT_FIRST
 from flatscope.params import Params
+from flatscope.samples import axis_of_samples
 
 ACTING = "acting:"  # how the names of parameters begin that a plain network adds; they have / in the place of dots
 _OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
@@ -194,10 +195,9 @@ def sample_axes(calls: Sequence[Call], others: Sequence[Call]) -> dict[str, int]
         return {}
     found: dict[str, set[int]] = {}
     for call, other in zip(calls, others, strict=True):
-        sizes = zip(call.input.shape, other.input.shape, strict=False)
-        changed = [axis for axis, (size, more) in enumerate(sizes) if size != more]
-        moved = call.kind == "dense" and not call.opaque and len(changed) == 1
-        found.setdefault(call.weight, set()).add(changed[0] if moved else 0)
+        may_move = call.kind == "dense" and not call.opaque
+        axis = axis_of_samples(call.input.shape, other.input.shape) if may_move else 0
+        found.setdefault(call.weight, set()).add(axis)
     return {weight: axes.pop() for weight, axes in found.items() if len(axes) == 1 and axes != {0}}
 
 
