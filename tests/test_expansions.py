@@ -95,6 +95,7 @@ def recurrent() -> list[Case]:
 def attention() -> list[Case]:
     x, y, wide = draw(2, 3, 4), draw(2, 5, 4, seed=1), draw(2, 5, 6, seed=2)
     padding = torch.tensor([[False] * 5, [False, False, True, False, True]])
+    nothing_seen = torch.tensor([[True], [False]])
     same = torch.tensor([[False, True, False], [False, False, False]])
     of_pairs = torch.zeros(3, 5, dtype=torch.bool).index_fill(1, torch.tensor([1]), True)
     causal = torch.triu(torch.ones(3, 3, dtype=torch.bool), 1)
@@ -126,6 +127,11 @@ def attention() -> list[Case]:
         of(separate(), x, wide, wide),
         of(separate(), x, wide, wide, key_padding_mask=padding, need_weights=False),
         of(nn.MultiheadAttention(4, 2), x, y[:, :3], y[:, :3]),
+        of(packed(), x, y, y * 2),
+        of(packed(), x, y, y, key_padding_mask=padding | nothing_seen, need_weights=False),
+        of(packed(add_bias_kv=True), x, y, y, key_padding_mask=padding, attn_mask=of_pairs),
+        of(packed(add_bias_kv=True, add_zero_attn=True), x, y, y, attn_mask=per_head, need_weights=False),
+        itself(packed(add_zero_attn=True)),
     ]
 
 
@@ -237,8 +243,7 @@ def test_every_expansion_is_tried() -> None:
 
 def unknown() -> list[tuple[str, Callable[[], Any]]]:
     x, table, index = draw(2, 3, 4), draw(6, 3), torch.tensor([[0, 2], [5, 1]])
-    attend = nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True).double().eval()
-    zero = nn.MultiheadAttention(4, 2, add_zero_attn=True, batch_first=True).double().eval()
+    attend = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True).double()
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
     plain = nn.LSTM(4, 3, batch_first=True).double()
     dropped = nn.LSTM(4, 3, num_layers=2, dropout=0.5, batch_first=True).double().train()
@@ -253,7 +258,7 @@ def unknown() -> list[tuple[str, Callable[[], Any]]]:
         ("embedding_bag", lambda: functional.embedding_bag(index.flatten(), table, torch.tensor([0, 3]))),
         ("embedding_bag", lambda: functional.embedding_bag(index, table, padding_idx=1)),
         ("multi_head_attention_forward", lambda: attend(x, x, x)),
-        ("multi_head_attention_forward", lambda: zero(x, x, x)),
+        ("multi_head_attention_forward", lambda: attend.eval()(x[0], x[0], x[0])),
         ("lstm", lambda: plain(packed)[0].data),
         ("lstm", lambda: dropped(x)),
     ]

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
-from flatscope.network.layers import LayerFinder, Network, layers_of, recorded
+from flatscope.network.layers import LayerFinder, Network, layers_of, recorded, sample_axes
 from flatscope.network.plain import uncovered
 from flatscope.network.program import watched
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.samples import Batch, Inputs, parts_of
+from flatscope.samples import Batch, Inputs, one_more, parts_of
 
 T = TypeVar("T")
 
@@ -222,7 +222,11 @@ def _find_layers(ctx: Context) -> Network:
     finder = LayerFinder(problem.params, problem.model, parts_of(inputs))
     with torch.no_grad(), watched(finder.follow):
         problem.forward(inputs)
-    calls = finder.layer_calls
+    calls, axes = finder.layer_calls, dict[str, int]()
+    if any(call.input.ndim > 2 and call.kind == "dense" for call in calls):
+        with torch.no_grad(), recorded(problem.model, problem.params) as recorder:
+            problem.forward(one_more(inputs))
+        axes = sample_axes(calls, recorder.layer_calls)
     met = {name for call in finder.calls for name in (call.weight, call.bias)}
     unmet = {name for name in problem.trainable if problem.params[name].ndim > 1} - met
     unmet -= set(uncovered(problem.model))
@@ -237,7 +241,7 @@ def _find_layers(ctx: Context) -> Network:
             unmet -= {call.weight for call in new}
             if not unmet:
                 break
-    return Network(layers_of(calls), chain, uncovered(problem.model))
+    return Network(layers_of(calls, axes), chain, uncovered(problem.model), axes)
 
 
 def _scores(ctx: Context, part: str) -> Scores:

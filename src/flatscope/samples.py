@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,17 @@ def rows_of_inputs(inputs: Inputs, rows: Tensor) -> Inputs:
 def one_more(inputs: Inputs) -> Inputs:
     """A batch of inputs with its first sample once more at the end."""
     return each_part(inputs, lambda value: torch.cat([value, value[:1]]))
+
+
+def axis_of_samples(shape: Sequence[int], other: Sequence[int]) -> int:
+    """The axis of a tensor that has the samples, by its shapes for two numbers of them; the first if none stands out.
+
+    Example:
+        >>> axis_of_samples((7, 2, 5), (7, 3, 5))
+        1
+    """
+    changed = [axis for axis, (size, more) in enumerate(zip(shape, other, strict=False)) if size != more]
+    return changed[0] if len(changed) == 1 else 0
 
 
 def joined_inputs(batches: list[Inputs]) -> Inputs:

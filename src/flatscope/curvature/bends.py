@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from flatscope.network.expansions import attention_in_parts
 from flatscope.network.operations import TABLE, Linearity
 from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
 from flatscope.params import Params
-from flatscope.samples import Inputs, cut, parts_of
+from flatscope.samples import Inputs, axis_of_samples, cut, parts_of
 
 STREAM = "columns at curved operations"
 
@@ -42,6 +42,7 @@ class Bend:
     inputs: list[Tensor]  # these, each the operation's own view
     outputs: list[GradientEdge]  # where in the graph its results stand
     entrywise: bool  # whether every entry of the one input is mapped by itself
+    axes: tuple[int, ...] = ()  # the axis of each input that has the samples; the first, where none are given
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Places:
 
     curved: frozenset[tuple[str, int]] = frozenset()  # by name, and which call of that name it is
     calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers by name, and how often each is called
+    axes: tuple[tuple[int, ...], ...] = ()  # of each curved one: the axis of every input that has the samples
 
     def __bool__(self) -> bool:
         return bool(self.curved)
@@ -138,7 +140,8 @@ class BendRecorder:
         edges = [get_gradient_edge(value) for value in tensors_in(result) if value.requires_grad]
         meaning = TABLE.get(op.name)
         entrywise = len(own) == 1 and meaning is not None and meaning.slope is not None
-        self.bends.append(Bend(function, own, edges, entrywise))
+        axes = self._places.axes[len(self.bends)] if len(self.bends) < len(self._places.axes) else ()
+        self.bends.append(Bend(function, own, edges, entrywise, axes))
         return result
 
 
@@ -179,14 +182,18 @@ def find_bends(ctx: Context) -> Places | None:
     found = rules[0].places
     if found != rules[1].places or not found:
         return None
-    sizes = []
+    shapes = []
     for part, output in zip(parts, outputs, strict=True):
         recorder = BendRecorder(found)
         # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
         if not _same(_run(ctx, part, ctx.leaves(), recorder.follow), output):
             return None
-        sizes.append([value.numel() for bend in recorder.bends for value in bend.inputs])
-    return found if recorder.complete and sizes[1] and sizes[0] == [n * size for size in sizes[1]] else None
+        shapes.append([[value.shape for value in bend.inputs] for bend in recorder.bends])
+    sizes = [[shape.numel() for shapes_of_one in some for shape in shapes_of_one] for some in shapes]
+    if not recorder.complete or not sizes[1] or sizes[0] != [n * size for size in sizes[1]]:
+        return None
+    pairs = (zip(*both, strict=True) for both in zip(*shapes, strict=True))
+    return replace(found, axes=tuple(tuple(axis_of_samples(*both) for both in some) for some in pairs))
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
@@ -220,9 +227,13 @@ class BendColumns:
         self._scales: list[list[Tensor]] = []
         for number, (bend, local) in enumerate(zip(bends, self._locals, strict=True)):
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
-            self._scales.append([_scale(part, bend.entrywise) for part in local.product(probe)])
+            axes = self._axes(number)
+            fronts = [part.movedim(axis, 0) for part, axis in zip(local.product(probe), axes, strict=True)]
+            scales = [_scale(part, bend.entrywise) for part in fronts]
             if local.is_product:
-                self._scales[-1] = [self._scales[-1][0] * _balance(len(numbers), *bend.inputs)]
+                inputs = [value.movedim(axis, 0) for value, axis in zip(bend.inputs, axes, strict=True)]
+                scales = [scales[0] * _balance(len(numbers), *inputs)]
+            self._scales.append([part.movedim(0, axis) for part, axis in zip(scales, axes, strict=False)])
         self._inverse = [[torch.where(s > 0, 1 / s, 0.0) for s in scales] for scales in self._scales]
 
     def drawn(self, draws: range) -> list[Tensor]:
@@ -261,13 +272,19 @@ class BendColumns:
 
     def _signs(self, number: int, draws: range, of: str = "", inputs: int | None = None) -> list[Tensor]:
         """Signs (draws, *shape) for the first so many inputs of an operation: those of a sample are its own."""
-        n = len(self._numbers)
+        n, axes = len(self._numbers), self._axes(number)
         return [
             Signs(self._seed, f"{STREAM}, {of}{number}.{place}")
             .draw(self._numbers, draws, value.numel() // n, value.dtype)
-            .reshape(-1, *value.shape)
+            .reshape(-1, *value.movedim(axes[place], 0).shape)
+            .movedim(1, 1 + axes[place])
             for place, value in enumerate(self._bends[number].inputs[:inputs])
         ]
+
+    def _axes(self, number: int) -> Sequence[int]:
+        """The axis of the samples in every input of an operation."""
+        bend = self._bends[number]
+        return bend.axes or [0] * len(bend.inputs)
 
 
 class _Local:

@@ -125,7 +125,8 @@ def recorded_forward(
     leaves = ctx.leaves()
     params = {**ctx.params, **leaves}
     own_views = watched_in_parts(bends.follow) if bends else nullcontext()
-    with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder, own_views:
+    samples = ctx.network.axes
+    with torch.enable_grad(), recorded(ctx.problem.model, params, True, samples) as recorder, own_views:
         outputs = ctx.problem.forward(inputs, params)
     return leaves, outputs, recorder.calls
 
@@ -149,7 +150,7 @@ def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
     orders = [[i] for i in range(n)] if n <= FEW_SAMPLES else [list(range(n - 1, -1, -1))]
     for rows in (torch.tensor(order) for order in orders):
-        with torch.no_grad(), recorded(ctx.problem.model, ctx.params) as recorder:
+        with torch.no_grad(), recorded(ctx.problem.model, ctx.params, axes=ctx.network.axes) as recorder:
             ctx.forward(rows_of_inputs(inputs, rows))
         others = [by_samples(call, len(rows)) for call in recorder.calls]
         if [call.weight for call in others] != [call.weight for call in calls]:
@@ -186,16 +187,18 @@ def find_unseen(ctx: Context) -> dict[str, str]:
     unswept = ctx.sweep(find_unswept)
     uses = [group for group in uses_of(calls) if group[0].weight not in unswept]
     found, times = recorded_gradients(ctx, outputs, uses, column)
-    tolerance = 100 * torch.finfo(outputs.dtype).eps ** 0.75
+    eps = torch.finfo(outputs.dtype).eps
+    lengths = [0.0 if gradient is None else float(gradient.norm()) for gradient in given]
+    least = 10 * eps * max(lengths, default=0.0)  # some are zero but for rounding, as of a bias of attention's keys
     unseen = {}
-    for name, gradient in zip(leaves, given, strict=True):
+    for name, gradient, length in zip(leaves, given, lengths, strict=True):
         if gradient is None or name in unswept:  # the outputs do not depend on it, or it is known already
             continue
         if name not in found:
             unseen[name] = "not the weight, bias or BatchNorm parameter of a recorded layer"
         elif times[name] > 1:
             unseen[name] = "used by layers of several kinds"
-        elif float((found[name].reshape(gradient.shape) - gradient).norm()) > tolerance * float(gradient.norm()):
+        elif float((found[name].reshape(gradient.shape) - gradient).norm()) > 100 * eps**0.75 * length + least:
             unseen[name] = "also used where no layer was recorded"
     return unswept | unseen
 

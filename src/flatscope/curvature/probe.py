@@ -29,6 +29,7 @@ STEP = 1e-3
 TOLERANCE = 1e-5
 TOGETHER = 1e-9  # of all parameters at once: each has a share of about one in their number
 ROUNDING = 1e-13
+NOTHING = 1e-6  # of the parameter that moves the outputs most: what moves them less counts less, as it may be rounding
 
 
 def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places | None = None) -> dict[str, str]:
@@ -50,11 +51,13 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places |
         return {}
     by_factors, outputs_moved = _quadratic_forms_by_factors(ctx, inputs, targets, directions, bends)
     by_hessian = _quadratic_forms_by_hessian(ctx, inputs, targets, directions)
+    # Some parameters, such as a bias of attention's keys, move nothing: what is found for them is rounding.
+    least = ROUNDING * max(map(abs, by_hessian.values()))
     return {
         name: "its second derivative differs from the Gauss-Newton block"
         for name in names
         if abs(by_factors.get(name, 0.0) - by_hessian[name])
-        > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0)
+        > TOLERANCE * abs(by_hessian[name]) + ROUNDING * outputs_moved.get(name, 0.0) + least
     }
 
 
@@ -70,7 +73,9 @@ def _agree_together(
     run = _RecordedPass(ctx, inputs, targets, directions, bends, between=True)
     if not run.along:
         return False
-    scales = {name: 1 / abs(float(value.detach())) if value else 1.0 for name, value in run.along.items()}
+    sizes = {name: abs(float(value.detach())) for name, value in run.along.items()}
+    least = NOTHING * max(sizes.values())
+    scales = {name: 1 / max(size, least) if size else 1.0 for name, size in sizes.items()}
     moves, *others = run.moves(sum(scales[name] * value for name, value in run.along.items()))
     scaled = {name: scales.get(name, 1.0) * v for name, v in directions.items()}
     parts = [float(run.root.forms(moves).sum()), run.bent(others), 2 * run.between(others, scaled)]
@@ -198,7 +203,7 @@ class _RecordedPass:
         inputs, params, buffers = _in_double(ctx, inputs)
         params |= {name: params[name].detach().requires_grad_() for name in directions}
         rule = BendRecorder(bends or Places())
-        with torch.enable_grad(), recorded(ctx.problem.model, params, isolate=True) as recorder:
+        with torch.enable_grad(), recorded(ctx.problem.model, params, True, ctx.network.axes) as recorder:
             with watched_in_parts(rule.follow):
                 outputs = ctx.problem.forward(inputs, params, buffers)
             self.root = output_root(ctx.problem.loss, outputs, _double_targets(targets))

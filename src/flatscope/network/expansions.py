@@ -217,34 +217,54 @@ for _kind in ("lstm", "gru", *_BENDS):
 
 @expansion("multi_head_attention_forward")
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    """Inputs (length, n, width), as `nn.MultiheadAttention` hands them over."""
+    """Given as (length, n, width), as `nn.MultiheadAttention` hands it over; computed with the samples in front."""
     given = _given(functional.multi_head_attention_forward, args, kwargs)
-    query, key, value, num_heads = given.query, given.key, given.value, given.num_heads
-    unusual = any(part is not None for part in (given.bias_k, given.bias_v, given.static_k, given.static_v))
-    unusual |= given.add_zero_attn or (given.training and given.dropout_p > 0)
-    if unusual or query.ndim != 3 or (given.is_causal and given.attn_mask is None):
+    unusual = given.static_k is not None or given.static_v is not None or (given.training and given.dropout_p > 0)
+    if unusual or given.query.ndim != 3 or (given.is_causal and given.attn_mask is None):
         return NotImplemented
-    packed, shift = given.in_proj_weight, given.in_proj_bias
-    if given.use_separate_proj_weight:
-        weights = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
-        shifts = (None,) * 3 if shift is None else shift.chunk(3)
-        triples = zip((query, key, value), weights, shifts, strict=True)
-        q, k, v = (functional.linear(x, w, b) for x, w, b in triples)
-    elif query is key and key is value:
-        q, k, v = functional.linear(query, packed, shift).chunk(3, dim=-1)
-    else:  # each reads its third of the packed projection; what the others read of it is dropped
-        thirds = [functional.linear(x, packed, shift) for x in (query, key, value)]
-        q, k, v = (found.chunk(3, dim=-1)[place] for place, found in enumerate(thirds))
-    length, n = query.shape[:2]
-    heads = [x.reshape(x.shape[0], n, num_heads, -1).permute(1, 2, 0, 3) for x in (q, k, v)]  # (n, heads, length, d)
+    n, num_heads = given.query.shape[1], given.num_heads
+    q, k, v = _projected(given)
     mask = _attention_mask(given.attn_mask, given.key_padding_mask, n, num_heads, q)
+    zeros = k.new_zeros(1, 1, k.shape[-1]) if given.add_zero_attn else None
+    for key, value in ((given.bias_k, given.bias_v), (zeros, zeros)):  # one more position, which every query sees
+        if key is not None and value is not None:
+            k, v = (torch.cat([x, more.expand(n, -1, -1)], dim=1) for x, more in ((k, key), (v, value)))
+            mask = None if mask is None else functional.pad(mask, (0, 1))
+    heads = [x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (q, k, v)]  # (n, heads, length, d)
     scores = torch.matmul(heads[0] / math.sqrt(heads[0].shape[-1]), heads[1].transpose(-2, -1))
-    shares = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    joined = torch.matmul(shares, heads[2]).permute(2, 0, 1, 3).reshape(length, n, -1)
-    output = functional.linear(joined, given.out_proj_weight, given.out_proj_bias)
+    shares = _shares(scores, mask, zeros=not given.need_weights)
+    joined = torch.matmul(shares, heads[2]).transpose(1, 2).flatten(2)
+    output = functional.linear(joined, given.out_proj_weight, given.out_proj_bias).transpose(0, 1)
     if not given.need_weights:
         return output, None
     return output, shares.mean(1) if given.average_attn_weights else shares
+
+
+def _projected(given: SimpleNamespace) -> Sequence[Tensor]:
+    """Queries, keys and values, (n, length, width) each."""
+    several = given.query, given.key, given.value
+    weight, shift = given.in_proj_weight, given.in_proj_bias
+    if given.use_separate_proj_weight:
+        weights = given.q_proj_weight, given.k_proj_weight, given.v_proj_weight
+        shifts = (None,) * 3 if shift is None else shift.chunk(3)
+        triples = zip(several, weights, shifts, strict=True)
+        return [functional.linear(x.transpose(0, 1), w, b) for x, w, b in triples]
+    # One product with what is read, behind one another; each takes its third of it, the rest is dropped.
+    read = {id(x): x for x in several}
+    whole = [x.transpose(0, 1) for x in read.values()]
+    found = functional.linear(whole[0] if len(whole) == 1 else torch.cat(whole, dim=1), weight, shift)
+    parts = dict(zip(read, found.split_with_sizes([x.shape[1] for x in whole], dim=1), strict=True))
+    return [parts[id(x)].chunk(3, dim=-1)[place] for place, x in enumerate(several)]
+
+
+def _shares(scores: Tensor, mask: Tensor | None, zeros: bool) -> Tensor:
+    """The softmax of masked scores; zeros, if so asked, for a query that sees nothing, which has NaN otherwise."""
+    if mask is None:
+        return torch.softmax(scores, dim=-1)
+    if not zeros:
+        return torch.softmax(scores + mask, dim=-1)
+    blind = (mask == -math.inf).all(-1, keepdim=True)
+    return torch.softmax(scores + mask.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 
 
 def _attention_mask(mask: Tensor | None, padding: Tensor | None, n: int, heads: int, like: Tensor) -> Tensor | None:
@@ -284,14 +304,13 @@ def attention_in_parts(
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if seen is not None and seen.dtype == torch.bool:
         seen = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill(~seen, -math.inf)
-    blind = seen is not None and bool((seen == -math.inf).all(-1).any())  # torch has zeros where nothing is seen
-    if dropout_p > 0 or blind or (seen is not None and seen.requires_grad):
+    if dropout_p > 0 or (seen is not None and seen.requires_grad):
         return NotImplemented
     if enable_gqa:
         shared = query.shape[-3] // key.shape[-3]
         key, value = (part.repeat_interleave(shared, dim=-3) for part in (key, value))
     scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1))
-    return torch.matmul(torch.softmax(scores if seen is None else scores + seen, dim=-1), value)
+    return torch.matmul(_shares(scores, seen, zeros=True), value)
 
 
 # Functions whose derivatives torch gets wrong or lacks --------------------------------------------------------------

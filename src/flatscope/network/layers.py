@@ -6,7 +6,7 @@ whatever words the module uses, so these calls are all that has to be seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from flatscope.network.products import LAYER_CALLS, NORM_ORDER
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.units import INPUT_FIRST
 from flatscope.params import Params
+from flatscope.samples import axis_of_samples
 
 ACTING = "acting:"  # how the names of parameters begin that a plain network adds; they have / in the place of dots
 _OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
@@ -77,6 +78,8 @@ class Network:
     chain: bool  # whether each layer reads the one before it and nothing else
     # trainable matrices that take part in no layer, with the operation that reads them
     uncovered: Mapping[str, str] = field(default_factory=dict)
+    # {weight: axis of its input with the samples}, where it is another than the first: (length, samples, width)
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -100,10 +103,15 @@ class LayerRecorder:
         model: to name layers by the module that owns the weight.
         isolate: give every layer its own view of its input, so that gradients with respect to that view are
             what flows through this layer alone and not through a neighbouring residual branch.
+        axes: the axis of its input that has the samples, for weights for which it is not the first: these layers are
+            run, and recorded, with the samples in front.
     """
 
-    def __init__(self, params: Params, model: nn.Module, isolate: bool = False) -> None:
+    def __init__(
+        self, params: Params, model: nn.Module, isolate: bool = False, axes: Mapping[str, int] | None = None
+    ) -> None:
         self.calls: list[Call] = []
+        self._axes = axes or {}
         self._names = {id(value): name for name, value in params.items()}
         self._memory = {_memory(value): name for name, value in params.items()}
         self._isolate = isolate
@@ -127,12 +135,16 @@ class LayerRecorder:
         viewed = None if name is not None else self._memory.get(_memory(weight))
         if name is None and viewed is None:
             return op.run()
-        if self._isolate and given["input"].is_floating_point():
+        axis = self._axes.get(name or "", 0)
+        axis = axis if given["input"].ndim > axis + 1 else 0
+        if axis:
+            given["input"] = given["input"].movedim(axis, 0)
+        elif self._isolate and given["input"].is_floating_point():
             given["input"] = given["input"].view_as(given["input"])
         output = op.function(**given)
         settings = given.keys() - {"input", "weight", "bias"} if kind in ("conv", "transposed") else ()
         self._record(name or str(viewed), given, kind, settings, output, opaque=name is None)
-        return output
+        return output.movedim(0, axis).contiguous() if axis else output  # laid out as it would have been
 
     def _record(
         self,
@@ -172,6 +184,23 @@ def by_samples(call: Call, n: int) -> Call:
     return replace(call, input=given, output_shape=(n, rows, *call.output_shape[1:]))
 
 
+def sample_axes(calls: Sequence[Call], others: Sequence[Call]) -> dict[str, int]:
+    """{weight: axis of its input with the samples} of dense layers for which that is not the first axis.
+
+    Args:
+        calls: of a forward pass.
+        others: of one with another number of samples.
+    """
+    if [call.weight for call in calls] != [call.weight for call in others]:
+        return {}
+    found: dict[str, set[int]] = {}
+    for call, other in zip(calls, others, strict=True):
+        may_move = call.kind == "dense" and not call.opaque
+        axis = axis_of_samples(call.input.shape, other.input.shape) if may_move else 0
+        found.setdefault(call.weight, set()).add(axis)
+    return {weight: axes.pop() for weight, axes in found.items() if len(axes) == 1 and axes != {0}}
+
+
 def _memory(value: Any) -> int:
     """Address of what a tensor is a view of; 0 where it has none."""
     try:
@@ -190,9 +219,11 @@ def layer_name(weight: str, modules: Mapping[str, nn.Module]) -> str:
 
 
 @contextmanager
-def recorded(model: nn.Module, params: Params, isolate: bool = False) -> Iterator[LayerRecorder]:
+def recorded(
+    model: nn.Module, params: Params, isolate: bool = False, axes: Mapping[str, int] | None = None
+) -> Iterator[LayerRecorder]:
     """Record the layer calls of forward passes that use the tensors in `params`."""
-    recorder = LayerRecorder(params, model, isolate)
+    recorder = LayerRecorder(params, model, isolate, axes)
     with watched(recorder.follow):
         yield recorder
 
@@ -234,20 +265,25 @@ class LayerFinder(LayerRecorder):
         return once and not self.joins and not any(call.opaque for call in self.calls)
 
 
-def layers_of(calls: Iterable[Call]) -> tuple[Layer, ...]:
-    """Every weight once, in the order in which it is first used, with the number of its uses in a forward pass."""
+def layers_of(calls: Iterable[Call], axes: Mapping[str, int]) -> tuple[Layer, ...]:
+    """Every weight once, in the order in which it is first used, with the number of its uses in a forward pass.
+
+    Args:
+        calls: of a forward pass.
+        axes: of the samples, as `sample_axes` finds them.
+    """
     found: dict[str, Layer] = {}
     for call in calls:
-        known = found.get(call.weight)
+        known, axis = found.get(call.weight), axes.get(call.weight, 0)
         if known is None:
-            found[call.weight] = _layer(call)
+            found[call.weight] = _layer(call, axis)
         else:
             # A table that is also multiplied with (tied input and output embeddings) is read as the matrix that it is.
-            form = _layer(call) if known.kind == "lookup" and call.kind != "lookup" else known
+            form = _layer(call, axis) if known.kind == "lookup" and call.kind != "lookup" else known
             found[call.weight] = replace(form, uses=known.uses + 1)
     return tuple(found.values())
 
 
-def _layer(call: Call) -> Layer:
-    shapes = tuple(call.input.shape[1:]), call.output_shape[1:]
-    return Layer(call.layer, call.weight, call.bias, call.kind, 1, *shapes, call.settings)
+def _layer(call: Call, axis: int) -> Layer:
+    given, found = ((*shape[:axis], *shape[axis + 1 :]) for shape in (tuple(call.input.shape), call.output_shape))
+    return Layer(call.layer, call.weight, call.bias, call.kind, 1, given, found, call.settings)
