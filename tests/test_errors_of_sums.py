@@ -56,9 +56,11 @@ def test_errors_of_independent_parts_add_in_squares(monkeypatch: pytest.MonkeyPa
 
 
 def test_products_that_come_in_blocks_have_the_error_of_all_of_them() -> None:
-    drawn = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
+    drawn = torch.randn(2, 3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 5
     spread = Spread()
-    for block in (drawn[:, :1], drawn[:, 1:4], drawn[:, 4:]):
+    for block in (drawn[..., :1], drawn[..., 1:4], drawn[..., 4:]):
         spread.add({("layer", "trace"): block})
-    torch.testing.assert_close(spread.values({})["layer", "trace"], drawn.mean(1))
-    torch.testing.assert_close(spread.stderrs["layer", "trace"], drawn.std(1) / math.sqrt(10))
+    # Two groups of samples with draws of their own: the sum of their means, whose errors are independent.
+    torch.testing.assert_close(spread.values({})["layer", "trace"], drawn.mean(2).sum(0))
+    expected = (drawn.var(2) / 10).sum(0).sqrt()
+    torch.testing.assert_close(spread.stderrs["layer", "trace"], expected)

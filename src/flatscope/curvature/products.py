@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import DiagonalSums, Readings, Seen, diagonal_sums
+from flatscope.curvature.estimators import FEW, DiagonalSums, Readings, Seen, diagonal_sums
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, sample_groups
 from flatscope.curvature.patches import by_output
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import swept
 from flatscope.network.layers import Layer
+from flatscope.params import count
 from flatscope.stopping import time_limit
+
+CHEAP = 2_000_000  # samples times parameters: of so few hundreds of products take a second
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
     operator = LayerDirections(ctx, quantity, covered.left_out)
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
+    # As many products as draws of all groups together would be, where a product is not cheap.
+    cheap = ctx.problem.n_train * count(ctx.trainable.values()) <= CHEAP
     return diagonal_sums(
         operator,
         Signs(ctx.seed, f"products for {quantity}"),
@@ -118,6 +123,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
         most_products=most_products,
         offsets=known,
         over=time_limit(ctx),
+        few=None if cheap else FEW // operator.groups,
     )
 
 
