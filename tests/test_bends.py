@@ -21,8 +21,8 @@ from flatscope.context import Context, Effort
 from flatscope.curvature import probe, sweep
 from flatscope.curvature.bends import Bend, BendColumns, find_bends
 from flatscope.curvature.estimators import within_reach
+from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.products import DIRECTIONS
 from flatscope.curvature.sums import Curvature
 from flatscope.guards import own_settings
 from flatscope.network.expansions import attention_in_parts
@@ -63,6 +63,7 @@ def drawn(ctx: Context, draws: int) -> Curvature:
 @pytest.fixture(autouse=True)
 def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
+    monkeypatch.setattr(sweep, "better_by_products", lambda *_: {})  # columns, however noisy
 
 
 def exact(ctx: Context, quantity: str, name: str) -> Tensor:

@@ -17,8 +17,8 @@ import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import estimators, operators, spectrum
 from flatscope.curvature.estimators import DiagonalSums, OneGroup, WholeDiagonal, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
 from flatscope.curvature.sweep import column_sweep

@@ -18,8 +18,8 @@ from flatscope.context import Context
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import layer_forms, memory
 from flatscope.curvature.coverage import find_curved
+from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import GaussNewton
-from flatscope.curvature.products import LayerDirections
 from flatscope.curvature.sweep import column_sweep, find_left_out
 from flatscope.loss import as_loss
 from flatscope.network.operations import PIECES, TABLE

@@ -20,9 +20,8 @@ from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton
+from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton, curvature_operator
 from flatscope.curvature.patches import weight_gradients
-from flatscope.curvature.products import curvature_operator
 from flatscope.curvature.sweep import backpropagated, find_left_out, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
 from flatscope.params import Params, add_to

@@ -326,6 +326,12 @@ class GaussNewton(CurvatureOperator):
         return self._stacked(products, columns.shape[1])
 
 
+def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 1) -> CurvatureOperator:
+    """The matrix that the context asks for, over some parameters."""
+    kind = GaussNewton if ctx.effort.curvature == "gauss_newton" else Hessian
+    return kind(ctx, names, groups)
+
+
 def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """Vector-Jacobian products for a stack of vectors (k, ...) at once; one by one where an operation forbids it."""
     k = vectors[0].shape[0] if vectors else 1

@@ -1,103 +1,19 @@
 """The sweep's quantities from products, for parameters whose block the columns do not give.
 
-Each quantity is a sum Σ_b bᵀ H_l b over some directions b of one weight matrix: unit vectors for the trace, columns
-of the weight for ρ, and so on; a sum over the diagonal of EᵀHE, where E lays coefficients out along the directions of
-all layers. One product with random signs serves all layers and units: ζ_b bᵀ(HEζ) has mean bᵀHb.
+One product with random signs serves all layers and units: ζ_b bᵀ(HEζ) has mean bᵀHb.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
 from flatscope.context import Context
-from flatscope.curvature.estimators import FEW, DiagonalSums, Readings, Seen, diagonal_sums
-from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, sample_groups
-from flatscope.curvature.patches import by_output
+from flatscope.curvature.estimators import FEW, DiagonalSums, diagonal_sums
+from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sweep import swept
-from flatscope.network.layers import Layer
 from flatscope.params import count
 from flatscope.stopping import time_limit
 
 CHEAP = 2_000_000  # samples times parameters: of so few hundreds of products take a second
-
-
-@dataclass(frozen=True)
-class Directions:
-    """Directions b in the space of one weight matrix, as a linear map from coefficients."""
-
-    count: int  # number of directions
-    embed: Callable[[Tensor], Tensor]  # coefficients (count, k) -> weight-shaped vectors (numel, k)
-    # weight-shaped vectors (numel, k) -> inner products with the directions (count, k)
-    pull: Callable[[Tensor], Tensor]
-
-
-def trace_directions(weight: Tensor, layer: Layer | None = None) -> Directions:
-    """Unit vectors: their sum is the trace."""
-    del layer
-    return Directions(weight.numel(), lambda z: z, lambda g: g)
-
-
-def column_directions(weight: Tensor, layer: Layer) -> Directions:
-    """The columns w(j): outgoing weights of input feature or channel j; one value each."""
-    return _channel_directions(weight, layer.groups, 1 if layer.input_first else 2)
-
-
-def row_directions(weight: Tensor, layer: Layer) -> Directions:
-    """The rows: incoming weights of output unit i; one value each."""
-    return _channel_directions(weight, layer.groups, 2 if layer.input_first else 1)
-
-
-def relative_directions(weight: Tensor, layer: Layer) -> Directions:
-    """Directions whose sum is Σ_{s,s'} ⟨w_s, w_s'⟩ Tr H_{s,s'}: R applied to unit vectors, with RRᵀ = W̄W̄ᵀ."""
-    kind = "transposed" if layer.input_first else layer.kind
-    matrix = by_output(weight.double(), kind, layer.groups)  # (out, q)
-    index = by_output(
-        torch.arange(weight.numel(), device=weight.device).reshape(weight.shape), kind, layer.groups
-    ).reshape(-1)  # where each entry of W̄ lies in the weight
-    out, q = matrix.shape
-    root = matrix  # of two matrices that do, the one with fewer columns
-    if out < q:
-        eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
-        root = vectors * eigenvalues.clamp_min(0).sqrt()  # (out, out)
-
-    def embed(z: Tensor) -> Tensor:
-        rows = torch.einsum("or,rqk->oqk", root, z.reshape(root.shape[1], q, -1)).reshape(out * q, -1)
-        result = torch.empty_like(rows)
-        result[index] = rows
-        return result
-
-    def pull(g: Tensor) -> Tensor:
-        return torch.einsum("or,oqk->rqk", root, g[index].reshape(out, q, -1)).reshape(root.shape[1] * q, -1)
-
-    return Directions(root.shape[1] * q, embed, pull)
-
-
-def _channel_directions(weight: Tensor, groups: int, axis: int) -> Directions:
-    """One direction per channel along an axis of the weight (groups, rows of a group, columns, taps)."""
-    source = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1, 1).double()
-    kept = [size if place in (0, axis) else 1 for place, size in enumerate(source.shape[:4])]
-
-    def embed(z: Tensor) -> Tensor:
-        return (source * z.reshape(*kept, -1)).reshape(weight.numel(), -1)
-
-    def pull(g: Tensor) -> Tensor:
-        return (source * g.reshape(*source.shape[:4], -1)).sum((3 - axis, 3)).reshape(math.prod(kept), -1)
-
-    return Directions(math.prod(kept), embed, pull)
-
-
-DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
-    "trace": trace_directions,
-    "rho": column_directions,
-    "rho_rows": row_directions,
-    "relative_flatness": relative_directions,
-}
 
 
 def probed(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> DiagonalSums:
@@ -125,71 +41,3 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
         over=time_limit(ctx),
         few=None if cheap else FEW // operator.groups,
     )
-
-
-def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 1) -> CurvatureOperator:
-    """The matrix that the context asks for, over some parameters."""
-    kind = GaussNewton if ctx.effort.curvature == "gauss_newton" else Hessian
-    return kind(ctx, names, groups)
-
-
-class LayerDirections(Seen):
-    """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
-
-    Args:
-        ctx: the network.
-        quantity: see `probed`.
-        left_out: the parameters.
-    """
-
-    def __init__(self, ctx: Context, quantity: str, left_out: Iterable[str]) -> None:
-        self._ctx, self._quantity = ctx, quantity
-        layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
-        make = DIRECTIONS[quantity]
-        self._parts = {name: make(ctx.params[name], layer) for name, layer in layers.items()}
-        self._norms = {name: float(ctx.params[name].double().square().sum()) for name in layers}
-        if quantity == "trace":
-            others = [name for name in left_out if name not in layers]
-            self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
-        self._counts = [part.count for part in self._parts.values()]
-        # One for all products: it keeps its graphs.
-        matrix = curvature_operator(ctx, list(self._parts), sample_groups(ctx))
-        super().__init__(matrix, sum(self._counts), self._laid_out, self._inner_products)
-
-    def _laid_out(self, coefficients: Tensor) -> Tensor:
-        split = torch.split(coefficients, self._counts)
-        return torch.cat([part.embed(some) for part, some in zip(self._parts.values(), split, strict=True)])
-
-    def _inner_products(self, vectors: Tensor) -> Tensor:
-        split = torch.split(vectors, [self._ctx.params[name].numel() for name in self._parts])
-        return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), split, strict=True)])
-
-    def entries(self, block: int) -> Iterator[Tensor]:
-        """One product per direction, parameter by parameter."""
-        for name, part in self._parts.items():
-            operator = curvature_operator(self._ctx, [name])
-            for start in range(0, part.count, block):
-                stop = min(start + block, part.count)
-                unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
-                unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
-                vectors = part.embed(unit)
-                yield (vectors * (operator @ vectors)).sum(0)
-
-    def read(self, entries: Tensor) -> Readings:
-        """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""
-        found: Readings = {}
-        quantity, per_unit = self._quantity, self._quantity.startswith("rho")
-        whole = f"{quantity}_sum" if per_unit else quantity
-        for name, some in zip(self._parts, torch.split(entries, self._counts), strict=True):
-            total = some.sum(0, keepdim=True)
-            if per_unit:
-                found[name, quantity] = some
-            found[name, whole] = total
-            found["", whole] = found.get(("", whole), 0.0) + total
-            if quantity == "trace" and name in self._norms:
-                found["", "kappa_trace"] = found.get(("", "kappa_trace"), 0.0) + self._norms[name] * total
-        return found
-
-    def has_row(self, name: str) -> bool:
-        """Whether a parameter has a row of its own in a table: the layers, and the network as a whole."""
-        return not name or name in self._norms

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.bends import BendColumns, BendRecorder, Places, find_bends
+from flatscope.curvature.choosing import better_by_products
 from flatscope.curvature.coverage import Uses, find_curved, find_unseen, recorded_forward, uses_of
 from flatscope.curvature.estimators import within_reach
 from flatscope.curvature.factors import Columns, Root, output_root
@@ -80,6 +81,9 @@ def column_sweep(
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return run(None)
     found, look, missed = run(range(FIRST_LOOK)), FIRST_LOOK, ""
+    if bends and ctx.effort.deadline is None and (moved := better_by_products(ctx, found, wanted)):
+        run = partial(run, left_out=left_out | moved)
+        found = run(range(FIRST_LOOK))
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
     quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
     while errors := [error for error in found.errors(quantities) if error > wanted]:

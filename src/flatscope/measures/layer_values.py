@@ -14,7 +14,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.estimators import DiagonalSums
-from flatscope.curvature.products import DIRECTIONS, probed
+from flatscope.curvature.layer_directions import DIRECTIONS
+from flatscope.curvature.products import probed
 from flatscope.curvature.sums import Curvature
 from flatscope.curvature.sweep import swept
 from flatscope.network.layers import Layer

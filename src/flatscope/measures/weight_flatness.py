@@ -8,8 +8,7 @@ import torch
 
 from flatscope.context import Context
 from flatscope.curvature.layer_blocks import LayerBlocks
-from flatscope.curvature.operators import CurvatureOperator
-from flatscope.curvature.products import curvature_operator
+from flatscope.curvature.operators import CurvatureOperator, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
 from flatscope.guards import coarse_products
 from flatscope.measures.layer_values import (

@@ -7,8 +7,7 @@ import time
 import torch
 
 from flatscope.context import Context, make_effort
-from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
-from flatscope.curvature.products import curvature_operator
+from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
 from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
