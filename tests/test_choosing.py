@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from networks import Tiny, attending, attention
 from references import TWINS, Dense
 
@@ -71,19 +70,3 @@ def test_values_are_right_and_say_how(build: type[Tiny], monkeypatch: pytest.Mon
             assert abs(row["value"] - float(value)) <= 4.5 * row["stderr"] + 1e-9, f"{name} of {layer}"
     again = fs.measure(tiny.problem(), ["layer_trace"], precision=0.05)
     assert again.layer("layer_trace") == table.layer("layer_trace"), "whatever else is measured"
-
-
-def test_more_samples_make_the_products_of_more_groups_worth_more() -> None:
-    """Of samples that are alike one pass with a vector for each group tells as much as several with one for all."""
-    generator = torch.Generator().manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-    x, y = torch.randn(16, 3, generator=generator).repeat(8, 1), torch.arange(2).repeat(64)
-    ctx = Context(fs.Problem(model.double(), train=(x.double(), y)))
-    spreads = []
-    for groups in (1, 4):
-        operator = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
-        operator._operator.groups = operator.groups = groups
-        draws = ProductDraws(operator, Signs(0, "t"), 16, bool)
-        draws.take(400)
-        spreads.append(float(draws.spread.stderrs["", "trace"]))
-    assert spreads[1] == pytest.approx(spreads[0] / 2, rel=0.15)
