@@ -107,7 +107,9 @@ def test_the_mean_over_all_signs_is_the_operations_hessian(operation: str, monke
     own = [(1 * leaf.requires_grad_()) for leaf in leaves]
     output = function(*own)
     slopes = torch.randn(output.shape, generator=generator, dtype=torch.float64).pow(3)  # of very different sizes
-    bend = Bend(lambda inputs: [function(*inputs)], own, [get_gradient_edge(output)], operation == "entry by entry")
+    places, axes = [("", 0, number) for number in range(len(own))], [0] * len(own)
+    edges, entrywise = [get_gradient_edge(output)], operation == "entry by entry"
+    bend = Bend(lambda inputs: [function(*inputs)], own, edges, entrywise, places, axes)
     columns = BendColumns([bend], (output * slopes).sum(), torch.arange(2), seed=0)
     every = torch.tensor(list(itertools.product([1.0, -1.0], repeat=4 * n_inputs)), dtype=torch.float64)
     signs = [part[:, None].expand(-1, 2, -1) for part in every.split(4, dim=1)]

@@ -13,9 +13,10 @@ most of that of a product with random signs over all weights, never arises.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class Bend:
     inputs: list[Tensor]  # these, each the operation's own view
     outputs: list[GradientEdge]  # where in the graph its results stand
     entrywise: bool  # whether every entry of the one input is mapped by itself
-    axes: tuple[int, ...] = ()  # the axis of each input that has the samples; the first, where none are given
+    places: list[tuple[str, int, int]]  # of the inputs: name, which call of that name, which tensor of the call
+    axes: list[int]  # the axis of each input that has the samples
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Places:
 
     curved: frozenset[tuple[str, int]] = frozenset()  # by name, and which call of that name it is
     calls: frozenset[tuple[str, int]] = frozenset()  # all that make numbers by name, and how often each is called
-    axes: tuple[tuple[int, ...], ...] = ()  # of each curved one: the axis of every input that has the samples
+    # The axis of an input that has the samples, by the place of the input, where it is not the first.
+    axes: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.curved)
@@ -113,12 +116,14 @@ class BendRecorder:
         self._count[op.name] += 1
         if place not in self._places.curved:
             return op.run()
-        own: list[Tensor] = []
+        own, numbers, seen = list[Tensor](), list[tuple[str, int, int]](), itertools.count()
 
         def view(value: Tensor) -> Tensor:
+            number = next(seen)
             if not _moves(value):
                 return value
             own.append(value.view_as(value))
+            numbers.append((*place, number))
             return own[-1]
 
         given = with_tensors((op.args, op.kwargs), view)
@@ -140,8 +145,8 @@ class BendRecorder:
         edges = [get_gradient_edge(value) for value in tensors_in(result) if value.requires_grad]
         meaning = TABLE.get(op.name)
         entrywise = len(own) == 1 and meaning is not None and meaning.slope is not None
-        axes = self._places.axes[len(self.bends)] if len(self.bends) < len(self._places.axes) else ()
-        self.bends.append(Bend(function, own, edges, entrywise, axes))
+        axes = [self._places.axes.get(number, 0) for number in numbers]
+        self.bends.append(Bend(function, own, edges, entrywise, numbers, axes))
         return result
 
 
@@ -188,12 +193,20 @@ def find_bends(ctx: Context) -> Places | None:
         # An operation that writes to its input writes to a copy here: where somebody else reads that, outputs differ.
         if not _same(_run(ctx, part, ctx.leaves(), recorder.follow), output):
             return None
-        shapes.append([[value.shape for value in bend.inputs] for bend in recorder.bends])
-    sizes = [[shape.numel() for shapes_of_one in some for shape in shapes_of_one] for some in shapes]
-    if not recorder.complete or not sizes[1] or sizes[0] != [n * size for size in sizes[1]]:
+        shapes.append(
+            {
+                place: value.shape
+                for bend in recorder.bends
+                for place, value in zip(bend.places, bend.inputs, strict=True)
+            }
+        )
+    several, one = shapes
+    if not recorder.complete or not one or several.keys() != one.keys():
         return None
-    pairs = (zip(*both, strict=True) for both in zip(*shapes, strict=True))
-    return replace(found, axes=tuple(tuple(axis_of_samples(*both) for both in some) for some in pairs))
+    if any(shape.numel() != n * one[place].numel() for place, shape in several.items()):
+        return None
+    axes = {place: axis_of_samples(shape, one[place]) for place, shape in several.items()}
+    return replace(found, axes={place: axis for place, axis in axes.items() if axis})
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
@@ -227,7 +240,7 @@ class BendColumns:
         self._scales: list[list[Tensor]] = []
         for number, (bend, local) in enumerate(zip(bends, self._locals, strict=True)):
             probe = [part[0] for part in self._signs(number, range(1), "scale of ")]
-            axes = self._axes(number)
+            axes = bend.axes
             fronts = [part.movedim(axis, 0) for part, axis in zip(local.product(probe), axes, strict=True)]
             scales = [_scale(part, bend.entrywise) for part in fronts]
             if local.is_product:
@@ -272,7 +285,7 @@ class BendColumns:
 
     def _signs(self, number: int, draws: range, of: str = "", inputs: int | None = None) -> list[Tensor]:
         """Signs (draws, *shape) for the first so many inputs of an operation: those of a sample are its own."""
-        n, axes = len(self._numbers), self._axes(number)
+        n, axes = len(self._numbers), self._bends[number].axes
         return [
             Signs(self._seed, f"{STREAM}, {of}{number}.{place}")
             .draw(self._numbers, draws, value.numel() // n, value.dtype)
@@ -280,11 +293,6 @@ class BendColumns:
             .movedim(1, 1 + axes[place])
             for place, value in enumerate(self._bends[number].inputs[:inputs])
         ]
-
-    def _axes(self, number: int) -> Sequence[int]:
-        """The axis of the samples in every input of an operation."""
-        bend = self._bends[number]
-        return bend.axes or [0] * len(bend.inputs)
 
 
 class _Local:

@@ -173,7 +173,7 @@ class CurvatureOperator(ABC):
         float32 cannot hold all that float64 does.
         """
         vectors = vectors.to(self.device)
-        lengths = vectors.double().norm(dim=0)
+        lengths = torch.linalg.vector_norm(vectors, dim=0, dtype=torch.float64)
         scales = torch.exp2(torch.where(lengths > 0, lengths, 1.0).log2().round())
         return (vectors / scales.to(vectors.dtype)).to(self.ctx.problem.dtype), scales
 
