@@ -11,6 +11,12 @@ from torch import Tensor
 BREAKDOWN = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
+def length(vectors: Tensor) -> Tensor:
+    """Of a vector or each row, added up in float64: of millions of float32 torch is off by a thousandth."""
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    return found
+
+
 class Krylov:
     """An orthonormal basis and a symmetric matrix seen through it.
 
@@ -29,7 +35,7 @@ class Krylov:
         self.width = min(width, len(start))
         self._basis = start.new_empty(self.width, len(start))  # (width, p), rows
         self._projected = torch.zeros(self.width, self.width, dtype=torch.float64)
-        self.newest = start / start.norm()  # the vector whose product comes next
+        self.newest = start / length(start)  # the vector whose product comes next
         self.size = self.products = self._restarted = 0
         self.closed = False  # the basis spans an invariant space
         self._largest = 0.0  # of the lengths of products inside of the space
@@ -59,14 +65,14 @@ class Krylov:
             part = basis[first:] @ product
             product.addmv_(basis[first:].T, part, alpha=-1)
             column[first:] += part
-        known = torch.cat([column, product.norm()[None]]).double().cpu()  # one wait for a GPU
-        length, known = float(known[-1]), known[:-1]
+        known = torch.cat([column.double(), length(product)[None]]).cpu()  # one wait for a GPU
+        left, known = float(known[-1]), known[:-1]
         self._projected[: self.size, self.size - 1] = self._projected[self.size - 1, : self.size] = known
         self._largest = max(self._largest, float(known.norm()))
-        self.closed = length <= BREAKDOWN[basis.dtype] * self._largest or self.size == basis.shape[1]
-        self.coupling = 0.0 if self.closed else length
+        self.closed = left <= BREAKDOWN[basis.dtype] * self._largest or self.size == basis.shape[1]
+        self.coupling = 0.0 if self.closed else left
         if not self.closed:
-            self.newest = product.div_(length)
+            self.newest = product.div_(left)
         elif self.size < basis.shape[1]:
             self.newest = self._fresh()
 
@@ -78,7 +84,7 @@ class Krylov:
     def vectors(self, coefficients: Tensor) -> Tensor:
         """Vectors (k, p) with these coefficients (j, k), each of length one."""
         found = coefficients.T.to(self._basis) @ self._basis[: self.size]
-        scaled: Tensor = found / found.norm(dim=1, keepdim=True)
+        scaled: Tensor = found / length(found)[:, None].to(found)
         return scaled
 
     def shrink(self, kept: Sequence[int]) -> None:
@@ -97,5 +103,5 @@ class Krylov:
         vector = torch.randn(basis.shape[1], generator=self._generator, dtype=torch.float64).to(basis)
         for _ in range(2):
             vector = vector - basis.T @ (basis @ vector)
-        scaled: Tensor = vector / vector.norm()
+        scaled: Tensor = vector / length(vector)
         return scaled

@@ -9,7 +9,7 @@ Index letters are those of `patches`: n samples, k columns, g groups, t position
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from flatscope.curvature.patches import (
     weight_gradients,
 )
 from flatscope.network.layers import Call
+from flatscope.params import Params
 
 GRADIENT_BYTES = 16 * 2**20
 
@@ -227,3 +228,30 @@ def along_rows(u: Tensor, s: Tensor, weight: Tensor, kind: str) -> Tensor:
         moved = (s * (blocks.mT @ u)[:, None]).sum(-1)  # (n, k, g, out · taps)
         return moved.reshape(*s.shape[:2], -1, taps).sum(-1)
     return (s * (blocks @ u)[:, None]).sum(-1).flatten(2)
+
+
+def gradient_forms(flow: Flow, weight: Tensor, mean: Params) -> Iterator[tuple[Tensor, Tensor]]:
+    """Squared lengths (n,) of single samples' gradients, and inner products with a given one, of a layer's parameters.
+
+    Args:
+        flow: the one column of the loss.
+        weight: of the layer.
+        mean: the given one, by parameter; those that are not there are left out.
+    """
+    if flow.bias and flow.bias in mean:
+        gradients = vector_gradients(flow)[:, 0]
+        yield gradients.square().sum(1), gradients @ mean[flow.bias].flatten()
+    if flow.weight not in mean:
+        return
+    if flow.kind == "batchnorm":
+        gradients = scale_gradients(flow)[:, 0]
+        yield gradients.square().sum(1), gradients @ mean[flow.weight].flatten()
+        return
+    u, s = matrices(flow, weight)  # (n, g, features, t), (n, 1, g, rows, t)
+    groups, features = u.shape[1:3]
+    if flow.kind == "transposed":  # the weight is stored (in, out · taps)
+        moved = mean[flow.weight].reshape(groups, features, -1).mT @ u
+    else:
+        moved = mean[flow.weight].reshape(groups, -1, features) @ u
+    along = (s[:, 0] * moved).flatten(1).sum(1)
+    yield weight_forms(flow, u, s, weight, False).trace[:, 0], along

@@ -247,9 +247,7 @@ def backpropagated(
     if not rule.complete:
         ways = "a batch of samples takes another way through the network than the first ones"
         raise NotApplicable(f"{ways}; precision=0 (on the command line --precision 0) takes products")
-    covered = set(ctx.problem.trainable) - set(left_out)
-    _refuse_other_ways(calls, covered, len(targets))
-    uses = [group for group in uses_of(calls) if covered & {group[0].weight, group[0].bias}]
+    uses = _covered_uses(ctx, calls, left_out, len(targets))
     if not uses:
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
@@ -272,11 +270,27 @@ def backpropagated(
         yield _flows(ctx, given, len(targets), uses, block)
 
 
-def _refuse_other_ways(calls: list[Call], covered: set[str], n: int) -> None:
-    """Samples that pass a layer in another way than those by which it was judged have no columns there."""
+def gradient_flows(ctx: Context, batch: Batch, left_out: dict[str, str]) -> Iterator[Flow]:
+    """What the gradient of every sample's loss sends through the layers: a single column."""
+    inputs, targets = batch
+    _, outputs, calls = recorded_forward(ctx, inputs)
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(ctx.problem.loss(leaf, targets).sum(), leaf)
+    uses = _covered_uses(ctx, calls, left_out, len(targets))
+    return _flows(ctx, [outputs], len(targets), uses, Columns(slope[None])) if uses else iter(())
+
+
+def _covered_uses(ctx: Context, calls: list[Call], left_out: dict[str, str], n: int) -> Uses:
+    """The calls of layers that are not left out.
+
+    Samples that pass a layer in another way than those by which it was judged have no columns there.
+    """
+    covered = set(ctx.problem.trainable) - set(left_out)
     for call in calls:
         if covered & {call.weight, call.bias} and (call.opaque or len(by_samples(call, n).input) != n):
             raise NotApplicable(f"values of the samples decide how {call.layer} is used, differently in some batches")
+    return [group for group in uses_of(calls) if covered & {group[0].weight, group[0].bias}]
 
 
 def _drawn_blocks(

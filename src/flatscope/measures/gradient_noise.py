@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -11,13 +11,18 @@ from torch import Tensor
 from torch.func import grad
 
 from flatscope.context import Context
+from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.layer_forms import gradient_forms
+from flatscope.curvature.memory import in_batches
+from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked
 from flatscope.perturbation import loss_and_gradient, same_together
 from flatscope.registry import Value, measure
-from flatscope.samples import Inputs, cut, each_part
+from flatscope.samples import Batch, Inputs, cut, each_part
 
 CHUNK_BYTES = 128 * 2**20  # of the per-sample gradients held at once
+FEW_ROWS = 16  # where that is fewer samples, a call for them costs more than its arithmetic
 
 _of_samples = partial(
     measure,
@@ -86,37 +91,77 @@ def batch_factor(n: int, batch: int, replacement: bool) -> float:
 
 
 def noise_squares(ctx: Context) -> Tensor:
-    """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
-    mean = flatten(ctx.gradient()).to(ctx.problem.device, ctx.problem.dtype)  # (p,)
+    """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data.
+
+    From gradients of single samples; those of a large network are not formed: what passes its layers gives lengths
+    and inner products with the mean, and only parameters that belong to no layer have some.
+    """
+    mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
+    if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
+        return ctx.problem.ranks.joined(_distances(ctx, mean))
+    left_out = ctx.sweep(find_unseen)
+    covered = {name: value for name, value in mean.items() if name not in left_out}
+
+    def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:
+        del numbers, width
+        total = torch.zeros(len(batch[1]), dtype=torch.float64, device=ctx.problem.device)
+        for flow in gradient_flows(ctx, batch, left_out):
+            for squares, along in gradient_forms(flow, ctx.params[flow.weight], covered):
+                total += squares.double() - 2 * along.double()
+        return total.cpu()
+
+    ctx.count("forward", ctx.problem.n_train)
+    ctx.count("backward", ctx.problem.n_train)
+    total = torch.cat(list(in_batches(ctx, sweep_plan(ctx, 1), work))) + norm(covered) ** 2
+    if len(covered) < len(mean):
+        total += _distances(ctx, {name: value for name, value in mean.items() if name in left_out})
+    return ctx.problem.ranks.joined(total.clamp_min(0))
+
+
+def _distances(ctx: Context, mean: Params) -> Tensor:
+    """‖g_i − ḡ‖² of this rank's samples over some parameters."""
+    flat = flatten(mean)
     found = [
-        torch.linalg.vector_norm(gradients.sub_(mean), dim=1).double().cpu() for gradients in sample_gradients(ctx)
+        torch.linalg.vector_norm(gradients.sub_(flat), dim=1, dtype=torch.float64).cpu()
+        for gradients in sample_gradients(ctx, tuple(mean))
     ]
-    return ctx.problem.ranks.joined(torch.cat(found).square())
+    return torch.cat(found).square()
 
 
-def sample_gradients(ctx: Context) -> Iterator[Tensor]:
+def _chunk(ctx: Context, moved: Params) -> int:
+    """Samples whose gradients are held at once."""
+    size = torch.finfo(ctx.problem.dtype).bits // 8
+    return max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(moved.values()))))
+
+
+def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterator[Tensor]:
     """Gradients of the training loss of single samples, a chunk at a time: (chunk, p), in the order of the data.
 
     All at once by `torch.func` where the network allows it, one by one where it does not. Of several ranks each gets
     its own share.
+
+    Args:
+        ctx: the network.
+        names: the parameters; all that are trainable by default.
     """
-    size = torch.finfo(ctx.problem.dtype).bits // 8
-    rows = max(1, min(ctx.problem.batch_size, CHUNK_BYTES // (2 * size * count(ctx.trainable.values()))))
+    moved = ctx.trainable if names is None else {name: ctx.trainable[name] for name in names}
     run = _together if ctx.sweep(vectorises) else _one_by_one
     for kind in ("forward", "backward"):
         ctx.count(kind, ctx.problem.n_train)
-    for inputs, targets in ctx.share(size=rows):
-        yield run(ctx, inputs, targets)
+    for inputs, targets in ctx.share(size=_chunk(ctx, moved)):
+        yield run(ctx, moved, inputs, targets)
 
 
 def vectorises(ctx: Context) -> bool:
     """Whether all per-sample gradients come from one call; tried on two samples and compared with one by one."""
     inputs, targets = next(iter(ctx.batches(size=2)))
-    return same_together(ctx, lambda: [_together(ctx, inputs, targets)], lambda: [_one_by_one(ctx, inputs, targets)])
+    ways = (partial(run, ctx, ctx.trainable, inputs, targets) for run in (_together, _one_by_one))
+    together, one_by_one = ways
+    return same_together(ctx, lambda: [together()], lambda: [one_by_one()])
 
 
-def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
-    point = {name: value.detach() for name, value in ctx.trainable.items()}
+def _together(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
+    point = {name: value.detach() for name, value in moved.items()}
 
     def loss(params: Params, inputs: Inputs, target: Tensor) -> Tensor:
         outputs = ctx.forward(each_part(inputs, lambda value: value[None]), {**ctx.params, **params})
@@ -126,6 +171,6 @@ def _together(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
     return torch.cat([stacked[name].detach().reshape(len(targets), -1) for name in point], dim=1)
 
 
-def _one_by_one(ctx: Context, inputs: Inputs, targets: Tensor) -> Tensor:
+def _one_by_one(ctx: Context, moved: Params, inputs: Inputs, targets: Tensor) -> Tensor:
     samples = ((cut(inputs, i, i + 1), targets[i : i + 1]) for i in range(len(targets)))
-    return torch.stack([flatten(loss_and_gradient(ctx, sample, ctx.trainable)[1]) for sample in samples])
+    return torch.stack([flatten(loss_and_gradient(ctx, sample, moved)[1]) for sample in samples])
