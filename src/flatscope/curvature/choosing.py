@@ -13,7 +13,7 @@ from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import Curvature
 
 SOON = 16  # a layer that is precise after so many draws stays with the columns
-DRAW = 2.0  # what a draw of columns costs, in products
+DRAW = 1.0  # what a draw of columns costs, in products: about two, but it serves more than one quantity
 REASON = "random columns have more noise there than products"
 
 

@@ -41,7 +41,7 @@ from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
-FIRST_LOOK = 2
+FIRST_LOOK, SETTLED_LOOK = 2, 6
 NO_BENDS = Places()
 # So few columns are always taken all: values without noise, at the price of a few draws.
 FEW_COLUMNS = 16
@@ -81,15 +81,19 @@ def column_sweep(
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return run(None)
     found, look, missed = run(range(FIRST_LOOK)), FIRST_LOOK, ""
-    if bends and ctx.effort.deadline is None and (moved := better_by_products(ctx, found, wanted)):
-        run = partial(run, left_out=left_out | moved)
-        found = run(range(FIRST_LOOK))
+    chosen = not bends or ctx.effort.deadline is not None
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
     quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
     while errors := [error for error in found.errors(quantities) if error > wanted]:
         if out_of_time(ctx):
             missed = "stopped by the time limit"
             break
+        if not chosen and look >= SETTLED_LOOK:
+            chosen = True
+            if moved := better_by_products(ctx, found, wanted):
+                run = partial(run, left_out=left_out | moved)
+                found, look = run(range(FIRST_LOOK)), FIRST_LOOK
+                continue
         if bends:
             reached = within_reach(errors, look, wanted, MOST_DRAWS)
             if look >= MOST_DRAWS or (look >= SURE_LOOK and 2 * len(reached) < len(errors)):
@@ -97,11 +101,11 @@ def column_sweep(
                 break
             errors = reached
         needed = look * (max(errors, default=wanted) / wanted) ** 2
-        if not bends and needed * shape.per_draw >= shape.columns:
+        if not bends and look >= SETTLED_LOOK and needed * shape.per_draw >= shape.columns:
             return run(None)
         # Looked at again only after half as many draws more: stopping at the first moment that looks good would stop
-        # by luck. A fifth more than seem needed, so that one look mostly is enough.
-        following = math.ceil(max(1.2 * needed, 1.5 * look))
+        # by luck. At most three times as many: of the first few draws the errors themselves are uncertain.
+        following = math.ceil(min(max(1.2 * needed, 1.5 * look), 3 * look))
         if bends:
             following = min(following, MOST_DRAWS if look >= SURE_LOOK else SURE_LOOK)
         if ctx.effort.deadline is not None:
