@@ -293,7 +293,7 @@ def test_values_out_of_reach_are_not_waited_for() -> None:
 
 def test_it_goes_on_where_most_imprecise_values_are_within_reach() -> None:
     problem = gated().problem()
-    errors = sorted(drawn(Context(problem), sweep.SURE_LOOK).errors(("trace", "kappa_trace", "relative_flatness")))
+    errors = sorted(drawn(Context(problem), sweep.SURE_LOOK).errors(1.0, ("trace", "kappa_trace", "relative_flatness")))
     assert len(errors) > 4
     share = math.sqrt(sweep.SURE_LOOK / sweep.MOST_DRAWS)
     reach = [share * error / (1 + 2 * error) for error in errors]  # the precision from which on each can be had

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from networks import mlp
+from torch import nn
 
 import flatscope as fs
+from flatscope.curvature import estimators, sweep
 from flatscope.curvature.estimators import DiagonalSums, Spread
 from flatscope.curvature.sums import Curvature, Mean
 from flatscope.measures import layer_values
@@ -64,3 +66,46 @@ def test_products_that_come_in_blocks_have_the_error_of_all_of_them() -> None:
     torch.testing.assert_close(spread.values({})["layer", "trace"], drawn.mean(2).sum(0))
     expected = (drawn.var(2) / 10).sum(0).sqrt()
     torch.testing.assert_close(spread.stderrs["layer", "trace"], expected)
+
+
+class Twice(nn.Module):
+    """Its middle layer is used two times, so that it goes by products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 10), nn.Linear(10, 10), nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        for _ in range(2):
+            h = h + torch.tanh(self.middle(h))
+        out: torch.Tensor = self.last(h)
+        return out
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["columns", "products"])
+def test_errors_are_right_where_one_sample_has_all_the_curvature(twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network is sure of all samples but one: two draws of that one may be alike by chance."""
+    monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
+    monkeypatch.setattr(estimators, "FEW", 0)
+    monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *_: False)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = (Twice() if twice else nn.Sequential(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 3))).double()
+        last = model.last if isinstance(model, Twice) else model[2]
+        x = torch.randn(4000, 4).double()
+    with torch.no_grad():
+        last.weight *= 40
+        largest = model(x).topk(2, dim=1).values
+        order = (largest[:, 0] - largest[:, 1]).argsort(descending=True)
+        x = x[torch.cat([order[:255], order[-1:]])]
+        problem = fs.Problem(model, train=(x, model(x).argmax(1)))
+    exact = fs.measure(problem, "layer_trace", precision=0).to_frame()["value"]
+    scores = []
+    for seed in range(40):
+        found = fs.measure(problem, "layer_trace", precision=0.3, seed=seed).to_frame()
+        drawn = found["stderr"] > 1e-9 * found["value"].abs()
+        scores += ((found["value"] - exact) / found["stderr"])[drawn].tolist()
+    assert len(scores) >= 40
+    assert max(map(abs, scores)) < 6
+    assert sum(abs(z) > 3 for z in scores) <= 0.05 * len(scores)

@@ -157,7 +157,7 @@ def test_one_rule_for_exact_and_sampled() -> None:
     assert Context(few).sweep(column_sweep).draws == 0, "sixteen columns are always taken all"
     sampled = Context(many, effort=Effort(precision=0.05)).sweep(column_sweep)
     assert 0 < sampled.draws < 150
-    assert max(sampled.errors()) <= 0.05
+    assert max(sampled.errors(0.05)) <= 0.05
     exact = Context(many).sweep(column_sweep, precision=0.0)
     assert exact.draws == 0
     assert Context(many, effort=Effort(precision=1e-4)).sweep(column_sweep).draws == 0, "so many draws cost more"

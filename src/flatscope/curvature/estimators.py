@@ -26,6 +26,8 @@ FEW = 512
 # And no more than so many, even where exact values are asked for.
 MOST_EXACT = 16_384
 FIRST_LOOK = 16  # draws, of all groups together
+# Of so many draws the spread is known, however few samples it comes from; of fewer where enough samples count.
+SURE, ENOUGH = 16, 100
 HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
@@ -205,6 +207,12 @@ class Spread:
         spreads = {key: deviations.sum(0) for key, deviations in self._deviations.items()}
         return {key: (d / freedom).sqrt() if freedom else d + math.inf for key, d in spreads.items()}
 
+    def unsure(self, key: Key) -> Tensor:
+        """Whether so few groups make up a value that their few draws do not tell its error, (units,)."""
+        sizes = self._means[key].abs()
+        groups = sizes.sum(0).square() / sizes.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+        return too_few((self.n - 1) * groups, self.n) & (self._deviations[key].sum(0) > 0)
+
 
 def diagonal_sums(
     operator: DiagonalOperator,
@@ -249,7 +257,7 @@ def diagonal_sums(
     look, deflated, missed = first, False, ""
     while True:
         values, stderrs = draws.spread.values(draws.known), draws.spread.stderrs
-        errors = _errors(operator, values, stderrs, offsets, precision)
+        errors = _errors(operator, draws.spread, values, stderrs, offsets, precision)
         error = max(errors, default=0.0)
         if error <= precision:
             break
@@ -363,17 +371,19 @@ def _multiplied_out(
 
 def _errors(
     operator: DiagonalOperator,
+    spread: Spread,
     values: Readings,
     stderrs: Readings,
     offsets: dict[Key, tuple[float, float]],
     precision: float,
 ) -> list[float]:
-    """The relative standard errors of the values that have a row."""
-    found = []
+    """The relative standard errors of the values that have a row; so large where they are unsure that draws go on."""
+    found, more = [], precision * math.sqrt(1.001 * SURE / spread.n)
     for key in (key for key in values if operator.has_row(key[0])):
         known, least = offsets.get(key, (0.0, 0.0))
         close = precision > 0 and bool((stderrs[key] <= least).all())
-        found.append(0.0 if close else relative_error(values[key], stderrs[key], known))
+        unsure = spread.unsure(key)
+        found.append(0.0 if close else relative_error(values[key], stderrs[key], known, unsure, more))
     return found
 
 
@@ -385,10 +395,26 @@ def within_reach(errors: Iterable[float], look: int, wanted: float, most: int) -
     return [error for error in errors if look * (error / (1 + 2 * error)) ** 2 <= most * wanted**2]
 
 
-def relative_error(values: Tensor, stderrs: Tensor, known: float = 0.0) -> float:
-    """Relative standard error of the largest of some units' values, to which a known part is added."""
+def relative_error(
+    values: Tensor, stderrs: Tensor, known: float = 0.0, unsure: Tensor | None = None, least: float = 0.0
+) -> float:
+    """Relative standard error of the largest of some units' values, to which a known part is added.
+
+    Args:
+        values: of the units.
+        stderrs: of these.
+        known: the part.
+        unsure: whether an error is that of too few draws; none is where it is not given.
+        least: what such an error is at least.
+    """
     top = values.abs().argmax()
     value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
+    least = least if unsure is not None and bool(unsure.flatten()[top]) else 0.0
     if not error > 0:
-        return 0.0
-    return error / value if value > 0 else math.inf
+        return least
+    return max(least, error / value if value > 0 else math.inf)
+
+
+def too_few(freedom: Tensor, draws: int) -> Tensor:
+    """Whether errors with so many degrees of freedom, of the samples that count, are not to be relied on."""
+    return (freedom < ENOUGH) & torch.tensor(draws < SURE, device=freedom.device)

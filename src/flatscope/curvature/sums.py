@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from flatscope.curvature.estimators import relative_error
+from flatscope.curvature.estimators import SURE, relative_error, too_few
 from flatscope.params import Params, add_to
 from flatscope.ranks import Ranks
 
@@ -72,6 +73,12 @@ class Mean:
     def stderr(self) -> Tensor:
         """Standard error of the draws; zero for an exact pass."""
         return (self._noise / self.draws).sqrt() / self.n
+
+    @property
+    def unsure(self) -> Tensor:
+        """Whether so few samples make up the mean that their few draws do not tell its error."""
+        samples = self.total.square() / (self.draws * self.squares).clamp_min(torch.finfo(torch.float64).tiny)
+        return too_few((self.draws - self.passes) * samples, self.draws) & (self.within > 0)
 
     @property
     def data_stderr(self) -> Tensor:
@@ -199,11 +206,15 @@ class Curvature:
         ]
         return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
 
-    def errors(self, quantities: Sequence[str] | None = None) -> list[float]:
-        """Relative standard errors of the values of the network and the layers; of units that of the largest."""
+    def errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
+        """Relative standard errors of the values of the network and the layers; of units that of the largest.
+
+        Where too few draws are known of a value, its error is at least so large that `SURE` draws are asked for.
+        """
         rows = {name for name, quantity in self.means if not name or quantity == "relative_flatness"}
+        least = wanted * math.sqrt(1.001 * SURE / max(1, self.draws))
         return [  # a bias or a BatchNorm scale has no row of its own
-            relative_error(mean.value, mean.stderr)
+            relative_error(mean.value, mean.stderr, unsure=mean.unsure, least=least)
             for (name, quantity), mean in self.means.items()
             if name in rows and (quantities is None or quantity in quantities)
         ]

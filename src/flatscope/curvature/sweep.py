@@ -84,7 +84,7 @@ def column_sweep(
     chosen = not bends or ctx.effort.deadline is not None
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
     quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
-    while errors := [error for error in found.errors(quantities) if error > wanted]:
+    while errors := [error for error in found.errors(wanted, quantities) if error > wanted]:
         if out_of_time(ctx):
             missed = "stopped by the time limit"
             break
