@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import estimators, operators, spectrum
-from flatscope.curvature.estimators import DiagonalSums, OneGroup, WholeDiagonal, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature.estimators import DiagonalSums, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature.grouped import OneGroup, WholeDiagonal
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.signs import Signs

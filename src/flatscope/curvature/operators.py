@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.estimators import Parts, T, Vectors
+from flatscope.curvature.grouped import Parts, T, Vectors
 from flatscope.curvature.memory import fitted
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings

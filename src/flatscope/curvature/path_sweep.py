@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import GroupedOperator, Seen
+from flatscope.curvature.grouped import GroupedOperator, Seen
 from flatscope.curvature.layer_forms import (
     Flow,
     along_inputs,

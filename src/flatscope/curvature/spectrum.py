@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatscope.curvature.estimators import Operator
+from flatscope.curvature.grouped import Operator
 from flatscope.curvature.lanczos import Krylov
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
 

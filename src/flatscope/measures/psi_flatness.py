@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import (
-    DiagonalSums,
-    GroupedOperator,
-    OneGroup,
-    Seen,
-    WholeDiagonal,
-    diagonal_sums,
-)
+from flatscope.curvature.estimators import DiagonalSums, diagonal_sums
+from flatscope.curvature.grouped import GroupedOperator, OneGroup, Seen, WholeDiagonal
 from flatscope.curvature.operators import sample_groups
 from flatscope.curvature.path_sweep import (
     BeyondGaussNewton,
