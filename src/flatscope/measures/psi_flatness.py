@@ -98,10 +98,11 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     if not n_edges:
         return Value(known, error, exact=not draws, reason=_remark(paths, "hessian_trace", *parts))
     known += float((edges.bending(ctx.gradient()) * edges.gains.square()).sum())
-    beyond = BeyondGaussNewton(ctx, edges.names, sample_groups(ctx))
-    matrix = edges.matrix(beyond)
     groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
-    if wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS):
+    one_by_one = wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS)
+    beyond = BeyondGaussNewton(ctx, edges.names, 1 if one_by_one else sample_groups(ctx))
+    matrix = edges.matrix(beyond)
+    if one_by_one:
         width = _together(ctx)
         rest = math.fsum(_forms(matrix, groups[start : start + width]) for start in range(0, len(groups), width))
         exact = not draws
