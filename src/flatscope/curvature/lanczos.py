@@ -9,12 +9,22 @@ from torch import Tensor
 
 # What is left of a product below this share of the longest one is nothing but rounding.
 BREAKDOWN = {torch.float32: 1e-6, torch.float64: 1e-12}
+# Entries that float32 may add up in one sum of a CPU: how good longer ones are depends on the processor.
+SUMMED_TOGETHER = 2**14
 
 
 def length(vectors: Tensor) -> Tensor:
     """Of a vector or each row, added up in float64: of millions of float32 torch is off by a thousandth."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
     return found
+
+
+def inner_products(rows: Tensor, vector: Tensor) -> Tensor:
+    """Inner products of rows (j, p) with a vector (p,): float64, from sums of a few thousand entries each."""
+    if vector.dtype == torch.float64 or len(vector) <= SUMMED_TOGETHER or vector.device.type != "cpu":
+        return (rows @ vector).double()
+    pieces = zip(rows.split(SUMMED_TOGETHER, dim=1), vector.split(SUMMED_TOGETHER), strict=True)
+    return torch.stack([part @ piece for part, piece in pieces]).sum(0, dtype=torch.float64)
 
 
 class Krylov:
@@ -58,14 +68,14 @@ class Krylov:
         self.size += 1
         self.products += 1
         basis = self._basis[: self.size]  # (j, p)
-        column = basis.new_zeros(self.size)
+        column = basis.new_zeros(self.size, dtype=torch.float64)
         # Twice is enough; and the first time only of those that a product has a part in but for rounding.
         coupled = 0 if self.size <= self._restarted + 1 else self.size - 2  # from the last but one, or of a restart all
         for first in (coupled, 0):
-            part = basis[first:] @ product
-            product.addmv_(basis[first:].T, part, alpha=-1)
+            part = inner_products(basis[first:], product)
+            product.addmv_(basis[first:].T, part.to(product), alpha=-1)
             column[first:] += part
-        known = torch.cat([column.double(), length(product)[None]]).cpu()  # one wait for a GPU
+        known = torch.cat([column, length(product)[None]]).cpu()  # one wait for a GPU
         left, known = float(known[-1]), known[:-1]
         self._projected[: self.size, self.size - 1] = self._projected[self.size - 1, : self.size] = known
         self._largest = max(self._largest, float(known.norm()))
@@ -102,6 +112,6 @@ class Krylov:
         basis = self._basis[: self.size]
         vector = torch.randn(basis.shape[1], generator=self._generator, dtype=torch.float64).to(basis)
         for _ in range(2):
-            vector = vector - basis.T @ (basis @ vector)
+            vector = vector - basis.T @ inner_products(basis, vector).to(vector)
         scaled: Tensor = vector / length(vector)
         return scaled
