@@ -31,7 +31,7 @@ LEVELS = (
     {"samples", "table"},
     {"loss"},
     {"network"},
-    {"inspection"},
+    {"inspection", "sharing"},
     {"problem"},
     {"context", "symmetries"},
     {"stopping"},

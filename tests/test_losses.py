@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from test_factors import output_columns
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 import flatscope as fs
+from flatscope.context import Context
 from flatscope.loss import Loss, as_loss, next_tokens
 
 IGNORED = -100
@@ -170,3 +173,55 @@ def test_a_function_of_the_users_has_no_closed_form() -> None:
     assert isinstance(as_loss(mine), Loss)
     with pytest.raises(fs.InputError, match="softmax or logistic"):
         mine.positions(draw(2, 2), draw(2, 2))
+
+
+def confident(times: float) -> tuple[nn.Module, Tensor, Tensor]:
+    """A trained classifier of digits whose last layer is multiplied: the surer, the smaller the loss."""
+    data = load_digits()
+    x, y = torch.tensor(data.data[:200] / 16, dtype=torch.float32), torch.tensor(data.target[:200])
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        net[2].weight.mul_(times), net[2].bias.mul_(times)
+    return net.eval(), x, y
+
+
+def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def over_one_position(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs[:, :, None], targets[:, None], reduction="none").sum(1)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", own_loss, over_one_position])
+@pytest.mark.parametrize("times", [1.0, 3.0])
+def test_derivatives_keep_their_digits_in_float32_where_the_loss_is_tiny(loss: Any, times: float) -> None:
+    """The gradient has a factor 1 − p, of which float32 has no digit left at a loss of 1e-8."""
+    net, x, y = confident(times)
+    names = ["gradient_norm", "fisher_rao_norm", "gradient_noise", "hessian_max_eigenvalue", "hessian_trace"]
+    single, double = (
+        fs.measure(fs.Problem(net, train=(x, y), loss=loss, dtype=dtype), names)
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert times == 1.0 or Context(fs.Problem(net, train=(x, y))).scores().loss < 1e-6
+    for name in names:
+        assert single[name] == pytest.approx(double[name], rel=2e-5), name
+
+
+def test_the_surprise_of_a_class_is_its_cross_entropy_however_large_the_logits() -> None:
+    logits = (draw(40, 6) * 200).requires_grad_()
+    targets = classes(40, below=6)
+    ours, torchs = (
+        as_loss("cross_entropy")(logits, targets),
+        functional.cross_entropy(logits, targets, reduction="none"),
+    )
+    assert ours.tolist() == pytest.approx(torchs.tolist(), rel=1e-12, abs=1e-12)
+    assert torch.autograd.gradgradcheck(
+        lambda z: as_loss("cross_entropy")(z, targets[:5]), (logits[:5].detach() / 100).requires_grad_()
+    )

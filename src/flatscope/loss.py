@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.samples import Inputs
 
+LARGE = 80.0  # log(1 + exp(x)) is x to the last digit from here on, where float32 still holds exp(x)
 PerSample = Callable[[Tensor, Tensor], Tensor]
 Kind = Literal["softmax", "logistic", "squared", "own"]
 IGNORED = -100  # the class number of pixels and tokens that do not count, as in torch and Hugging Face
@@ -36,9 +37,12 @@ class Loss:
     # what is known of its derivatives: "softmax" and "logistic" (weighted sums over `positions` of the cross-entropy of
     # a softmax or a sigmoid), "squared" (squared error summed over outputs), "own" (nothing)
     kind: Kind = "own"
+    in_double: bool = False  # whether the function is given float64: differences from one lose their digits in float32
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of shape (n,)."""
+        if self.in_double and outputs.dtype == torch.float32:
+            outputs, targets = outputs.double(), targets.double() if targets.is_floating_point() else targets
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor) or values.shape != (len(outputs),):
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -79,6 +83,24 @@ def as_loss(loss: str | PerSample) -> Loss:
         return Loss(f"own {name}" if name in LOSSES else name, loss)  # a user's function may not pass for one of ours
     refuse_unknown(loss, LOSSES, "loss")
     return LOSSES[loss]
+
+
+def in_double_where_possible(loss: Loss, outputs: Tensor, targets: Tensor) -> Loss:
+    """A user's loss that is given float64 where it takes float64 and has the same values there; itself otherwise.
+
+    Args:
+        loss: any loss.
+        outputs: of some samples.
+        targets: of the same samples.
+    """
+    if loss.kind != "own" or outputs.dtype != torch.float32 or outputs.device.type == "mps":
+        return loss
+    double = replace(loss, in_double=True)
+    try:
+        single, values = loss(outputs, targets), double(outputs, targets)
+    except (RuntimeError, TypeError, ValueError):
+        return loss
+    return double if torch.allclose(single.double(), values.double(), rtol=1e-3, atol=1e-5) else loss
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -164,13 +186,25 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _softmax_loss(outputs: Tensor, targets: Tensor, classes_last: bool) -> Tensor:
     if outputs.ndim == 2 and not targets.is_floating_point():
-        return functional.cross_entropy(outputs, targets, reduction="none")
+        return _surprise(outputs, targets)
     logits = _logits(outputs, classes_last)
     placed, weights = _place(outputs, targets, classes_last)
-    logs = torch.log_softmax(logits, 2)
     if placed.is_floating_point():
-        return -(logs * placed).sum((1, 2)) / logits.shape[1]
-    return -(logs.gather(2, placed[:, :, None]).squeeze(2) * weights).sum(1)
+        if logits.device.type != "mps":  # the derivative is a difference of two probabilities
+            logits = logits.double()
+        return -(torch.log_softmax(logits, 2) * placed).sum((1, 2)) / logits.shape[1]
+    return (_surprise(logits, placed) * weights).sum(1)
+
+
+def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
+    """−log p of a class under the softmax of its logits (…, C), as log(1 + exp(log Σ exp of the others − own)).
+
+    The derivative of log p by its own logit is 1 − p, which has no digit left in float32 where a network is sure of its
+    class; written like this nothing is subtracted from one.
+    """
+    own = classes[..., None]
+    others = logits.scatter(-1, own, -torch.inf).logsumexp(-1)
+    return functional.softplus(others - logits.gather(-1, own).squeeze(-1), threshold=LARGE)
 
 
 def _logits(outputs: Tensor, classes_last: bool) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import platform
 import time
@@ -34,13 +33,21 @@ from flatscope.inspection import (
     usable_dtype,
     wrapper_remarks,
 )
-from flatscope.loss import Loss, PerSample, are_one_hot, as_loss, check_next_tokens, check_targets, missing_classes
+from flatscope.loss import (
+    Loss,
+    PerSample,
+    are_one_hot,
+    as_loss,
+    check_next_tokens,
+    check_targets,
+    in_double_where_possible,
+    missing_classes,
+)
 from flatscope.network.layers import ACTING
 from flatscope.network.operations import Choices
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import refuse_if_different, watched
 from flatscope.params import Params, has_tied, named_parameters, non_finite_name, plain_names, trainable_names
-from flatscope.ranks import ALONE, Ranks, present_ranks
 from flatscope.samples import (
     Batch,
     Inputs,
@@ -49,10 +56,10 @@ from flatscope.samples import (
     copies,
     cut,
     moved,
-    order_digest,
     output_tensor,
     shape_text,
 )
+from flatscope.sharing import agreeing_ranks
 from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
@@ -148,8 +155,10 @@ class Problem:
             self._one_logit = self.loss.kind == "logistic" and not self.no_classes
             for part in ("train",) if self.test is None else ("train", "test"):
                 self._check_loss(part)
+            self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
             doubts = self._doubts(outputs)
-            self.ranks = self._checked_ranks(shard)
+            parts = [self.train] if self.test is None else [self.train, self.test]
+            self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else self._checked_initial(initial)
         self.remarks = (*wrapper_remarks(model), *frozen_remarks(self.model), *doubts)  # kept with every table
         for doubt in doubts:
@@ -357,34 +366,6 @@ class Problem:
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
             where, fix = f"{part}, {failing_module(self.model, inputs)}", "Check the input shape and dtype"
             raise InputError("inputs that the model accepts", got, where, fix) from problem
-
-    def _checked_ranks(self, shard: Literal["auto", False]) -> Ranks:
-        """Those that share the work: with enough samples for all, the same ones in the same order, the same weights."""
-        if shard not in ("auto", False):
-            raise InputError('"auto" or False', repr(shard), where="shard")
-        ranks = present_ranks() if shard == "auto" else ALONE
-        if ranks.size == 1:
-            return ranks
-        for samples in [self.train] if self.test is None else [self.train, self.test]:
-            first, second = order_digest(samples), order_digest(samples)
-            if ranks.anywhere(first != second):
-                raise self._unequal(samples.where, "order on each pass")
-            if not ranks.agree(first):
-                raise self._unequal(samples.where, "set or order of samples")
-            if samples.n < ranks.size:
-                expected, fix = f"at least as many samples as ranks ({ranks.size})", "Start fewer, or pass shard=False"
-                raise InputError(expected, f"{samples.n}", samples.where, fix)
-        weights = hashlib.blake2b(digest_size=16)
-        for value in (*self.params.values(), *self.buffers.values()):
-            weights.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-        if not ranks.agree(weights.digest()):
-            raise self._unequal("model", "set of weights")
-        return ranks
-
-    @staticmethod
-    def _unequal(where: str, what: str) -> InputError:
-        fix = "Read the data without shuffling and load the same weights on every rank, or pass shard=False"
-        return InputError("ranks that measure the same problem", f"another {what}", where=where, fix=fix)
 
     def _checked_initial(self, initial: nn.Module | Mapping[str, Tensor]) -> Params:
         if not isinstance(initial, nn.Module | Mapping):
