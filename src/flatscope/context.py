@@ -92,6 +92,7 @@ class Context:
         self.problem, self.seed, self.effort = problem, seed, effort or Effort()
         self.params: Params = problem.params if params is None else params
         self.passes: Counter[str] = Counter()
+        self.remarks: list[str] = []  # of what was found while measuring; kept with every table
         self._cache: dict[Hashable, Any] = {}
 
     @property
@@ -119,7 +120,7 @@ class Context:
     def on(self, problem: Problem, params: Params | None = None) -> Context:
         """The same network written in another way: same seed and effort, and one account of passes for both."""
         other = Context(problem, params, seed=self.seed, effort=self.effort)
-        other.passes = self.passes
+        other.passes, other.remarks = self.passes, self.remarks
         return other
 
     def in_double(self) -> Context:
@@ -173,6 +174,11 @@ class Context:
     def count(self, kind: str, samples: int) -> None:
         """Charge `samples` evaluations of a kind (forward, backward, curvature), in units of passes over train."""
         self.passes[kind] += samples / self.problem.n_train  # type: ignore[assignment]
+
+    def remark(self, text: str) -> None:
+        """Say something once beside every table of this network."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     @contextmanager
     def charged(self) -> Iterator[Counter[str]]:

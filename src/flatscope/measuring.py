@@ -172,7 +172,8 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
-        return Table(rows, ctx.facts(begun) | ({"remarks": list(problem.remarks)} if problem.remarks else {}))
+        remarks = [*problem.remarks, *ctx.remarks]
+        return Table(rows, ctx.facts(begun) | ({"remarks": remarks} if remarks else {}))
 
     effort = ctx.effort
     with own_settings(problem.generators):

@@ -20,6 +20,7 @@ from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vec
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.probe import disagreeing_parameters
+from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.operations import Linearity
 from flatscope.network.program import watched
@@ -108,6 +109,7 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
         ctx: the network.
         bends: whether the sweep also has columns at curved operations.
     """
+    refuse_wrong_second_derivative(ctx)
     found = ctx.sweep(read)
     curved = {} if bends else dict(found.curved)
     for name, times in found.uses.items():
@@ -159,7 +161,8 @@ def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]
             if call.weight not in mixed and other.input.is_floating_point():
                 here = call.input.detach()[rows.to(call.input.device)]
                 scale = float(call.input.detach().abs().max()) or 1.0
-                if here.shape != other.input.shape or float((here - other.input).abs().max()) > rounding * scale:
+                there = other.input.detach()
+                if here.shape != there.shape or float((here - there).abs().max()) > rounding * scale:
                     mixed.add(call.weight)
     return mixed
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatscope.curvature.operators import batched_gradient
+from flatscope.curvature.vector_jacobian import batched_gradient
 from flatscope.loss import Loss
 
 # Above this a user's own loss is not written out: its Hessian takes outputs² numbers for each sample.

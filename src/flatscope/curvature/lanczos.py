@@ -23,7 +23,7 @@ def inner_products(rows: Tensor, vector: Tensor) -> Tensor:
     """Inner products of rows (j, p) with a vector (p,): float64, from sums of a few thousand entries each."""
     if vector.dtype == torch.float64 or len(vector) <= SUMMED_TOGETHER or vector.device.type != "cpu":
         return (rows @ vector).double()
-    pieces = zip(rows.split(SUMMED_TOGETHER, dim=1), vector.split(SUMMED_TOGETHER), strict=True)
+    pieces = zip(torch.split(rows, SUMMED_TOGETHER, dim=1), torch.split(vector, SUMMED_TOGETHER), strict=True)
     return torch.stack([part @ piece for part, piece in pieces]).sum(0, dtype=torch.float64)
 
 

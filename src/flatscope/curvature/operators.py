@@ -21,6 +21,8 @@ from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.grouped import Parts, T, Vectors
 from flatscope.curvature.memory import fitted
+from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
+from flatscope.curvature.vector_jacobian import batched_gradient
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
@@ -269,6 +271,10 @@ class GradientGraph(NamedTuple):
 class Hessian(CurvatureOperator):
     """Hessian of the mean training loss, by exact double backward."""
 
+    def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
+        refuse_wrong_second_derivative(ctx)
+        super().__init__(ctx, names, groups)
+
     def _graph(self, batch: Batch) -> GradientGraph:
         inputs, targets = batch
         leaves = self.ctx.leaves(self.names)
@@ -297,6 +303,10 @@ class OutputGraph(NamedTuple):
 
 class GaussNewton(CurvatureOperator):
     """Generalized Gauss-Newton matrix: mean over samples of Jᵀ (∇² loss) J, J the outputs' Jacobian."""
+
+    def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
+        refuse_wrong_jacobian_products(ctx)
+        super().__init__(ctx, names, groups)
 
     def _graph(self, batch: Batch) -> OutputGraph | None:
         inputs, targets = batch
@@ -330,30 +340,6 @@ def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 
     """The matrix that the context asks for, over some parameters."""
     kind = GaussNewton if ctx.effort.curvature == "gauss_newton" else Hessian
     return kind(ctx, names, groups)
-
-
-def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Vector-Jacobian products for a stack of vectors (k, ...) at once; one by one where an operation forbids it."""
-    k = vectors[0].shape[0] if vectors else 1
-    if not outputs:
-        return [value.new_zeros(k, *value.shape) for value in inputs]
-    if k > 1:
-        try:
-            found = torch.autograd.grad(
-                outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
-            return [
-                value.new_zeros(k, *value.shape) if part is None else part
-                for part, value in zip(found, inputs, strict=True)
-            ]
-        except RuntimeError as problem:  # no batching rule for some operation's double backward
-            if "vmap" not in str(problem) and "batching" not in str(problem):
-                raise
-    rows = [
-        torch.autograd.grad(outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True)
-        for i in range(k)
-    ]
-    return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
 def sample_groups(ctx: Context) -> int:

@@ -97,7 +97,7 @@ def telling_samples(ctx: Context) -> Batch:
     """
     n, generator = ctx.problem.n_train, ctx.generator("samples of the probe")
     chosen = torch.randperm(n, generator=generator)[:CANDIDATES].sort().values
-    inputs, targets = _picked(ctx, chosen)
+    inputs, targets = picked(ctx, chosen)
     step = {name: STEP * _gaussian(ctx.params[name], generator).to(ctx.params[name]) for name in ctx.problem.trainable}
     with torch.no_grad():
         outputs = ctx.forward(inputs)
@@ -109,7 +109,7 @@ def telling_samples(ctx: Context) -> Batch:
     return rows_of_inputs(inputs, kept), targets[kept]
 
 
-def _picked(ctx: Context, chosen: Tensor) -> Batch:
+def picked(ctx: Context, chosen: Tensor) -> Batch:
     """The samples of these numbers, in one batch; of texts padded to other lengths those of the commonest length."""
     parts: list[Batch] = []
     start = 0
@@ -133,11 +133,13 @@ def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.device)
 
 
-def _in_double(ctx: Context, inputs: Inputs) -> tuple[Inputs, dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs, parameters and buffers in float64: near interpolation float32 products keep no digit."""
-    params = {n: v.double() if v.is_floating_point() else v for n, v in ctx.params.items()}
-    buffers = {n: v.double() if v.is_floating_point() else v for n, v in ctx.problem.buffers.items()}
-    return moved(inputs, ctx.problem.device, torch.float64), params, buffers
+def in_precision(ctx: Context, inputs: Inputs, dtype: torch.dtype) -> tuple[Inputs, Params, Params]:
+    """Inputs, parameters and buffers in a floating-point type: float64, where float32 products keep no digit."""
+    params, buffers = (
+        {name: value.to(dtype) if value.is_floating_point() else value for name, value in values.items()}
+        for values in (ctx.params, ctx.problem.buffers)
+    )
+    return moved(inputs, ctx.problem.device, dtype), params, buffers
 
 
 def _quadratic_forms_by_hessian(
@@ -158,7 +160,7 @@ def _quadratic_forms_by_hessian(
 
 def _gradients(ctx: Context, inputs: Inputs, targets: Tensor, names: Iterable[str]) -> tuple[Params, Params]:
     """Leaves and the loss's gradients by them, to be differentiated once more; zeros where it depends on none."""
-    inputs, params, buffers = _in_double(ctx, inputs)
+    inputs, params, buffers = in_precision(ctx, inputs, torch.float64)
     leaves = {name: params[name].detach().requires_grad_() for name in names}
     with torch.enable_grad(), FastConvolutions():
         outputs = ctx.problem.forward(inputs, {**params, **leaves}, buffers)
@@ -200,7 +202,7 @@ class _RecordedPass:
         bends: Places | None,
         between: bool = False,
     ) -> None:
-        inputs, params, buffers = _in_double(ctx, inputs)
+        inputs, params, buffers = in_precision(ctx, inputs, torch.float64)
         params |= {name: params[name].detach().requires_grad_() for name in directions}
         rule = BendRecorder(bends or Places())
         with torch.enable_grad(), recorded(ctx.problem.model, params, True, ctx.network.axes) as recorder:

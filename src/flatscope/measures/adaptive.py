@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products
 from flatscope.errors import InputError, NotApplicable
 from flatscope.loss import Loss
 from flatscope.params import Params, count
@@ -149,6 +150,7 @@ def fisher_rao_norm(ctx: Context, *, labels: Labels = "data") -> float:
     """
     if labels == "model" and ctx.problem.loss.name != "cross_entropy":
         raise NotApplicable(f"labels drawn from the network need cross-entropy, not {ctx.problem.loss.name}")
+    refuse_wrong_jacobian_products(ctx)
     total = 0.0
     for inputs, targets in ctx.batches():
         outputs, along = _derivative_along_weights(ctx, inputs)

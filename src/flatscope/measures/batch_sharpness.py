@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
 from flatscope.samples import Batch, cut, joined_inputs, shape_text
@@ -47,6 +48,7 @@ def batch_sharpness(ctx: Context, *, batch: int = 1, draws: int = 256, weight_de
     refuse_unless_whole(draws, "draws", least=2)
     if not 0 <= weight_decay < math.inf:
         raise InputError("a number of at least 0", str(weight_decay), where="weight_decay")
+    refuse_wrong_second_derivative(ctx)
     everything = math.comb(n, batch) <= draws
     ratios = (
         torch.tensor([_curvature_along_gradient(ctx, pieces, weight_decay)], dtype=torch.float64)
