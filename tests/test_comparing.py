@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.comparing.verdicts import Quantity
@@ -68,7 +68,7 @@ def test_a_rescaled_copy_is_recognised_and_what_differs_is_named(found: fs.Compa
     assert found.verdict("hessian_trace").code == "copy"
     assert {"margin", "l1_path_norm", "rho_sum"} <= set(found.comparable)
     assert found.verdict("parameter_count").word == "no direction"
-    assert [remark.code for remark in found.warnings()] == ["copy", "moved"]
+    assert [remark.code for remark in found.warnings()] == ["copy", "moved", "slope"]
     assert all(remark in found.summary() for remark in found.warnings())
     assert {"twin", "one"} <= set(found.warnings()[0].split())
 
@@ -102,17 +102,36 @@ def test_a_copy_with_one_weight_changed_is_not_one(pair: dict[str, nn.Module], d
     assert "same function" not in found.summary()
 
 
-def test_batchnorm_is_folded_before_anything_is_compared() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 5, generator=generator), torch.arange(40) % 3
-    torch.manual_seed(0)
+def with_batchnorm(seed: int, x: Tensor) -> nn.Module:
+    torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     net(x)  # running statistics
-    net.eval()
+    return net.eval()
+
+
+def test_copies_are_looked_for_without_batchnorm() -> None:
+    x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    net = with_batchnorm(0, x)
     folded = fs.fold_batchnorm(net, x)
-    found = fs.compare({"as given": net, "folded": folded}, (x, y), ["margin", "l2_norm"])
-    assert [same.how for same in found.same_function] == ["equal weights"]
+    found = fs.compare({"as given": net, "folded": folded, "again": net}, (x, y), ["margin", "hessian_trace"])
+    assert {(same.first, same.second): same.how for same in found.same_function} == {
+        ("as given", "folded"): "written otherwise",
+        ("as given", "again"): "equal weights",
+        ("folded", "again"): "written otherwise",
+    }
+    assert found.verdict("hessian_trace").code == "copy"  # it counts the parameters of BatchNorm
     assert any(isinstance(module, nn.BatchNorm1d) for module in net.modules())
+
+
+def test_a_comparison_has_the_numbers_that_measure_gives_with_batchnorm_too() -> None:
+    x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    networks = {name: with_batchnorm(seed, x) for name, seed in (("a", 1), ("b", 2))}
+    names = ["hessian_trace", "kappa_trace_sum", "rho_sum", "gradient_norm", "parameter_count", "l2_norm", "psi_trace"]
+    found = fs.compare(networks, (x, y), names)
+    for name, network in networks.items():
+        table = fs.measure(fs.Problem(network, train=(x, y), dtype=torch.float64), names)
+        assert found.tables[name].one_each() == pytest.approx(table.one_each(), rel=1e-9)
+        assert found.networks[name].parameters == sum(value.numel() for value in network.parameters())
 
 
 def test_without_a_copy_declarations_alone_keep_measures_out(pair: dict[str, nn.Module], data: Data) -> None:
@@ -140,15 +159,15 @@ def test_losses_far_apart_are_said_and_curvature_does_not_rank(pair: dict[str, n
     found = fs.compare({**pair, "early": early}, data, ["rho_sum", "l1_path_norm"])
     assert found.verdict("rho_sum").word == "not comparable"
     assert found.verdict("l1_path_norm").word == "comparable"
-    warning, undertrained = found.warnings()
-    assert (warning.code, undertrained.code) == ("loss", "fit")
+    warning, undertrained, slope = found.warnings()
+    assert (warning.code, undertrained.code, slope.code) == ("loss", "fit", "slope")
     assert undertrained.startswith("early ")
     assert f"training error {found.networks['early'].error:.3g} against 0)" in undertrained
     assert undertrained in found.summary()
     assert all(f"{name} " in warning for name in found.names)
     losses = [network.loss for network in found.networks.values()]
     assert f"factor of {max(losses) / min(losses):.3g}" in warning
-    assert fs.compare(pair, data, ["rho_sum"]).warnings() == []
+    assert [remark.code for remark in fs.compare(pair, data, ["rho_sum"]).warnings()] == ["slope"]
 
 
 FUNCTION_ONLY = {name for name, entry in declarations().items() if entry.function_only}

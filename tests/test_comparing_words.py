@@ -13,6 +13,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.comparing.rankings import close_text, places
 from flatscope.comparing.verdicts import on_a_slope
+from flatscope.standing import Standing
 from flatscope_app.cli.run_compare import _names
 
 
@@ -24,8 +25,8 @@ def test_without_classes_the_loss_says_which_network_is_undertrained() -> None:
         good.weight.copy_(weights.T * 0.9)
         poor.weight.copy_(weights.T * 0.5)
     problems = {n: fs.Problem(m, train=(x, x @ weights), loss="mse") for n, m in (("good", good), ("poor", poor))}
-    (warning,) = fs.compare(problems, names="l2_norm").warnings()
-    assert warning.code == "fit"
+    warning, slope = fs.compare(problems, names="l2_norm").warnings()
+    assert (warning.code, slope.code) == ("fit", "slope")
     assert warning.startswith("poor ")
 
 
@@ -100,16 +101,48 @@ def test_untrained_networks_are_on_a_slope_and_the_summary_says_what_its_ranks_m
     shared = int(found.ranking()["families_first"].sum()) > families
     assert ("several share the first place" in text) is shared
     assert all(remark in text for remark in found.ranking_remarks())
-    settled = fs.compare(networks, (x, y), measures[1:])
-    assert "slope" not in {remark.code for remark in settled.warnings()}, "the gradient was not measured"
+    unasked = fs.compare(networks, (x, y), measures[1:])
+    assert slope in unasked.warnings(), "the gradient is always looked at"
+    assert str(unasked.conclusion).startswith("None of them is at a minimum")
     alone = fs.compare(networks, (x, y), "margin").summary()
     assert "mean rank 1.00, in the only family of measures; rank 1 to 1." in alone
     assert "One family of measures alone (margins) makes this order." in alone
 
 
+def standing(gradient_norm: float) -> Standing:
+    return Standing("", 1, 0.1, 0.0, float("nan"), float("nan"), True, gradient_norm)
+
+
 def test_only_networks_on_a_slope_are_said_to_be() -> None:
-    (text,) = on_a_slope({"flat": 1e-5, "nearly": 9e-3, "steep": 0.5, "unknown": float("nan")})
+    norms = {"flat": 1e-5, "nearly": 9e-3, "steep": 0.5, "unknown": float("nan")}
+    (text,) = on_a_slope({name: standing(value) for name, value in norms.items()})
     assert text.code == "slope"
     assert "steep (gradient norm 0.5)" in text
     assert "nearly" not in text
-    assert on_a_slope({"flat": 1e-5}) == []
+    assert on_a_slope({"flat": standing(1e-5)}) == []
+
+
+@pytest.mark.parametrize("names", [["hessian_trace"], ["rho_sum", "psi_trace"], ["gradient_norm", "hessian_trace"]])
+def test_a_table_of_curvature_always_says_whether_this_is_a_minimum(names: list[str]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 8), torch.arange(60) % 3
+    network = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    problem = fs.Problem(network, train=(x, y))
+    table = fs.measure(problem, names)
+    loss = nn.functional.cross_entropy(network(x), y)
+    length = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))]).norm()
+    assert table.meta["gradient_norm"] == pytest.approx(float(length), rel=1e-5)
+    assert any(text.startswith("still on a slope") for text in table.meta["remarks"])
+    assert "gradient_norm" not in fs.measure(problem, ["parameter_count"]).meta  # nothing that a slope would change
+
+
+def test_a_minimum_is_not_called_a_slope() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, 8)
+    network = nn.Linear(8, 2, bias=False)
+    y = x @ torch.randn(8, 2)
+    with torch.no_grad():
+        network.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    table = fs.measure(fs.Problem(network.eval(), train=(x, y), loss="mse"), "hessian_trace")
+    assert table.meta["gradient_norm"] < 1e-4
+    assert "remarks" not in table.meta

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort, time_text
 from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, refuse_unknown
+from flatscope.formatting import number
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
 from flatscope.planning import Schedule, has_time, make_schedule, shared_work
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
+from flatscope.standing import NEARLY, gradient_norm
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
@@ -169,11 +171,13 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
     found: dict[str, list[Row]] = {}
+    where_it_stands: dict[str, float] = {}
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
+        facts = ctx.facts(begun) | where_it_stands
         remarks = [*problem.remarks, *ctx.remarks]
-        return Table(rows, ctx.facts(begun) | ({"remarks": remarks} if remarks else {}))
+        return Table(rows, facts | ({"remarks": remarks} if remarks else {}))
 
     effort = ctx.effort
     with own_settings(problem.generators):
@@ -184,6 +188,8 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
                 found[entry.name] = rows
                 if watch is not None:
                     watch(entry, rows)
+            if any(entry.falls_with_loss for entry in chosen) and (effort.end is None or time.monotonic() < effort.end):
+                where_it_stands |= _slope(ctx)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{stop or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
@@ -191,6 +197,17 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
         finally:
             ctx.effort = effort
     return table()
+
+
+def _slope(ctx: Context) -> dict[str, float]:
+    """The gradient norm, without which no flatness can be read; a remark where this is no minimum."""
+    length = gradient_norm(ctx)
+    if length > NEARLY:
+        ctx.remark(
+            f"still on a slope (gradient norm {number(length)}): curvature here describes where training stopped, "
+            "not a minimum"
+        )
+    return {} if math.isnan(length) else {"gradient_norm": length}
 
 
 def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:

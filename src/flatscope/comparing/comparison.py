@@ -6,7 +6,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 import pandas as pd
@@ -112,9 +112,14 @@ class Comparison(Result):
 
     @property
     def conclusion(self) -> rankings.Conclusion:
-        """Which network is flatter, by which measures and by how much."""
+        """Which network is flatter, by which measures and by how much; first of all whether they are at a minimum."""
         comparable = [self._quantities[label] for label in self.comparable]
-        return rankings.conclude(self.names, self.distinct, comparable, self.not_comparable())
+        found = rankings.conclude(self.names, self.distinct, comparable, self.not_comparable())
+        steep = [name for name in self.distinct if self.networks[name].on_a_slope]
+        if not steep or found.code == "one function":
+            return found
+        who = "None of them is" if len(steep) == len(self.distinct) else f"{', '.join(steep)}: not"
+        return replace(found, sentence=f"{who} at a minimum: train on before flatness decides. {found.sentence}")
 
     def moved_between_copies(self) -> list[str]:
         """Measures that differ between networks that are the same function: they mean nothing for the ranking."""
@@ -199,8 +204,7 @@ class Comparison(Result):
             found.append(Remark("moved", f"{text}: {', '.join(moved)}."))
         found += loss_remark(self.networks, str(self.meta.get("loss", "")))
         found += undertrained(self.networks)
-        if "gradient_norm" in self._quantities:
-            found += on_a_slope(self._quantities["gradient_norm"].value)
+        found += on_a_slope(self.networks)
         if len({network.architecture for network in self.networks.values()}) > 1:
             text = "The architectures differ: only measures of the function itself are comparable."
             found.append(Remark("architecture", text))

@@ -35,6 +35,7 @@ from flatscope.version import __version__
 # one weight of a small network by a few per cent, by more than 1e-5.
 TOLERANCE = 1e-5
 MOST_SAMPLES = 2_000
+OTHERWISE = "written otherwise"
 _SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
 Networks = Mapping[str, "Problem | nn.Module"] | Sequence["Problem | nn.Module"]
 
@@ -58,9 +59,9 @@ def compare(
 ) -> Comparison:
     """Measure several networks, rank them, and say which of the rankings mean anything.
 
-    BatchNorm is folded first and everything is computed in float64, as `audit` does, so that neither the way a network
-    is written nor rounding passes for a difference. Networks that give the same outputs are recognised as copies of
-    each other; a measure that differs between them is not used.
+    Every network is measured as `measure` does it, in float64, so that rounding does not pass for a difference.
+    Networks that give the same outputs are recognised as copies of each other; a measure that differs between them is
+    not used.
 
     Args:
         networks: problems, or models in eval mode together with `data`; a dictionary gives them names.
@@ -92,11 +93,12 @@ def compare(
     end = make_effort(precision, budget, memory, curvature).end
     problems = _problems(networks, data, test, loss)
     _refuse_other_data(problems)
-    problems = {name: _prepared(problem) for name, problem in problems.items()}
+    problems = {name: problem.in_double() for name, problem in problems.items()}
+    folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
-    standings = {name: Standing.of(context) for name, context in contexts.items()}
+    standings = {name: Standing.of(context, folded[name]) for name, context in contexts.items()}
     differ = _one_errs(contexts, standings)
-    copies, tables, stopped = find_copies(problems, tolerance), {}, ""
+    copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
     for name, problem in problems.items():
         share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
         context = contexts.pop(name)
@@ -183,12 +185,14 @@ def _refuse_other_data(problems: Mapping[str, Problem]) -> None:
             raise InputError("the same training samples in the same order for all networks", got, where=where)
 
 
-def _prepared(problem: Problem) -> Problem:
-    """The problem in float64 where the device has it, and without BatchNorm."""
-    double = problem.in_double()
-    if not has_batchnorm(double.model):
-        return double
-    return double.with_model(fold_batchnorm(double.model, double.example()))
+def _without_batchnorm(problem: Problem) -> Problem:
+    """The same function without BatchNorm, in which copies are looked for; as given where it cannot be folded."""
+    if not has_batchnorm(problem.model):
+        return problem
+    try:
+        return problem.with_model(fold_batchnorm(problem.model, problem.example()))
+    except InputError:
+        return problem
 
 
 def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]) -> float | None:
@@ -209,16 +213,26 @@ def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]
     return float(((first <= 0) != (second <= 0)).double().mean())
 
 
-def find_copies(problems: Mapping[str, Problem], tolerance: float = TOLERANCE) -> list[SameFunction]:
+def find_copies(
+    problems: Mapping[str, Problem], tolerance: float = TOLERANCE, given: Mapping[str, Problem] | None = None
+) -> list[SameFunction]:
     """Pairs of networks whose outputs on the training samples agree, up to 2,000 of them.
 
     Args:
         problems: the networks by name, without BatchNorm and in float64, on the same data.
         tolerance: largest difference of the outputs, relative to the largest output.
+        given: the networks as they came, with BatchNorm where they have it.
     """
     gaps, samples = _gaps(problems)
+    modules = {name: str(problem.model) for name, problem in (given or problems).items()}
     return [
-        SameFunction(one, other, gap, samples, _how(problems[one], problems[other]))
+        SameFunction(
+            one,
+            other,
+            gap,
+            samples,
+            _how(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE,
+        )
         for (one, other), gap in gaps.items()
         if gap <= tolerance
     ]
@@ -250,7 +264,7 @@ def _how(one: Problem, other: Problem) -> str:
     """The way from one network to the other, where their path values tell it."""
     layout = {name: value.shape for name, value in one.params.items()}
     if str(one.model) != str(other.model) or layout != {name: value.shape for name, value in other.params.items()}:
-        return "written otherwise"
+        return OTHERWISE
     if all(_to_rounding(one.params[name], other.params[name]) for name in layout):
         return "equal weights"
     try:
@@ -262,7 +276,7 @@ def _how(one: Problem, other: Problem) -> str:
             return "units rescaled and exchanged"
     except FlatscopeError:
         pass  # a zero weight on every way through a unit, or a network that cannot be traced: no path values
-    return "written otherwise"
+    return OTHERWISE
 
 
 def _to_rounding(one: Tensor, other: Tensor) -> bool:

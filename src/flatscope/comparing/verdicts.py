@@ -10,7 +10,7 @@ from typing import Any
 from flatscope.formatting import labelled, number
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
-from flatscope.standing import NEARLY, Standing
+from flatscope.standing import Standing
 from flatscope.table import Table, rows_of
 
 _KEYS = ["measure", "options"]
@@ -221,9 +221,9 @@ def loss_remark(networks: Mapping[str, Standing], loss: str) -> list[Remark]:
     return [Remark("loss", text)]
 
 
-def on_a_slope(gradient_norms: Mapping[str, float]) -> list[Remark]:
+def on_a_slope(networks: Mapping[str, Standing]) -> list[Remark]:
     """A warning, in a sentence, where networks are not at a minimum."""
-    steep = {name: value for name, value in gradient_norms.items() if value > NEARLY}
+    steep = {name: network.gradient_norm for name, network in networks.items() if network.on_a_slope}
     if not steep:
         return []
     shown = ", ".join(f"{name} (gradient norm {number(value)})" for name, value in steep.items())

@@ -196,7 +196,9 @@ def minimum_verdict(table: Table) -> tuple[str, str]:
     """
     value = _first_value(table, "gradient_norm")
     if "gradient_norm" not in table:
-        return "unknown", "gradient norm not measured"
+        if "gradient_norm" not in table.meta:
+            return "unknown", "gradient norm not measured"
+        value = float(table.meta["gradient_norm"])
     if math.isnan(value):
         return "unknown", f"no gradient norm: {table.reason('gradient_norm') or 'no reason given'}"
     shown = f"gradient norm {written(value, 3)}{_downward(table)}"
