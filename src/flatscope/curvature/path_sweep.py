@@ -86,7 +86,8 @@ class PathHessian:
         lengths = directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         along = torch.vmap(self._paths.split)(directions / lengths)  # (k, *shape) by name
         moves = torch.vmap(self._push)(along)[0]
-        curved = self._hessian @ torch.cat([moves[name].flatten(1) for name in self._names], dim=1).T  # (p, k)
+        flat = [moves[name].reshape(len(lengths), -1) for name in self._names]
+        curved = self._hessian @ torch.cat(flat, dim=1).T  # (p, k)
         shaped = torch.vmap(partial(unflatten, like={name: self._paths.params[name] for name in self._names}))(curved.T)
         pulled, bent = torch.vmap(self._pull)(shaped)[0], torch.vmap(self._bend)(along)[0]
         total = torch.vmap(self._paths.join)({name: pulled[name] + bent[name] for name in self._names})

@@ -91,8 +91,8 @@ class Survey(Writer):
         if not weights or not self.weights.is_weight(result):
             return
         largest = max(tensor.numel() for tensor in weights)
-        new = result.ndim > 0 and len(result) == self._n and result.numel() == self._n * largest
-        new &= all(tensor.ndim < result.ndim or len(tensor) != self._n for tensor in weights)
+        new = result.shape[:1] == (self._n,) and result.numel() == self._n * largest
+        new &= all(tensor.ndim < result.ndim or tensor.shape[:1] != (self._n,) for tensor in weights)
         if new or any(self.weights.is_signal(tensor) for tensor in weights):
             self.weights.copies.add(id(result))
 
