@@ -156,3 +156,10 @@ def test_a_similarity_with_a_temperature_as_in_contrastive_models() -> None:
     table = fs.measure(fs.Problem(model, train=(X, Y)), ["hessian_trace", "layer_trace"], precision=0)
     assert table["hessian_trace"] == pytest.approx(float(whole.trace()), rel=1e-8)
     assert table.layer("layer_trace")["image"] == pytest.approx(float(blocks["image.weight"].trace()), rel=1e-8)
+
+
+@pytest.mark.parametrize("space", ["weights", "psi"])
+def test_landscapes_have_a_plane_through_it(space: str) -> None:
+    problem = fs.Problem(Scaled(FORMS["exp(t) * x"]).eval(), train=(X, Y))
+    surface = fs.landscape(problem, space=space, grid=5, span=0.01)
+    assert torch.as_tensor(surface.loss).isfinite().all()

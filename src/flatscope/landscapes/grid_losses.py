@@ -127,7 +127,7 @@ class GridLosses:
             if not len(places):
                 continue
             weights = self._plane.weights(points[places])
-            finite = torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
+            finite = torch.stack([w.reshape(len(w), -1).isfinite().all(1) for w in weights.values()]).all(0)
             found = self._evaluated(weights, points[places])
             broken = ~finite.cpu()  # asked for after the evaluation: a GPU need not wait for the answer
             poles[places[broken]] = True
