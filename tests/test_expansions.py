@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -198,13 +199,32 @@ def others() -> list[Case]:
             lambda x, w, b: functional.instance_norm(x, shift / 2, scale.abs() + 0.1, w, b, use_input_stats=False),
             (image, scale, shift),
         ),
+        *(
+            (
+                "weight_norm",
+                lambda v, g, dim=dim: torch._weight_norm(v, g, dim),
+                (v, torch.norm_except_dim(v, 2, dim) + 1),
+            )
+            for v in (draw(3, 4), draw(3, 4, 2), draw(5))
+            for dim in (0, v.ndim - 1, -1)
+        ),
+        *(
+            ("cdist", lambda x, y, p=p: torch.cdist(x, y, p), given)
+            for p in (0.5, 1.0, 1.5, 2.0, 3.0, math.inf)
+            for given in (
+                (draw(3, 4), draw(5, 4, seed=1)),
+                (draw(2, 3, 4), draw(2, 5, 4, seed=1)),
+                (draw(2, 3, 4), draw(5, 4)),
+            )
+        ),
         ("hardsigmoid", functional.hardsigmoid, (3 * draw(20),)),
         ("hardswish", functional.hardswish, (3 * draw(20),)),
     ]
 
 
 CASES = [*recurrent(), *attention(), *products(), *others()]
-ONCE = {"hardsigmoid", "hardswish", "embedding_bag"}  # of which torch has no second derivative
+# Of which torch has no second derivative, or a wrong one.
+ONCE = {"hardsigmoid", "hardswish", "embedding_bag", "cdist", "weight_norm"}
 
 
 def slopes(function: Callable[..., Any], tensors: tuple[Tensor, ...], orders: int) -> list[Tensor]:

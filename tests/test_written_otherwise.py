@@ -59,7 +59,7 @@ class Case:
     Attributes:
         layers: {name in the table: (parameter name, function from it to the matrix (out, in))}; a parameter that starts
             with "=" is computed: then `acting` gives it, and the network can be run with another in its place.
-        path: whether path norms have a value.
+        wrap: what makes the first weight, where something does.
     """
 
     model: nn.Module
@@ -69,6 +69,7 @@ class Case:
     acting: dict[str, Callable[[nn.Module], Tensor]] = field(default_factory=dict)
     run_with: Callable[[nn.Module, dict[str, Tensor], Any], Tensor] | None = None
     twin: nn.Module | None = None
+    wrap: str = ""
 
     @property
     def y(self) -> Tensor:
@@ -104,7 +105,8 @@ def wrapped(wrap: Callable[[nn.Linear], Any]) -> Case:
     first = net[0]
     assert isinstance(first, nn.Linear)
     twin = mlp_twin(first.weight, net[2].weight, first.bias, net[2].bias)  # type: ignore[arg-type]
-    return Case(net, numbers(13, 4), {"0": ("=", same), "2": ("2.weight", same)}, twin=twin)
+    layers = {"0": ("=", same), "2": ("2.weight", same)}
+    return Case(net, numbers(13, 4), layers, twin=twin, wrap=getattr(wrap, "__name__", ""))
 
 
 def old_weight_norm(layer: nn.Linear) -> None:
@@ -289,8 +291,18 @@ def dense_hessian(case: Case, name: str) -> Tensor:
         given = {**params, name: vector.reshape(params[name].shape)}
         return functional.cross_entropy(functional_call(case.model, given, (case.x,)), case.y)
 
+    at = params[name].reshape(-1)
+    if "weight_norm" in case.wrap:  # whose second derivative is wrong in torch
+        slopes = [
+            [
+                torch.autograd.grad(loss(leaf), leaf)[0]
+                for leaf in ((at + move).requires_grad_(), (at - move).requires_grad_())
+            ]
+            for move in 1e-5 * torch.eye(len(at), dtype=at.dtype)
+        ]
+        return torch.stack([(up - down) / 2e-5 for up, down in slopes])
     with sdpa_kernel(SDPBackend.MATH):
-        return torch.autograd.functional.hessian(loss, params[name].reshape(-1), vectorize=True)
+        return torch.autograd.functional.hessian(loss, at, vectorize=True)
 
 
 def dense_values(matrix: Tensor, hessian: Tensor, index: Tensor) -> dict[str, Any]:
@@ -375,7 +387,7 @@ def test_the_trace_over_all_parameters_is_that_of_the_parameters_as_given(name: 
     free = [key for key, value in case.model.named_parameters() if value.requires_grad]
     expected = sum(float(dense_hessian(case, key).trace()) for key in free)
     found = fs.measure(fs.Problem(case.model, train=(case.x, case.y)), "hessian_trace", precision=0)
-    assert found["hessian_trace"] == pytest.approx(expected, rel=1e-9)
+    assert found["hessian_trace"] == pytest.approx(expected, rel=1e-7 if case.wrap else 1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)

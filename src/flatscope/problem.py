@@ -144,10 +144,10 @@ class Problem:
             inputs = copies(self._probe("train")[0])
             copy_inputs_if_changed(self.model, inputs, lambda: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
-            write_out(self.model, self.example())
+            self._uneven = looks[0].uneven
+            write_out(self.model, self.example(), always=self.samples_decide)
             refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
-            self._uneven = looks[0].uneven
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
             for look in seen if not self._one_hot else ():
                 check_targets(self.loss, outputs.shape, look)

@@ -2,7 +2,8 @@
 
 A matrix product hidden in `einsum`, in attention or in the gates of an LSTM becomes a `linear` or `matmul` that the
 reading of a network knows. Some functions are written out because torch differentiates them wrongly or not at all:
-batched gradients of `group_norm` are wrong in torch itself, and `hardsigmoid` has no second derivative.
+batched gradients of `group_norm` and second derivatives of `weight_norm` are wrong in torch itself, and `hardsigmoid`
+and `cdist` have no second derivative.
 
 Every expansion gives the values of the function that it stands for; arguments that it does not know return
 `NotImplemented`, and the function is then left as it is.
@@ -361,3 +362,28 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 @expansion("hardswish")
 def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     return input * torch.clamp(input / 6 + 0.5, 0, 1)
+
+
+@expansion("weight_norm")
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """The direction v at the length g, in the old and new API of torch: norms over all axes but `dim`, if not -1."""
+    others = [axis for axis in range(v.ndim) if axis != dim]
+    if dim == -1:
+        return v * (g / v.square().sum().sqrt())
+    return v * (g / (v.square().sum(others, keepdim=True).sqrt() if others else v.abs()))
+
+
+@expansion("cdist")
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    """Distances between all rows of one and of the other, (..., n, m); their slope is 0 where they are 0."""
+    gaps = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+    if p == 0:
+        return (gaps != 0).to(gaps.dtype).sum(-1)
+    if p == 1:
+        return gaps.sum(-1)
+    if p == math.inf:
+        return gaps.amax(-1)
+    moved = gaps > 0
+    total = torch.where(moved, torch.where(moved, gaps, 1.0) ** p, 0.0).sum(-1)
+    apart = total > 0
+    return torch.where(apart, torch.where(apart, total, 1.0) ** (1 / p), 0.0)

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from flatscope.guards import own_settings
 from flatscope.network.expansions import EXPANSIONS
@@ -27,6 +30,8 @@ from flatscope.params import copied, trainable_names
 from flatscope.samples import Inputs, one_more, parts_of
 
 _PLAN, _OWN_FORWARD, _UNCOVERED = "_flatscope_plan", "_flatscope_forward", "_flatscope_uncovered"
+# Hooks of torch that compute a weight in front of a module's forward.
+_MAKERS = (WeightNorm, SpectralNorm, BasePruningMethod)
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
 
@@ -105,6 +110,7 @@ class Survey(Writer):
             assert source is not None
             wide = _is_matrix(weight)
             harmless = meaning is not None and meaning.takes_vectors and not (meaning.multiplies and spread and wide)
+            harmless &= op.within != "cdist"  # a distance to every row of a matrix is no shift
             self.uses.append(Use(source.params, None, weight, op.place, harmless))
 
 
@@ -192,10 +198,16 @@ def _in_one_way(found: list[list[Use]]) -> list[Use]:
     ]
 
 
-def write_out(model: nn.Module, example: Inputs) -> None:
-    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place."""
+def write_out(model: nn.Module, example: Inputs, always: bool = False) -> None:
+    """Let a module's forward run in plain words, with the parameters that it has; it is changed in place.
+
+    Args:
+        model: in eval mode.
+        example: a few samples, which show whether there is anything to write out.
+        always: also where they show nothing, since other samples may take another way.
+    """
     with own_settings():
-        changed = survey(model, example)[1]
+        changed = always or survey(model, example)[1]
     if changed:
         set_plan(model, WeightPlan())
 
@@ -246,6 +258,9 @@ def _planned_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     plan = plan_of(self)
     assert plan is not None
     with watched(Writer(self, plan).follow):
+        for hook in self._forward_pre_hooks.values():  # has run already, unwatched, where the network is one layer
+            if isinstance(hook, _MAKERS):
+                hook(self, args)
         return type(self).forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 
