@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import LayerFinder, Network, layers_of, recorded, sample_axes
-from flatscope.network.plain import uncovered
+from flatscope.network.plain import idle_parameters, uncovered
 from flatscope.network.program import watched
 from flatscope.params import Params
 from flatscope.problem import Problem
@@ -235,7 +235,7 @@ def _find_layers(ctx: Context) -> Network:
         axes = sample_axes(calls, recorder.layer_calls)
     met = {name for call in finder.calls for name in (call.weight, call.bias)}
     unmet = {name for name in problem.trainable if problem.params[name].ndim > 1} - met
-    unmet -= set(uncovered(problem.model))
+    unmet -= {*uncovered(problem.model), *idle_parameters(problem.model)}
     chain = finder.is_chain
     if unmet:
         for more, _ in problem.batches():

@@ -145,7 +145,7 @@ class Problem:
             copy_inputs_if_changed(self.model, inputs, lambda: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
             self._uneven = looks[0].uneven
-            write_out(self.model, self.example(), always=self.samples_decide)
+            write_out(self.model, self.example(), self.batches(size=PROBED_BATCH) if self.samples_decide else None)
             refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)

@@ -8,30 +8,27 @@ A weight may be a parameter as it is, a view of one (`x @ w`, a slice of a packe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from types import MethodType
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from flatscope.guards import own_settings
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.layers import ACTING
+from flatscope.network.liveness import dead_operations
 from flatscope.network.operations import TABLE
+from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, Product
-from flatscope.network.program import Operation, replay, tensors_in, watched
+from flatscope.network.program import Operation, output_tensors, replay, returned_tensors
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
-from flatscope.samples import Inputs, one_more, parts_of
+from flatscope.samples import Batch, Inputs, one_more, output_tensor, parts_of
 
-_PLAN, _OWN_FORWARD, _UNCOVERED = "_flatscope_plan", "_flatscope_forward", "_flatscope_uncovered"
-# Hooks of torch that compute a weight in front of a module's forward.
-_MAKERS = (WeightNorm, SpectralNorm, BasePruningMethod)
+_UNCOVERED = "_flatscope_uncovered"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
 
@@ -123,7 +120,8 @@ def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool, set[str]
     uses: list[Use] = []
     found = Survey(model, uses, len(parts_of(example)[0]))
     with torch.enable_grad():
-        outputs = [tensor for tensor in tensors_in(replay(model, example, found.follow)) if tensor.requires_grad]
+        raw = replay(model, example, found.follow)
+        outputs = [tensor for tensor in output_tensors(raw) if tensor.requires_grad]
         free = {name: value for name, value in model.named_parameters() if value.requires_grad}
         alive = _reached([output.sum() for output in outputs], free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
@@ -151,20 +149,23 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
         acting: whether weights that are views or computed become parameters of their own.
         everything: look at all examples, since they may use weights in other ways.
     """
-    twin = copied(model)
+    twin, examples = copied(model), iter(examples)
+    first = next(examples)
+    if plan_of(twin) is None:
+        leave_out_dead(twin, [first, one_more(first)], returned_tensors)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
     found: list[list[Use]] = []
-    changed, reached = False, set[str]()
+    changed, reached, idle = False, set[str](), idle_parameters(twin)
     with own_settings():
-        for example in examples:
+        for example in chain([first], examples):
             for part in (example, one_more(example)) if not found else (example,):
                 some, other_words, alive = survey(twin, part)
                 found.append(some)
                 changed, reached = changed | other_words, reached | alive
-            if not everything and trainable <= {name for some in found for use in some for name in use.params}:
+            if not everything and trainable - idle <= {name for some in found for use in some for name in use.params}:
                 break
     uses = _in_one_way(found)
     for name in sorted(reached - {name for use in uses for name in use.params}):
@@ -198,18 +199,34 @@ def _in_one_way(found: list[list[Use]]) -> list[Use]:
     ]
 
 
-def write_out(model: nn.Module, example: Inputs, always: bool = False) -> None:
+def write_out(model: nn.Module, example: Inputs, others: Iterable[Batch] | None = None) -> None:
     """Let a module's forward run in plain words, with the parameters that it has; it is changed in place.
 
     Args:
         model: in eval mode.
         example: a few samples, which show whether there is anything to write out.
-        always: also where they show nothing, since other samples may take another way.
+        others: batches with all samples, where these may take another way: all is written out then.
     """
+    examples = chain([example, one_more(example)], (inputs for inputs, _ in others or ()))
+    leave_out_dead(model, examples, lambda raw: [output_tensor(raw)])
     with own_settings():
-        changed = always or survey(model, example)[1]
+        changed = others is not None or survey(model, example)[1]
     if changed:
-        set_plan(model, WeightPlan())
+        set_plan(model, plan_of(model) or WeightPlan())
+
+
+def leave_out_dead(model: nn.Module, examples: Iterable[Inputs], outputs: Callable[[Any], list[Tensor]]) -> None:
+    """Hide from every rule what does not reach the outputs of a module that runs as it is; it is changed in place."""
+    with own_settings():
+        dead = dead_operations(model, examples, outputs)
+    if dead is not None:
+        set_plan(model, WeightPlan(dead=dead))
+
+
+def idle_parameters(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that are read, but do not reach the outputs."""
+    plan = plan_of(model)
+    return plan.dead.idle if plan is not None and plan.dead is not None else frozenset()
 
 
 def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:
@@ -228,7 +245,8 @@ def only_rearranges(model: nn.Module) -> bool:
 
     Then whatever does not depend on the order of parameters (traces, eigenvalues, norms) is the same on both.
     """
-    plan, params = plan_of(model), dict(model.named_parameters())
+    plan: WeightPlan | None = plan_of(model)
+    params = dict(model.named_parameters())
     if plan is None:
         return True
     counts: dict[str, int] = {}
@@ -237,31 +255,6 @@ def only_rearranges(model: nn.Module) -> bool:
             return False
         counts[key[1]] = counts.get(key[1], 0) + params[name].numel()  # views of one parameter do not overlap
     return all(count == params[name].numel() for name, count in counts.items())
-
-
-def plan_of(model: nn.Module) -> WeightPlan | None:
-    """What a plain network answers in other words; None where nothing."""
-    return getattr(model, _PLAN, None)
-
-
-def set_plan(model: nn.Module, plan: WeightPlan) -> None:
-    """Let a module's forward run by a plan, in place of the one it has."""
-    if plan_of(model) is None:
-        own = model.__dict__.get("forward")
-        object.__setattr__(model, _OWN_FORWARD, own)
-        object.__setattr__(model, "forward", MethodType(_planned_forward, model))
-    object.__setattr__(model, _PLAN, plan)
-
-
-def _planned_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    own = getattr(self, _OWN_FORWARD)
-    plan = plan_of(self)
-    assert plan is not None
-    with watched(Writer(self, plan).follow):
-        for hook in self._forward_pre_hooks.values():  # has run already, unwatched, where the network is one layer
-            if isinstance(hook, _MAKERS):
-                hook(self, args)
-        return type(self).forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 
 def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]]) -> None:
@@ -276,7 +269,8 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
         if name in absorbed - kept:
             value.requires_grad_(False)
     acting = {key: acting_name(name) for name, (key, _) in made.items()}
-    set_plan(twin, WeightPlan(acting, absorbed=frozenset(absorbed - kept)))
+    plan = plan_of(twin) or WeightPlan()
+    set_plan(twin, replace(plan, acting=acting, absorbed=frozenset(absorbed - kept)))
 
 
 def acting_name(name: str) -> str:

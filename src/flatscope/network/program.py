@@ -200,6 +200,12 @@ def output_tensors(raw: Any) -> list[Tensor]:
         return found
 
 
+def returned_tensors(raw: Any) -> list[Tensor]:
+    """All tensors that a network returns, also those beside the one that is its output."""
+    found = list(tensors_in(raw))
+    return found or list(tensors_in(vars(raw))) if hasattr(raw, "__dict__") else found
+
+
 def fitting(model: nn.Module, example: Inputs) -> Inputs:
     """A copy of the example on the model's device and in its floating-point type: a forward may change it in place."""
     first = next((value for value in model.parameters() if value.is_floating_point()), None)

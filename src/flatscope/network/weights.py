@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 
 from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.liveness import ABOUT, Dead
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product
-from flatscope.network.program import Operation, is_in_place, tensors_in, watched, written_out
+from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
 
@@ -38,6 +40,11 @@ class WeightPlan:
     # running means of those that became layers, with the names of weight and bias
     affine: dict[str, tuple[str, str]] = field(default_factory=dict)
     biases: dict[str, str] = field(default_factory=dict)  # names of biases that folding gave to weights without one
+    dead: Dead | None = None  # operations that do not reach the output: they are run, and no other rule sees them
+
+    def rule(self, model: nn.Module) -> Rule:
+        """A rule for one pass through the module."""
+        return Writer(model, self).step
 
 
 class Weights:
@@ -132,9 +139,24 @@ class Writer:
 
     def __init__(self, model: nn.Module, plan: WeightPlan) -> None:
         self.weights, self.plan = Weights(model), plan
+        self._number, self._as_known = 0, True  # operations so far, and whether they were those of `plan.dead`
         buffers = dict(model.named_buffers())
         self._skipped = {id(buffers[name]) for name in plan.skipped if name in buffers}
         self._affine = {id(buffers[name]): pair for name, pair in plan.affine.items() if name in buffers}
+
+    def step(self, op: Operation) -> Any:
+        """Run one operation of the network's own, unseen by anybody where it is dead."""
+        if self.plan.dead is None or not self._is_hidden(op, self.plan.dead):
+            return self.follow(op)
+        with DisableTorchFunction():
+            return op.run()
+
+    def _is_hidden(self, op: Operation, dead: Dead) -> bool:
+        if op.name in ABOUT:  # perhaps of what is dead
+            return True
+        number, self._number = self._number, self._number + 1
+        self._as_known &= number < len(dead.order) and dead.order[number] == op.name
+        return self._as_known and number in dead.numbers
 
     def follow(self, op: Operation) -> Any:
         """Run one operation."""

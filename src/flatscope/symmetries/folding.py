@@ -18,7 +18,8 @@ from flatscope.errors import InputError
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.operations import TABLE
-from flatscope.network.plain import acting_name, plain, plan_of, set_plan
+from flatscope.network.plain import acting_name, plain
+from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
 from flatscope.network.program import Operation, fitting, refuse_if_different, run, tensors_in, two_samples
 from flatscope.network.units import entry_channels
@@ -185,7 +186,12 @@ def _fold_some(model: nn.Module, norms: list[_Norm], uses: _Uses) -> nn.Module:
 
 
 def _plain_module(model: nn.Module, norm: _Norm) -> nn.Module | None:
-    """The module that is this BatchNorm and nothing else; None for one that does more, or a function."""
+    """The module that is this BatchNorm and nothing else; None for one that does more, or a function.
+
+    None also where a plan knows operations by their number: the module has to stay among them.
+    """
+    if (plan := plan_of(model)) is not None and plan.dead is not None:
+        return None
     module = dict(model.named_modules()).get(norm.module)
     plain_forward = getattr(type(module), "forward", None) in (BatchNorm.forward, nn.SyncBatchNorm.forward)
     return module if plain_forward and f"{norm.module}.running_mean".lstrip(".") == norm.mean else None
