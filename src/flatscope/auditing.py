@@ -18,6 +18,7 @@ import torch
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
 from flatscope.guards import own_settings
 from flatscope.measuring import Options, measure
+from flatscope.network.passes import digits_of
 from flatscope.network.tracing import trace
 from flatscope.network.units import Graph
 from flatscope.noise import SEARCH, Readings, changes, excess
@@ -239,7 +240,7 @@ def audit(
         except NotApplicable as wall:
             rows += [_untested(entry, way, str(wall)) for entry in chosen]
             continue
-        rows += [_row(entry, way, before, after, base.dtype, remark) for entry in chosen]
+        rows += [_row(entry, way, before, after, digits_of(base.model), remark) for entry in chosen]
     rows.sort(key=lambda row: wanted.index(row["measure"]))
     drawn = {"trials": trials, "seed": seed, "low": low, "high": high, "n_train": problem.n_train}
     seconds = round(time.perf_counter() - begun, 3)

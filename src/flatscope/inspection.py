@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
 from flatscope.loss import TargetLook
+from flatscope.network.passes import held_by, keep_out, own_passes, put_back
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, Samples, copies, parts_of, shape_text
 
@@ -38,6 +39,7 @@ def replica(model: nn.Module) -> nn.Module:
     for module in twin.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.scale_grad_by_freq = False  # gradients of the loss, not those that an optimizer is given
+    own_passes(twin)
     return twin
 
 
@@ -247,18 +249,26 @@ def always_probabilities(outputs: Tensor, forward: Callable[[Params], Tensor], p
     return kind
 
 
-def copy_inputs_if_changed(model: nn.Module, inputs: Inputs, run: Callable[[], object]) -> None:
-    """Let a network of ours whose forward changes its inputs in place have copies: the data are the user's.
+def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> None:
+    """Let every pass of a network of ours leave its inputs, which are the user's, and its modules as they are.
+
+    What modules keep is put back only where a pass does not depend on what the one before it left: a network with a
+    memory computes no one function.
 
     Args:
         model: the network, which takes a hook where it needs one.
-        inputs: copies of some samples.
-        run: a forward pass on these inputs.
+        inputs: some samples.
+        run: a forward pass on such inputs.
     """
-    before = [part._version for part in parts_of(inputs)]
-    run()
-    if [part._version for part in parts_of(inputs)] != before:
+    before, given = held_by(model), copies(inputs)
+    outputs = run(given)
+    now = held_by(model)
+    if any(part._version for part in parts_of(given)):
         model.register_forward_pre_hook(
             lambda _, args, words: (copies(args), {name: part.clone() for name, part in words.items()}),
             with_kwargs=True,
         )
+    kept = [name for name in before.keys() | now.keys() if name not in before or not before[name].same(now.get(name))]
+    if kept and torch.equal(run(copies(inputs)), outputs):
+        put_back(model, kept, before)
+        keep_out(model, kept)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -16,20 +17,28 @@ K = TypeVar("K")
 
 
 def copied(model: nn.Module, known: Mapping[int, Any] | None = None) -> nn.Module:
-    """A copy that shares nothing with the model, also where a module keeps a tensor that it computed.
+    """A copy that shares nothing with the model, also where modules keep tensors that they computed.
 
-    Old-style weight_norm does so, and `copy.deepcopy` refuses it.
+    Old-style weight_norm and recurrent networks with a state do so, and `copy.deepcopy` refuses it.
 
     Args:
         model: any module.
         known: what stands for some of its parts, by their `id`.
     """
-    memo: dict[int, Any] = dict(known or {})
-    for module in model.modules():
-        for value in module.__dict__.values():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)
+    with _ComputedTensors():
+        return copy.deepcopy(model, dict(known or {}))
+
+
+class _ComputedTensors(TorchFunctionMode):
+    """Inside the block `copy.deepcopy` copies the values of computed tensors, without what they were computed from."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        value, memo = args
+        return memo.setdefault(id(value), value.detach().clone())
 
 
 def has_tied(model: nn.Module) -> bool:

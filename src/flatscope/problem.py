@@ -21,7 +21,6 @@ from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     cast,
-    copy_inputs_if_changed,
     failing_module,
     frozen_remarks,
     look_through,
@@ -29,6 +28,7 @@ from flatscope.inspection import (
     refuse_hidden_uses,
     refuse_missing_values,
     replica,
+    settle,
     usable_device,
     usable_dtype,
     wrapper_remarks,
@@ -53,7 +53,6 @@ from flatscope.samples import (
     Inputs,
     Samples,
     as_samples,
-    copies,
     cut,
     moved,
     output_tensor,
@@ -141,8 +140,7 @@ class Problem:
             looks = [look_through(self.train, self.batch_size)]
             if self.test is not None:
                 looks.append(look_through(self.test, self.batch_size, like=looks[0]))
-            inputs = copies(self._probe("train")[0])
-            copy_inputs_if_changed(self.model, inputs, lambda: self._try_forward(inputs, "train"))
+            settle(self.model, self._probe("train")[0], lambda inputs: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
             self._uneven = looks[0].uneven
             write_out(self.model, self.example(), self.batches(size=PROBED_BATCH) if self.samples_decide else None)

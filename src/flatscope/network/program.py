@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.guards import own_settings, running_model
+from flatscope.network.passes import digits_of, writes_in_place
 from flatscope.params import Params
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
@@ -39,7 +40,6 @@ _SPELLINGS = {
     "abs": "absolute",
 }
 _PLAIN_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
-_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,7 @@ def _plain_name(function: Callable[..., Any]) -> str:
 
 def is_in_place(op: Operation) -> bool:
     """Whether the operation writes to its first argument. One that returns it as it is does not."""
-    name = getattr(op.function, "__name__", "")
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return writes_in_place(op.function)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -244,9 +243,9 @@ def relative_difference(model: nn.Module, other: nn.Module, example: Inputs) -> 
 
 def refuse_if_different(model: nn.Module, other: nn.Module, example: Inputs, what: str) -> None:
     """Compare two networks in eval mode on the example, to the rounding of their type."""
-    dtype = next(value.dtype for value in model.parameters() if value.is_floating_point())
-    allowed = _TOLERANCES.get(dtype, _LOW_PRECISION)
     found = relative_difference(model, other, example)
+    dtype = digits_of(model)
+    allowed = _TOLERANCES.get(dtype, _LOW_PRECISION)
     if not found <= allowed:  # also where the outputs are not finite
         raise FunctionChangedError(
             f"the same outputs to {allowed:g} relative ({dtype})",
