@@ -389,3 +389,23 @@ def test_the_command_line_prints_the_matrix_and_writes_it(tmp_path: Path) -> Non
     assert json.loads(run.stdout)["rows"][0]["symmetry"] == "unit_scaling"
     run = CliRunner().invoke(app, [*command, "--by", "units"])
     assert isinstance(run.exception, fs.InputError)
+
+
+class Vectors(nn.Module):
+    """Parameters that no layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.tensor([1.0, -0.5, 0.3, 2.0])), nn.Parameter(torch.tensor([0.4, -1.0, 0.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w).sum(1, keepdim=True) * self.v
+
+
+def test_an_audit_where_nothing_can_be_rescaled_says_so() -> None:
+    audit = fs.audit(
+        fs.Problem(Vectors(), train=(torch.eye(4), torch.arange(4) % 3)), ["fisher_rao_norm", "margin"], trials=1
+    )
+    frame = audit.to_frame()
+    assert set(frame["verdict"]) == {"not tested"}
+    assert frame["reason"].str.contains("that can be rescaled").all()

@@ -231,7 +231,7 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
     else:
         groups = _layer_groups(graph)
     if not groups:
-        got = "nothing: " + ("; ".join(graph.walls) or "no scale is free")
+        got = "nothing: " + ("; ".join(graph.walls) or "no scale is free" if graph.layers else "no layer in it")
         raise NotApplicable(f"something that can be rescaled by {by}", got, where="rescale")
     return groups
 
@@ -239,6 +239,8 @@ def _groups(graph: Graph, by: str) -> list[list[int]]:
 def _layer_groups(graph: Graph) -> list[list[int]]:
     """Classes joined until every weight matrix is multiplied by one number; groups with a fixed unit drop out."""
     sides = [classes for layer in graph.layers for classes in (layer.outputs, layer.inputs)]
+    if not sides:
+        return []
     pairs = torch.cat([torch.stack([classes[:-1], classes[1:]]) for classes in sides], dim=1).numpy()
     joined = coo_array((np.ones(pairs.shape[1]), pairs), shape=(graph.n_classes + 1,) * 2)
     labels = connected_components(joined, directed=False)[1].tolist()
