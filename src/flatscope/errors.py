@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -98,6 +99,24 @@ def refuse_unless_whole(value: object, where: str, least: int = 1) -> None:
 def first_line(problem: BaseException) -> str:
     """What an error of another package says before it goes into details."""
     return next(iter(str(problem).splitlines()), "") or type(problem).__name__
+
+
+_NO_DERIVATIVE = re.compile(
+    r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented|@(once_differentiable)"
+)
+
+
+def missing_derivative(problem: BaseException) -> NotApplicable | None:
+    """In words what torch says where it cannot differentiate an operation (twice); None where it says anything else."""
+    found = _NO_DERIVATIVE.search(str(problem))
+    if found is None:
+        return None
+    what = found[1] or "a Function marked once_differentiable"
+    fix = (
+        "Curvature needs it: write the operation with others (sums, products, exp, log, gather, index_add), or ask for "
+        "measures that need the first derivative only, such as gradient_norm"
+    )
+    return NotApplicable("operations that torch differentiates twice", f"{what}, which it does not", "autograd", fix)
 
 
 class NumericalWarning(UserWarning):

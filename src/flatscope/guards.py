@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
-from flatscope.errors import InputError
+from flatscope.errors import InputError, missing_derivative
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
 _coarse = ContextVar("coarse products", default=False)
@@ -81,8 +81,8 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     Kernels of full precision that can be differentiated twice (no TF32, no autocast, attention by the math kernel),
     derivatives on (also inside `inference_mode` and `no_grad`), activations kept instead of computed again, new tensors
     in float32 on the CPU unless told otherwise, no anomaly detection, and deterministic kernels only where there are
-    some. Random states are put back too, by the outermost of several, and those of the given generators. Also a
-    decorator: every public function that runs a model has it.
+    some. What torch cannot differentiate is refused in words. Random states are put back too, by the outermost of
+    several, and those of the given generators. Also a decorator: every public function that runs a model has it.
     """
     generators = tuple(generators)
     with ExitStack() as stack:
@@ -94,7 +94,12 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_own_switches())
         stack.enter_context(without_checkpointing())
-        yield
+        try:
+            yield
+        except RuntimeError as problem:
+            if words := missing_derivative(problem):
+                raise words from problem
+            raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,13 +15,15 @@ from flatscope.formatting import some_of
 from flatscope.loss import TargetLook
 from flatscope.network.passes import held_by, keep_out, own_passes, put_back
 from flatscope.params import Params, copied
-from flatscope.samples import Inputs, Samples, copies, parts_of, shape_text
+from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
 # often negative as positive, so the chance that they pass by accident is 1 in 2^16 for two classes, less for more.
 DRAWS = 8
 # Wrappers by the name of their class (some are costly to import), and where they keep the module inside.
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|torchao\.quantization")
+OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 
 
@@ -104,28 +107,44 @@ class Look:
 
     shapes: list[tuple[int, ...]]  # of one sample, per input tensor
     targets: TargetLook
-    uneven: bool = False  # whether batches have samples of several shapes
+    # shapes of other batches in words, and a few samples of each
+    others: tuple[tuple[str, Inputs], ...] = ()
 
 
 def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
-    """Read all samples once: finite, of one shape (that of the training samples), as many as were counted."""
-    shapes, targets_look, n, uneven = like.shapes if like else None, TargetLook(samples.where), 0, False
+    """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first."""
+    shapes, targets_look, n = like.shapes if like else None, TargetLook(samples.where), 0
+    others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
         found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
         shapes = shapes or found
-        if found != shapes and not isinstance(inputs, dict):  # texts are padded to the longest of each batch
-            wanted = ", ".join(str(shape) for shape in shapes)
-            raise InputError(f"samples of shape {wanted}", f"a batch {shape_text(inputs)}", where=samples.where)
+        if found != shapes and len(others) < OTHER_SHAPES:
+            others.setdefault(tuple(found), (shape_text(inputs), copies(cut(inputs, 0, 2))))
         for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
                 raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
-        uneven |= found != shapes
         targets_look.add(targets)
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
         raise InputError(f"as many samples on every pass ({samples.n})", f"{n} on another pass", samples.where, fix)
-    return Look(shapes, targets_look, uneven)
+    return Look(shapes, targets_look, tuple(others.values()))
+
+
+def refuse_shapes_that_fail(look: Look, run: Callable[[Inputs], Tensor]) -> None:
+    """Samples may differ in shape from batch to batch, as texts do that are padded in theirs, if the network takes it.
+
+    Args:
+        look: what the samples are like.
+        run: a forward pass on such inputs.
+    """
+    for text, inputs in look.others:
+        try:
+            run(inputs)
+        except Exception as problem:
+            wanted = ", ".join(str(shape) for shape in look.shapes)
+            got = f"a batch {text}, on which the model fails ({first_line(problem)})"
+            raise InputError(f"samples of shape {wanted}", got, look.targets.where) from problem
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -181,9 +200,12 @@ def refuse_missing_values(model: nn.Module) -> None:
 
 
 def refuse_active_layers(model: nn.Module) -> None:
-    """Dropout, batch statistics and tables that a forward pass writes to: numbers would depend on chance or order."""
+    """Quantised weights; dropout, batch statistics, tables that a pass writes to: chance or order would decide."""
     for name, module in model.named_modules():
         kind = type(module).__name__
+        if QUANTISED.search(type(module).__module__):
+            fix = "Pass the float model that it was made of"
+            raise InputError("weights in floating point", f"{kind}: the weights are quantised", name, fix)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             fix = "Scale its rows once (torch.embedding_renorm_) and set its max_norm to None"
             raise InputError("weights that the forward pass leaves alone", f"{kind} with max_norm", name, fix)

@@ -340,7 +340,8 @@ def _check_range(classes: int, look: TargetLook) -> None:
 
 def check_next_tokens(inputs: Inputs, targets: Tensor) -> None:
     """Refuse targets of "next_token" that are the tokens of the text themselves, not yet moved by one."""
-    tokens = inputs.get("input_ids") if isinstance(inputs, dict) else inputs
+    # What the outputs stand behind: the encoder of a text may well read what is to be said.
+    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids")) if isinstance(inputs, dict) else inputs
     if not isinstance(tokens, Tensor) or tokens.shape != targets.shape or tokens.is_floating_point():
         return
     counted = targets != IGNORED

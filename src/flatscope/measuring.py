@@ -14,7 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort, time_text
-from flatscope.errors import FlatscopeError, InputError, Interrupted, NotApplicable, refuse_unknown
+from flatscope.errors import (
+    FlatscopeError,
+    InputError,
+    Interrupted,
+    NotApplicable,
+    missing_derivative,
+    refuse_unknown,
+)
 from flatscope.formatting import number
 from flatscope.guards import let_go, own_settings
 from flatscope.network.plain import only_rearranges
@@ -269,10 +276,12 @@ def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator
             if ctx.problem.ranks.size > 1:
                 raise  # the other ranks may be waiting for this one in the middle of a sweep
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
+            refused = missing_derivative(problem)
             reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
             let_go(problem)
-            warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
-            result = _without_value(reason)
+            if refused is None:
+                warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)
+            result = _without_value(reason if refused is None else str(refused))
         except BaseException as problem:  # interrupted: nothing may be held by a traceback that somebody keeps
             let_go(problem)
             raise

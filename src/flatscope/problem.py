@@ -27,6 +27,7 @@ from flatscope.inspection import (
     refuse_active_layers,
     refuse_hidden_uses,
     refuse_missing_values,
+    refuse_shapes_that_fail,
     replica,
     settle,
     usable_device,
@@ -120,11 +121,11 @@ class Problem:
             raise InputError("a torch.nn.Module", type(model).__name__, where="model", fix=fix)
         if batch_size is not None:
             refuse_unless_whole(batch_size, "batch_size")
+        refuse_missing_values(model)
+        refuse_active_layers(model)
         first = next((p for p in model.parameters() if p.is_floating_point()), None)
         if first is None:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
-        refuse_missing_values(model)
-        refuse_active_layers(model)
         self.device = first.device if device is None else usable_device(device)
         self.dtype = usable_dtype(dtype, first.dtype)
         self.batch_size = batch_size or DEFAULT_BATCH
@@ -138,17 +139,18 @@ class Problem:
         self.test: Samples | None = None if test is None else as_samples(test, "test")
         with untouched_randomness(self.generators), torch.no_grad():
             looks = [look_through(self.train, self.batch_size)]
-            if self.test is not None:
-                looks.append(look_through(self.test, self.batch_size, like=looks[0]))
+            looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
             settle(self.model, self._probe("train")[0], lambda inputs: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
-            self._uneven = looks[0].uneven
+            for look in looks:
+                refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
+            self._uneven = bool(looks[0].others)
             write_out(self.model, self.example(), self.batches(size=PROBED_BATCH) if self.samples_decide else None)
             refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
             self._one_hot = are_one_hot(self.loss, outputs.shape, seen)
-            for look in seen if not self._one_hot else ():
-                check_targets(self.loss, outputs.shape, look)
+            for targets in seen if not self._one_hot else ():
+                check_targets(self.loss, outputs.shape, targets)
             self.no_classes = missing_classes(self.loss, outputs, seen, self._one_hot)
             self._one_logit = self.loss.kind == "logistic" and not self.no_classes
             for part in ("train",) if self.test is None else ("train", "test"):

@@ -203,6 +203,11 @@ def split_batch(raw: Any, where: str) -> Batch:
         given = parts[0] if len(parts) == 1 else tuple(parts)  # one input, a mapping or tuple of them, or several
         return _same_length(given, last, where)
     fix = "Several inputs go into a tuple: ((x1, x2), y)"
+    if hasattr(raw, "edge_index"):
+        fix = (
+            "In a batch of graphs a sample has no row of its own. Pad them to one size (as PyTorch Geometric's "
+            "to_dense_batch and to_dense_adj do), give ((features, adjacency, mask), y) to a model that reads them so"
+        )
     raise InputError("batches of (inputs, targets) or a mapping with labels", type(raw).__name__, where, fix)
 
 

@@ -128,6 +128,9 @@ class _Tracer:
             zeros_stay = step.op.name in ("zeros", "empty", "eye")  # other values may have come from the data
             return [constant_labels(tensor) if zeros_stay else _fixed(tensor) for tensor in outcomes]
         meaning = TABLE.get(step.op.name)
+        if meaning is None or not (meaning.identity or meaning.moves):  # which may take no more than a shape from it
+            for tensor in filter(self._weights.is_weight, step.op.tensors):
+                self._labels_of(tensor)  # a use of the parameters, also where no rule asks what it does
         if step.signals and meaning is not None and meaning.scale is not None:
             labels = meaning.scale(step)
             found = list(tensors_in(labels))
