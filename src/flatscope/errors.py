@@ -101,8 +101,10 @@ def first_line(problem: BaseException) -> str:
     return next(iter(str(problem).splitlines()), "") or type(problem).__name__
 
 
+# In the ways in which torch says so: of an operation of its own, of a Function of somebody's, of a script's.
 _NO_DERIVATIVE = re.compile(
-    r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented|@(once_differentiable)"
+    r"derivative for '?(?:aten::)?_?(?P<operation>\w+?)(?:_backward)?'? is not implemented|once_differentiable|"
+    "does not have a derivative"
 )
 
 
@@ -111,12 +113,12 @@ def missing_derivative(problem: BaseException) -> NotApplicable | None:
     found = _NO_DERIVATIVE.search(str(problem))
     if found is None:
         return None
-    what = found[1] or "a Function marked once_differentiable"
+    what = found["operation"] or "one whose backward is not differentiable"
     fix = (
         "Curvature needs it: write the operation with others (sums, products, exp, log, gather, index_add), or ask for "
         "measures that need the first derivative only, such as gradient_norm"
     )
-    return NotApplicable("operations that torch differentiates twice", f"{what}, which it does not", "autograd", fix)
+    return NotApplicable("operations that can be differentiated twice", f"{what}, which cannot", "autograd", fix)
 
 
 class NumericalWarning(UserWarning):

@@ -22,7 +22,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.probe import in_precision, picked, telling_samples
-from flatscope.errors import NotApplicable, first_line
+from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.network.program import Operation, watched
 from flatscope.params import Params
@@ -51,7 +51,6 @@ SINGLE = Precision(torch.float32, ((1e-2, 1e-3), (1e-2, 1e-3), (1e-2, 1e-3)), ag
 SPREADS = 5
 # Of the largest product of a parameter: below it there is nothing but rounding.
 ROUNDING = 1e-9
-NO_SECOND = "derivative for", "not implemented", "does not have a derivative", "once_differentiable"
 
 
 @dataclass
@@ -62,21 +61,20 @@ class SecondDerivative:
         wrong: how far the Hessian product of a parameter is from differences of the gradient, relative to them.
         checked: whether any parameter could be compared.
         suspects: custom functions and hooks of the network, in words.
-        missing: what autograd said where it has no second derivative at all.
+        missing: the refusal where autograd has no second derivative at all.
     """
 
     wrong: dict[str, float] = field(default_factory=dict)
     checked: bool = False
     suspects: tuple[str, ...] = ()
-    missing: str = ""
+    missing: NotApplicable | None = None
 
 
 def refuse_wrong_second_derivative(ctx: Context) -> None:
     """Refuse curvature where autograd's second derivative is not that of the function, or there is none."""
     found = _known(ctx, look_at_second_derivative)
     if found.missing:
-        fix = "Write it in operations that torch can differentiate twice"
-        raise NotApplicable("a network and a loss that can be differentiated twice", found.missing, fix=fix)
+        raise found.missing
     if found.wrong:
         worst = max(found.wrong.values())
         names = some_of(sorted(found.wrong, key=lambda name: -found.wrong[name]), 3)
@@ -122,10 +120,10 @@ def look_at_second_derivative(ctx: Context) -> SecondDerivative:
             left -= compared
             if not left or found.wrong:
                 break
-    except RuntimeError as problem:  # torch says so in several ways
-        if not any(words in str(problem) for words in NO_SECOND):
+    except RuntimeError as problem:
+        found.missing = missing_derivative(problem)
+        if found.missing is None:
             raise
-        found.missing = first_line(problem)
     return found
 
 
