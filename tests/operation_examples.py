@@ -204,7 +204,9 @@ def _movers() -> dict[str, list[Use]]:
             "copy": [Use(lambda x, y: x.clone().copy_(y), ((4,), (4,)))],
             "setitem": [*one(written), Use(written, ((4,), (4,)))],
             "pad": one(lambda x: functional.pad(x, (1, 2))) + one(lambda x: functional.pad(x, (1, 2), value=1.5)),
-            "masked_fill": one(lambda x: x.masked_fill(MASK, 0.0)) + one(lambda x: x.masked_fill(MASK, 1.5)),
+            "masked_fill": one(lambda x: x.masked_fill(MASK, 0.0))
+            + one(lambda x: x.masked_fill(MASK, 1.5))
+            + [Use(lambda x, y: x.masked_fill(y > 0, 0.0), ((4,), (4,)))],
         }
     )
 

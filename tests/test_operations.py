@@ -26,6 +26,7 @@ from flatscope.measures.lipschitz import Constants
 from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.expansions import EXPANSIONS
+from flatscope.network.jumps import Jumps
 from flatscope.network.operations import _CUTS, CURVED, PIECES, PRODUCT, RATIO, TABLE, Linearity, Meaning
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, tensors_in, watched
@@ -148,6 +149,8 @@ def paths(name: str, use: Use) -> Iterator[str]:
                 made = [part for part in tensors_in(use.function(*signals, *_weights(use))) if part.is_floating_point()]
         except NotApplicable:
             continue
+        if not made or any(following.jumps.place(part) for part in made):
+            continue
         if not seen.linear_paths:
             yield "sums over paths, where there are none"
             continue
@@ -170,7 +173,7 @@ class Following(Constants):
 
     def __init__(self, signals: list[Tensor]) -> None:
         stretch_rules.Stretches.__init__(self, signals)
-        self._layers = {}
+        self.jumps, self._layers = Jumps(self.knows, "no Lipschitz constant"), {}
 
 
 def stretch(name: str, use: Use) -> Iterator[str]:

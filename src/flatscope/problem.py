@@ -144,7 +144,7 @@ class Problem:
             outputs = self._check_outputs()
             for look in looks:
                 refuse_shapes_that_fail(look, lambda inputs: self.forward(moved(inputs, self.device, self.dtype)))
-            self._uneven = bool(looks[0].others)
+            self.uneven = any(look.others for look in looks)  # whether samples have several shapes
             write_out(self.model, self.example(), self.batches(size=PROBED_BATCH) if self.samples_decide else None)
             refuse_hidden_uses(self.model, lambda: self.forward(self.example()))
             self.n_outputs, seen = int(outputs[0].numel()), [look.targets for look in looks]
@@ -221,7 +221,7 @@ class Problem:
         choices, inputs = Choices(), self.example()  # picking samples is no choice of the network's
         with torch.no_grad(), watched(choices.follow):
             self.forward(inputs)
-        return self._uneven or bool(choices.found)
+        return self.uneven or bool(choices.found)
 
     @property
     def plain(self) -> Problem:

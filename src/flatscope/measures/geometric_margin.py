@@ -16,10 +16,11 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable, refuse_unless_whole
+from flatscope.measures.attacks import refuse_broken_constant
 from flatscope.measures.lipschitz import Constants
 from flatscope.measures.margin_exact import as_shallow, exact_margins
 from flatscope.measures.margin_search import linear_distances, nearest_changes, other_classes
-from flatscope.network.program import Operation, replay
+from flatscope.network.program import Operation
 from flatscope.progress import progress
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import output_tensor
@@ -76,6 +77,8 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
         values.append(found)
     value = torch.cat(values)
     low = torch.cat(floors) if floors else None
+    if low is not None and shallow is None and bool((low > value).any()):
+        low, constants = None, "no certified lower end: a class changes within it"
     remarks = [constants if isinstance(constants, str) else "", _cut_short(ctx, len(value), samples, part)]
     if shallow is None:
         moved = f"their last round shortened none by more than {last_gain:.1g}"
@@ -175,7 +178,7 @@ def _pair_constants(ctx: Context) -> Tensor | str:
     If the outputs come straight from a dense layer, the constant of its input times ‖w_y − w_j‖; else √2 times that of
     all outputs.
     """
-    following = Constants(ctx)
+    following = Constants(ctx, ctx.problem.example(1))
     last: list[tuple[float, Tensor, Any]] = []
 
     def watch(op: Operation) -> Any:
@@ -187,12 +190,10 @@ def _pair_constants(ctx: Context) -> Tensor | str:
         return result
 
     try:
-        with torch.no_grad():
-            outputs = output_tensor(replay(ctx.problem.model, following.inputs, watch, ctx.params))
+        outputs = output_tensor(following.run(watch))
+        refuse_broken_constant(ctx, following.log_constant(outputs), 2, "geometric_margin")
     except NotApplicable as problem:
         return f"no certified lower end: {problem}"
-    if not following.knows(outputs):
-        return "no certified lower end: the outputs do not depend on a real-valued input"
     if last and last[0][2] is outputs and outputs.ndim == 2:
         log_constant, weight, _ = last[0]
         lengths = (weight[:, None] - weight).norm(dim=2).cpu()

@@ -6,7 +6,7 @@ A layer counts with its spectral norm; that of a convolution is the norm of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,18 @@ from torch.nn import functional
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
+from flatscope.measures.attacks import MARGIN_PASSES, PASSES, refuse_broken_constant, refuse_broken_radius
 from flatscope.measures.margins import from_log, positive_margin
-from flatscope.measures.path_norms import log_gradient_bounds
-from flatscope.network.layers import Layer
+from flatscope.measures.path_norms import log_gradient_bound
+from flatscope.measures.sample_kinds import free_inputs, kinds_of_samples
+from flatscope.network.jumps import Jumps
+from flatscope.network.layers import Call, Layer, recorded
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.program import Operation, is_in_place, replay, tensors_in
-from flatscope.network.stretch_rules import Stretches, matrix_norm, operator_norm
+from flatscope.network.program import Operation, Rule, is_in_place, replay, tensors_in
+from flatscope.network.stretch_rules import Stretches, entrywise, matrix_norm, operator_norm
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
-from flatscope.samples import output_tensor, parts_of
+from flatscope.samples import Inputs, output_tensor, parts_of
 
 _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", on_folded=True)
 
@@ -34,26 +37,30 @@ _of_distances = partial(measure, paper="neyshabur2017", equation="Section 2.3", 
     direction="lower",
     invariant_under={"layer_scaling", "permutation"},
     cost="sweep",
-    passes={},
+    typical=PASSES,
     conventions="layers as linear maps on inputs of their true size, pooling and sums with their own constants",
 )
 def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     """Upper bound on how far the outputs move per distance that the input moves, both in ℓ2.
 
     Norms multiply along a chain, add up where branches are added, and add up as squares where they are put side by
-    side. Operations of which no constant is known are refused by name.
+    side. Operations of which no constant is known are refused by name, and so are comparisons, roundings and choices by
+    value of which the outputs are made. The constant is the largest over all shapes that samples have; pairs of inputs
+    that would break it are looked for before it is given.
 
     Args:
         log: give the natural logarithm instead.
     """
-    return from_log(ctx.sweep(_log_constant), log)
+    constant = ctx.sweep(log_constant)
+    refuse_broken_constant(ctx, constant, 2, "lipschitz_l2")
+    return from_log(constant, log)
 
 
 @_of_distances(
     symbol=r"\max_o \phi_1(o) \ge \sup_x \|J_f(x)\|_\infty",
     direction="lower",
     invariant_under=PATH_SYMMETRIES,
-    passes={},
+    typical=PASSES,
     conventions="the ℓ1 path norm without biases, largest over outputs; never more than `l1_inf_norm`",
 )
 def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
@@ -62,7 +69,9 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     Args:
         log: give the natural logarithm instead.
     """
-    return from_log(float(log_gradient_bounds(ctx).max()), log)
+    constant = log_gradient_bound(ctx)
+    refuse_broken_constant(ctx, constant, math.inf, "lipschitz_linf")
+    return from_log(constant, log)
 
 
 @_of_distances(
@@ -71,7 +80,7 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     invariant_under={"layer_scaling", "permutation", "output_scaling"},
     needs={"classes"},
     cost="sweep",
-    passes={"forward": 1},
+    typical={"forward": 1, **MARGIN_PASSES},
     conventions="ℓ2 distance of inputs as the network receives them; `margin` over √2 times `lipschitz_l2`",
 )
 def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
@@ -80,41 +89,68 @@ def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
     Args:
         epsilon: fraction of the training samples that may lie at or below the margin.
     """
-    constant = ctx.sweep(_log_constant)
-    return from_log(math.log(positive_margin(ctx, epsilon)) - math.log(2) / 2 - constant)
+    constant, margin = ctx.sweep(log_constant), positive_margin(ctx, epsilon)
+    refuse_broken_constant(ctx, constant, 2, "certified_radius")
+    radius = from_log(math.log(margin) - math.log(2) / 2 - constant)
+    refuse_broken_radius(ctx, margin, float(radius.value))
+    return radius
 
 
-def _log_constant(ctx: Context) -> float:
-    following = Constants(ctx)
-    with torch.no_grad():
-        outputs = output_tensor(replay(ctx.problem.model, following.inputs, following.follow, ctx.params))
-    if not following.knows(outputs):
-        raise NotApplicable(
-            "distances begin at inputs of real numbers; this network reads whole numbers, such as words"
-        )
+def log_constant(ctx: Context) -> float:
+    """Logarithm of the ℓ2 constant of all outputs, the largest over the kinds of samples."""
+    return max(_log_constant_of(ctx, inputs) for inputs in kinds_of_samples(ctx))
+
+
+def _log_constant_of(ctx: Context, inputs: Inputs) -> float:
+    following = Constants(ctx, inputs)
+    outputs = output_tensor(following.run(following.follow))
     return following.log_constant(outputs)
 
 
 class Constants(Stretches):
-    """A rule for `replay` that follows ℓ2 Lipschitz constants, as logarithms, through a network."""
+    """A rule for `replay` that follows ℓ2 Lipschitz constants, as logarithms, through a network.
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx, self.inputs = ctx, ctx.problem.example(1)
+    Args:
+        ctx: the network.
+        inputs: samples of one kind; of several the largest constants are found.
+    """
+
+    def __init__(self, ctx: Context, inputs: Inputs) -> None:
+        self.ctx, self.inputs = ctx, free_inputs(inputs)
         super().__init__(list(parts_of(self.inputs)))
-        self._layers = {id(ctx.params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
+        self.jumps = Jumps(self.knows, "no Lipschitz constant")
+        self._params = {name: value.detach() for name, value in ctx.params.items()}
+        self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
+
+    def run(self, rule: Rule) -> Any:
+        """Run the network with this rule, or one that calls it; the output is one that the input moves by a rule."""
+        with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
+            raw = replay(self.ctx.problem.model, self.inputs, rule, self._params)
+        outputs = output_tensor(raw)
+        self.jumps.refuse_outputs(outputs)
+        if not self.knows(outputs):
+            raise NotApplicable(
+                "distances begin at inputs of real numbers; this network reads whole numbers, such as words"
+            )
+        return raw
 
     def follow(self, op: Operation) -> Any:
         """Run one operation and bound what it does."""
+        if self.jumps.answers(op):
+            return self.jumps.follow(op)
         signals = [tensor for tensor in op.tensors if self.knows(tensor)]
+        rectifies = self.jumps.rectifies(op)
         result, meaning = op.run(), TABLE.get(op.name)
+        self.jumps.note(op, result)
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
-        written = op.name == "setitem" or is_in_place(op) or op.kwargs.get("inplace") is True
-        if not signals or (not outcomes and not written) or (meaning is not None and meaning.creates):
+        written = op.name == "setitem" or is_in_place(op) or op.kwargs.get("inplace") is True or "out" in op.kwargs
+        if (not outcomes and not written) or (meaning is not None and meaning.creates and not written):
             return result
         if meaning is None or (written and not meaning.writes_safely):
             self.refuse(op)
-        if meaning.stretch is not None:
-            constant = meaning.stretch(self, op, signals, result)
+        stretch = entrywise if rectifies else meaning.stretch
+        if stretch is not None:
+            constant = stretch(self, op, signals, result)
         elif meaning.slope is not None and len(signals) == 1:
             constant = self.log_constant(signals[0]) + math.log(meaning.slope)
         else:
@@ -124,6 +160,8 @@ class Constants(Stretches):
             for tensor, before in self._known.items():
                 if tensor.untyped_storage().data_ptr() in memory:
                     self._known[tensor] = max(before, constant)
+            for tensor in outcomes:
+                self.jumps.wrote(op, tensor)
         for tensor in outcomes:
             self._known[tensor] = constant
         return result
@@ -137,7 +175,8 @@ class Constants(Stretches):
             return matrix_norm(weight)
         given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}
         x, _ = given.pop("input"), given.pop("weight")
-        return operator_norm(lambda v: op.function(v, weight=weight.to(v.dtype), **given), tuple(x.shape[1:]), x.device)
+        shape = tuple(x.shape[x.ndim - weight.ndim + 1 :])
+        return operator_norm(lambda v: op.function(v, weight=weight.detach().to(v.dtype), **given), shape, x.device)
 
 
 _FUNCTIONS: dict[str, tuple[Callable[..., Tensor], ...]] = {
@@ -156,19 +195,41 @@ def rows_of(ctx: Context, layer: Layer) -> Tensor:
 
 
 def layer_norms(ctx: Context) -> dict[str, float]:
-    """Spectral norm of every layer as a linear map on an input of its true size, by layer name."""
-    return {layer.name: _layer_norm(ctx, layer) for layer in ctx.network}
+    """Spectral norm of every layer as a linear map, by layer name; of a convolution the largest over its input sizes.
+
+    A larger input has no smaller norm: zeros around a smaller one change nothing.
+    """
+    calls: dict[str, list[Call]] = {}
+    with torch.no_grad(), recorded(ctx.problem.model, ctx.params) as recorder:
+        for inputs in kinds_of_samples(ctx, everything=False):
+            ctx.forward(inputs)
+    for call in recorder.layer_calls:
+        calls.setdefault(call.layer, []).append(call)
+    return {layer.name: _layer_norm(ctx, layer, calls.get(layer.name, [])) for layer in ctx.network}
 
 
-def _layer_norm(ctx: Context, layer: Layer) -> float:
+def _layer_norm(ctx: Context, layer: Layer, calls: list[Call]) -> float:
     weight = ctx.params[layer.weight].detach().double()
     if layer.kind in ("dense", "lookup"):
         return matrix_norm(weight)
     if math.prod(weight.shape[2:]) == 1 and layer.kind == "conv":  # positions do not mix
         return matrix_norm(weight.reshape(layer.groups, -1, weight.shape[1]))
+    found = [(tuple(call.input.shape[call.input.ndim - weight.ndim + 1 :]), call.settings) for call in calls]
+    uses = found or [(layer.input_shape, layer.settings)]
+    largest = [use for use in uses if not any(_contains(other, use) for other in uses)]
+    return max(_norm_at(layer, weight, *use) for use in {str(use): use for use in largest}.values())
+
+
+def _contains(other: tuple[tuple[int, ...], Any], use: tuple[tuple[int, ...], Any]) -> bool:
+    """Whether another use of the same layer is on a larger input."""
+    larger = all(more >= size for more, size in zip(other[0], use[0], strict=True))
+    return larger and other[0] != use[0] and other[1] == use[1]
+
+
+def _norm_at(layer: Layer, weight: Tensor, shape: tuple[int, ...], settings: Mapping[str, Any]) -> float:
     function, weights = _FUNCTIONS[layer.kind][weight.ndim - 3], {torch.float64: weight, torch.float32: weight.float()}
 
     def apply(x: Tensor) -> Tensor:
-        return function(x, weights[x.dtype], None, **layer.settings)
+        return function(x, weights[x.dtype], None, **settings)
 
-    return operator_norm(apply, layer.input_shape, weight.device)
+    return operator_norm(apply, shape, weight.device)

@@ -17,8 +17,10 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.margins import declare_with_margin, from_log
-from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.path_rules import Paths
+from flatscope.measures.sample_kinds import kinds_of_samples
+from flatscope.network.jumps import Jumps
+from flatscope.network.operations import TABLE
+from flatscope.network.path_rules import Paths, same
 from flatscope.network.program import Operation, is_in_place, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
@@ -91,40 +93,49 @@ def path_norm(
 def log_path_norm(
     ctx: Context, *, p: float, pooling: Over = "max", outputs: Over = "sum", biases: bool = True
 ) -> float:
-    """Logarithm of the path norm over all outputs."""
+    """Logarithm of the path norm over all outputs, the largest over the kinds of samples."""
     logs = log_output_path_norms(ctx, p=p, pooling=pooling, biases=biases)
-    return float(logs.max()) if outputs == "max" else float(torch.logsumexp(p * logs, 0)) / p
+    return max(float((of.amax(1) if outputs == "max" else torch.logsumexp(p * of, 1) / p).max()) for of in logs)
 
 
-def log_output_path_norms(ctx: Context, *, p: float, pooling: Over = "max", biases: bool = True) -> Tensor:
-    """Logarithms of the path norms of the outputs, computed once per context."""
+def log_output_path_norms(ctx: Context, *, p: float, pooling: Over = "max", biases: bool = True) -> list[Tensor]:
+    """Logarithms of the path norms of the outputs, (samples, outputs) for each kind of samples, computed once."""
     if not (1 <= p < math.inf):
         raise InputError("an order p of at least 1", str(p), where="path norm")
-    return ctx.sweep(_pass_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
+    return ctx.sweep(_passes_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
 
 
-def log_gradient_bounds(ctx: Context) -> Tensor:
-    """Logarithm of a bound on the ℓ1 norm of the gradient of each output, at every input.
+def log_gradient_bound(ctx: Context) -> float:
+    """Logarithm of a bound on the ℓ1 norm of the gradient of every output, at every input.
 
     The ℓ1 path norm without biases; activations that are not homogeneous but have a bounded slope are let through.
     """
-    return ctx.sweep(_pass_over_paths, p=1.0, pooling="max", biases=False, curves=True)
+    logs = ctx.sweep(_passes_over_paths, p=1.0, pooling="max", biases=False, curves=True)
+    return max(float(of.max()) for of in logs)
 
 
-def _pass_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> Tensor:
+def _passes_over_paths(ctx: Context, p: float, pooling: str, biases: bool, curves: bool) -> list[Tensor]:
     model = copied(ctx.problem.model).double()
-    params = {name: v.double() if v.is_floating_point() else v for name, v in ctx.params.items()}
-    passing = PathPass(p, pooling, biases, curves)
-    inputs = each_part(  # paths start at the real-valued parts
-        ctx.problem.example(1),
-        lambda part: passing.start(torch.ones_like(part, dtype=torch.float64)) if part.is_floating_point() else part,
-    )
-    with torch.no_grad():
-        outputs = output_tensor(replay(model, inputs, passing.follow, params))
-    if not passing.knows(outputs):
-        raise NotApplicable("paths begin at inputs of real numbers; this network reads whole numbers, such as words")
-    logs: Tensor = (outputs.log() + passing.log_scale(outputs)).flatten() / p
-    return logs.cpu()
+    params = {name: v.detach().double() if v.is_floating_point() else v for name, v in ctx.params.items()}
+    found = []
+    for kind in kinds_of_samples(ctx):
+        passing = PathPass(p, pooling, biases, curves)
+
+        def ones(part: Tensor, passing: PathPass = passing) -> Tensor:  # paths start at the real-valued parts
+            if not part.is_floating_point():
+                return part
+            return passing.start(torch.ones_like(part, dtype=torch.float64).requires_grad_().clone())
+
+        with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
+            outputs = output_tensor(replay(model, each_part(kind, ones), passing.follow, params))
+        passing.jumps.refuse_outputs(outputs)
+        if not passing.knows(outputs):
+            raise NotApplicable(
+                "paths begin at inputs of real numbers; this network reads whole numbers, such as words"
+            )
+        logs = (outputs.detach().log() + passing.log_scale(outputs)).reshape(len(outputs), -1) / p
+        found.append(logs.cpu())
+    return found
 
 
 declare_with_margin(l1_path_norm, r"\gamma^{-2} \Big(\sum_{\mathrm{paths}} \prod_i |2 W_i|\Big)^2", with_4d=True)
@@ -140,31 +151,38 @@ declare_with_margin(path_norm, r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}
 
 
 class PathPass(Paths):
-    """A rule for `replay` that lets sums over paths travel through a network."""
+    """A rule for `replay` that lets sums over paths travel through a network; arguments as of `Paths`."""
+
+    def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
+        super().__init__(p, pooling, biases, curves)
+        self.jumps = Jumps(self.knows, "no sum over paths")
 
     def follow(self, op: Operation) -> Any:
         """Stand in for one torch operation."""
-        if not any(self.knows(tensor) for tensor in op.tensors):
-            return op.run()  # about constants or the weights themselves
+        if self.jumps.answers(op):
+            return self.jumps.follow(op)  # about constants or the weights themselves
         if op.name == "setitem":
             return self._set_item(op)
         meaning = TABLE.get(op.name)
         if meaning is not None and meaning.creates and not is_in_place(op):
             return op.run()  # a constant of the same shape
         rule = None if meaning is None else meaning.paths
+        rule = same if self.jumps.rectifies(op) else rule
         if meaning is not None and rule is None and self.curves and meaning.slope is not None:
             x = self.one_signal(op)
             return self.start(x * meaning.slope**self.p, self.log_scale(x))
         if rule is None:
             result = op.run()  # a question about its shape, perhaps
-            if any(True for _ in tensors_in(result)) or op.name in LEAVES_TORCH:
+            self.jumps.note(op, result)
+            if any(tensor.is_floating_point() for tensor in tensors_in(result)):
                 self.refuse(op)
             return result
         if "out" in op.kwargs:
             self.refuse(op)
         result, log_scale = rule(self, op)
+        self.jumps.note(op, result)
         if is_in_place(op):
-            return self._written(op.args[0], result, log_scale)
+            return self._written(op, op.args[0], result, log_scale)
         for tensor in tensors_in(result):
             if tensor.is_floating_point():
                 self.start(tensor, log_scale)
@@ -180,10 +198,12 @@ class PathPass(Paths):
         shift = (self.log_scale(value) if self.knows(value) else 0.0) - self.log_scale(target)
         paths = value if self.knows(value) else self.power(value) * float(self.biases)
         target[index] = paths * math.exp(shift)
+        self.jumps.wrote(op, target)
 
-    def _written(self, target: Tensor, result: Tensor, log_scale: float) -> Tensor:
+    def _written(self, op: Operation, target: Tensor, result: Tensor, log_scale: float) -> Tensor:
         """An operation in place: the target keeps its scale, since views of it may be in use."""
         if not self.knows(target):
             self.start(target, log_scale)
         target.copy_(result * math.exp(log_scale - self.log_scale(target)))
+        self.jumps.wrote(op, target)
         return target

@@ -28,7 +28,7 @@ PIECES = "piecewise linear in all of them together"
 PRODUCT = "linear in each of them"
 RATIO = "linear in the first, which the second divides"
 CURVED = "neither"
-TO_PYTHON = ("item", "tolist", "numpy", "bool", "float", "int", "index")
+TO_PYTHON = ("item", "tolist", "numpy", "bool", "float", "int", "index", "complex", "is_nonzero", "contains")
 LEAVES_TORCH = (*TO_PYTHON, "array", "equal", "allclose")
 
 
@@ -54,7 +54,7 @@ class Meaning:
 MOVE = Meaning(scales.move, PIECES, path_rules.move, stretch_rules.move, moves=True, takes_vectors=True)
 KEEP = Meaning(scales.keep, PIECES, path_rules.same, stretch_rules.entrywise, writes_safely=True)
 SAME = replace(KEEP, identity=True)
-CAST = replace(SAME, paths=path_rules.cast, writes_safely=False)
+CAST = replace(SAME, scale=scales.cast, paths=path_rules.cast, writes_safely=False)
 LEAKY = replace(KEEP, paths=path_rules.leaky, stretch=stretch_rules.leaky)
 BEND = Meaning(scales.bend)
 CREATE = Meaning(scales.create, PIECES, creates=True)
@@ -103,12 +103,12 @@ TABLE: dict[str, Meaning] = {
             MOVE, scale=scales.masked_fill, paths=path_rules.masked_fill, stretch=stretch_rules.entrywise, moves=False
         ),
     ),
-    **_each("relu rrelu abs neg", KEEP),
+    **_each("relu abs neg", KEEP),
     **_each("positive requires_grad alias", replace(SAME, writes_safely=False)),
     **_each("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout", SAME),
     **_each("contiguous clone", replace(SAME, paths=path_rules.copied, writes_safely=False)),
     **_each("to float double half bfloat16 type type_as cpu cuda", CAST),
-    **_each("leaky_relu", LEAKY),
+    **_each("leaky_relu rrelu", LEAKY),
     **_each("prelu", replace(LEAKY, scale=scales.prelu, linear=PRODUCT, takes_vectors=True, writes_safely=False)),
     **_each("clamp clamp_min clamp_max", replace(BOUND, writes_safely=True)),
     **_each("threshold", replace(BOUND, scale=scales.threshold, stretch=None)),

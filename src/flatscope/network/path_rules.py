@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.products import LAYER_CALLS, norm_as_affine, per_axis
+from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, per_axis, terms_of
 from flatscope.network.program import Operation, with_tensors
 
 
@@ -95,7 +95,7 @@ def layer(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 
 def _normalised(value: Tensor, log_scale: float) -> tuple[Tensor, float]:
-    top = float(value.max()) if value.numel() else 0.0
+    top = float(value.detach().max()) if value.numel() else 0.0
     if not 0 < top < math.inf:
         return value, log_scale
     return value / top, log_scale + math.log(top)
@@ -131,7 +131,8 @@ def cast(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     x = op.args[0] if op.args else op.kwargs["input"]
     if not paths.knows(x):
         paths.refuse(op)
-    return x, paths.log_scale(x)
+    result = op.run()
+    return (x if result.is_floating_point() else result), paths.log_scale(x)
 
 
 def move(paths: Paths, op: Operation) -> tuple[Any, float]:
@@ -162,10 +163,9 @@ def pad_paths(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 def add(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """Sums and differences: paths add up."""
-    given = op.named("input", "other")
-    factor = paths.power(given.get("alpha", 1))
-    (left, right), log_scale = paths.aligned(given["input"], given["other"])
-    return left + factor * right, log_scale
+    (one, first), (other, second) = terms_of(op)
+    (left, right), log_scale = paths.aligned(one, other)
+    return paths.power(first) * left + paths.power(second) * right, log_scale
 
 
 def scale(paths: Paths, op: Operation) -> tuple[Tensor, float]:
@@ -249,10 +249,8 @@ def interpolate(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 def leaky(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """The steeper of the two slopes."""
     x = paths.one_signal(op)
-    slope = op.named("input", "negative_slope").get("negative_slope", 0.01)
-    if op.name == "prelu":
-        slope = op.named("input", "weight")["weight"]
-        slope = slope.reshape(-1, *[1] * (x.ndim - 2)) if slope.numel() > 1 and x.ndim > 1 else slope
+    slope = negative_slope(op).to(x.device)
+    slope = slope.reshape(-1, *[1] * (x.ndim - 2)) if slope.numel() > 1 and x.ndim > 1 else slope
     return x * paths.power(slope).clamp_min(1), paths.log_scale(x)
 
 
@@ -268,6 +266,7 @@ def one_sided(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 def masked_fill(paths: Paths, op: Operation) -> tuple[Tensor, float]:
     """What is filled in counts as a bias."""
     given = op.named("input", "mask", "value")
+    paths.one_signal(op)
     value = float(given["value"])
     if not math.isfinite(value):
         paths.refuse(op, "with an infinity")

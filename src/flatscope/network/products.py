@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flatscope.errors import NotApplicable
 from flatscope.network.program import Operation
 
 DENSE_ORDER = ("input", "weight", "bias")
@@ -49,6 +50,28 @@ def norm_as_affine(op: Operation) -> tuple[Tensor, Tensor] | None:
     scale = scale if weight is None else scale * weight.double()
     shift = -mean.double() * scale
     return scale, shift if bias is None else shift + bias.double()
+
+
+def terms_of(op: Operation) -> list[tuple[Any, float]]:
+    """The two terms of a sum or difference, each with the absolute value of its factor."""
+    given = op.named("input", "other", "too much")
+    factor = abs(float(given.get("alpha", 1)))
+    backwards = getattr(op.function, "__name__", "") == "rsub"  # other - alpha * input
+    if "too much" in given:  # an old form, with the factor in the middle
+        raise NotApplicable("a factor by name, as in torch.add(x, y, alpha=2)", where=op.place)
+    return [(given["input"], factor if backwards else 1.0), (given["other"], 1.0 if backwards else factor)]
+
+
+def negative_slope(op: Operation) -> Tensor:
+    """Slope below zero of a leaky ReLU, float64: one number, or one for each channel."""
+    if op.name == "prelu":
+        given: Any = op.named("input", "weight")["weight"]
+    elif op.name == "rrelu":
+        bounds = {"lower": 1 / 8, "upper": 1 / 3} | op.named("input", "lower", "upper")
+        given = (bounds["lower"] + bounds["upper"]) / 2  # in eval mode
+    else:
+        given = op.named("input", "negative_slope").get("negative_slope", 0.01)
+    return torch.as_tensor(given, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

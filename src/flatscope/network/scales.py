@@ -71,9 +71,19 @@ def pad(step: Step) -> Any:
 
 
 def masked_fill(step: Step) -> Any:
-    """Filled entries are zeros or constants."""
+    """Filled entries are zeros or constants; where others are filled in other units, these are not alike."""
     given = step.op.named("input", "mask", "value")
+    if isinstance(given["value"], Tensor) and step.book.scale.is_free(step.label_of(given["value"])).any():
+        return None
+    labels, mask = step.first.expand(step.result.shape), given["mask"].cpu().expand(step.result.shape)
+    if any(_varies(labels, axis) and _varies(mask, axis) for axis in range(labels.ndim)):
+        step.book.pin_units(step.first, step.op.place)
     return step.first.masked_fill(given["mask"].cpu(), ZERO if float(given["value"]) == 0 else CONSTANT)
+
+
+def _varies(values: Tensor, axis: int) -> bool:
+    """Whether there is something else along an axis than at its beginning."""
+    return bool((values != values.narrow(axis, 0, min(1, values.shape[axis]))).any())
 
 
 def set_item(step: Step) -> None:
@@ -89,6 +99,11 @@ def set_item(step: Step) -> None:
 def keep(step: Step) -> Tensor:
     """f(c x) = c f(x) for every c > 0, entry by entry."""
     return step.first.clone()
+
+
+def cast(step: Step) -> Tensor | None:
+    """Another type of number; whole numbers are a wall."""
+    return keep(step) if step.result.is_floating_point() else None
 
 
 def prelu(step: Step) -> Tensor:
@@ -126,7 +141,7 @@ def bend(step: Step) -> Tensor | None:
 def add(step: Step) -> Tensor | None:
     """Terms of a sum share one scale."""
     terms = _operands(step)
-    if len(terms) != 2:
+    if len(terms) != 2 or (len(step.op.args) > 2 and step.op.name != "where"):  # an old form: torch.add(x, 2, y)
         return None
     signals = [term for term in terms if isinstance(term, Tensor)]
     if len(signals) == 2:

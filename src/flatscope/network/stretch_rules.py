@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.path_rules import window_sums
-from flatscope.network.products import LAYER_CALLS, norm_as_affine
+from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, terms_of
 from flatscope.network.program import Operation, tensors_in, with_tensors
 
 
@@ -60,6 +60,11 @@ def _one(known: Stretches, op: Operation, signals: list[Tensor]) -> float:
     return known.log_constant(signals[0])
 
 
+def _copied(signal: Tensor, result: Tensor) -> float:
+    """What entries that are broadcast add, as a logarithm: m copies count with √m."""
+    return max(0.0, safe_log(result.numel() / max(signal.numel(), 1))) / 2
+
+
 def layer(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The spectral norm of the layer."""
     given = op.named(*LAYER_CALLS[op.name][1])
@@ -77,15 +82,13 @@ def batch_norm(known: Stretches, op: Operation, signals: list[Tensor], result: A
 
 
 def entrywise(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
-    """Every entry of the result comes from one of the input and moves at most as far."""
-    return _one(known, op, signals)
+    """Every entry of the result comes from one of the input and moves at most as far; bounds may copy it."""
+    return _one(known, op, signals) + _copied(signals[0], result)
 
 
 def leaky(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The steeper of the two slopes."""
-    given = op.named("input", "weight" if op.name == "prelu" else "negative_slope")
-    slope = torch.as_tensor(given.get("weight", given.get("negative_slope", 0.01)), dtype=torch.float64)
-    return _one(known, op, signals) + safe_log(max(1.0, float(slope.abs().max())))
+    return _one(known, op, signals) + safe_log(max(1.0, float(negative_slope(op).abs().max())))
 
 
 def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
@@ -98,6 +101,8 @@ def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) ->
     with torch.enable_grad():
         moved = op.function(*with_tensors(op.args, leaf), **with_tensors(op.kwargs, leaf))
         total = torch.stack([tensor.sum() for tensor in tensors_in(moved) if tensor.is_floating_point()]).sum()
+        if not total.requires_grad:  # a constant that takes no more than the shape of a signal
+            return -math.inf
         copies = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     logs = [2 * known.log_constant(t) + safe_log(float(n.max())) for t, n in zip(leaves, copies, strict=True)]
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0)) / 2
@@ -105,13 +110,11 @@ def move(known: Stretches, op: Operation, signals: list[Tensor], result: Any) ->
 
 def add(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:
     """The triangle inequality; what is broadcast is copied."""
-    factor = abs(float(op.kwargs.get("alpha", 1)))
     logs = [
-        known.log_constant(t) + safe_log(result.numel() / t.numel()) / 2 + (safe_log(factor) if place else 0.0)
-        for place, t in enumerate(signals)
+        known.log_constant(term) + _copied(term, result) + safe_log(factor)
+        for term, factor in terms_of(op)
+        if known.knows(term)
     ]
-    if len(signals) == 1 and factor != 1:
-        logs[0] += max(safe_log(factor), 0.0)
     return float(torch.logsumexp(torch.tensor(logs, dtype=torch.float64), 0))
 
 
@@ -125,8 +128,7 @@ def scale(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -
         if signal is not given["input"] or given.get("rounding_mode"):
             known.refuse(op)
         factor = 1 / factor
-    copied = safe_log(result.numel() / signal.numel()) / 2
-    return _one(known, op, signals) + copied + safe_log(float(factor.max()))
+    return _one(known, op, signals) + _copied(signal, result) + safe_log(float(factor.max()))
 
 
 def matrix_product(known: Stretches, op: Operation, signals: list[Tensor], result: Any) -> float:

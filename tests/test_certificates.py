@@ -1,0 +1,148 @@
+"""Every certificate is attacked, on networks that compare, round, route and read, and on ordinary ones."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from certified_networks import Case, Gated, cases
+from torch import Tensor
+
+import flatscope as fs
+from flatscope.network.operations import TABLE
+from flatscope.network.path_rules import Paths, same
+from flatscope.network.program import Operation
+from flatscope.network.stretch_rules import Stretches
+
+CASES = cases()
+BY_NORM = {"lipschitz_l2": 2.0, "lipschitz_linf": math.inf}
+CERTIFICATES = [*BY_NORM, "certified_radius", "geometric_margin", "psi_activation_radius"]
+POINTS = 400
+
+Function = Callable[[Tensor], Tensor]
+
+
+def problem_of(case: Case) -> fs.Problem:
+    labelled = []
+    for batch in case.batches:
+        outputs = case.model(**batch) if isinstance(batch, dict) else case.model(batch)
+        labels = outputs.argmax(1)
+        labelled.append({**batch, "labels": labels} if isinstance(batch, dict) else (batch, labels))
+    return fs.Problem(case.model, labelled)
+
+
+def functions(case: Case) -> Iterator[tuple[Function, Tensor]]:
+    """For some samples the network as a function of the real numbers of its input, and the sample, (1, ...)."""
+    for batch in case.batches:
+        for place in {0, 1, len(next(iter(batch.values())) if isinstance(batch, dict) else batch) - 1}:
+            if not isinstance(batch, dict):
+                yield case.model, batch[place : place + 1]
+                continue
+            own = {name: value[place : place + 1] for name, value in batch.items()}
+
+            def run(x: Tensor, own: dict[str, Tensor] = own) -> Tensor:
+                rows = {name: value.expand(len(x), *value.shape[1:]) for name, value in own.items()}
+                return case.model(**{**rows, "x": x})
+
+            yield run, own["x"]
+
+
+@torch.no_grad()
+def quotient(case: Case, order: float) -> float:
+    """The largest ratio of distances of outputs and inputs: over random pairs near and far, at places near and far."""
+    best, generator = 0.0, torch.Generator().manual_seed(7)
+    for run, x in functions(case):
+        draws = torch.randn(POINTS, *x.shape[1:], generator=generator, dtype=x.dtype)
+        moves = torch.randn(POINTS, *x.shape[1:], generator=generator, dtype=x.dtype)
+        moves[POINTS // 2 :] = moves[POINTS // 2 :].sign()
+        for size in (1e-3, 1.0, 5.0):
+            for length in (1e-4, 1e-2, 0.3):
+                start = x + size * draws
+                change = (run(start + length * moves) - run(start)).flatten(1).norm(order, dim=1)
+                best = max(best, float((change / (length * moves).flatten(1).norm(order, dim=1)).max()))
+    return best
+
+
+@torch.no_grad()
+def change_within(case: Case, places: Tensor, radii: Tensor) -> Tensor:
+    """Whether some point within its radius changes the class of a sample."""
+    x, generator = case.batches[0], torch.Generator().manual_seed(8)
+    assert isinstance(x, Tensor)
+    found = []
+    for place, radius in zip(places.tolist(), radii.tolist(), strict=True):
+        directions = torch.randn(40 * POINTS, 2, generator=generator, dtype=x.dtype)
+        directions /= directions.norm(dim=1, keepdim=True)
+        shares = torch.rand(len(directions), 1, generator=generator, dtype=x.dtype) * (1 - 1e-9)
+        near = case.model(x[place] + min(radius, 20.0) * shares * directions).argmax(1)
+        found.append(bool((near != case.model(x[place : place + 1]).argmax(1)).any()))
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_certificate_is_broken(name: str) -> None:
+    case = CASES[name]
+    problem = problem_of(case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = fs.measure(problem, CERTIFICATES)
+    frame = table.to_frame().set_index("measure")
+    one_tensor = isinstance(case.batches[0], Tensor)
+    for measure, order in BY_NORM.items():
+        value = table[measure]
+        if case.served is not None:
+            assert math.isnan(value) != case.served, f"{measure}: {table.reason(measure)}"
+        assert not value < quotient(case, order) * (1 - 1e-9), f"{measure} says {value}"
+    radius = table["certified_radius"]
+    if case.served is False:
+        assert math.isnan(radius), f"certified_radius says {radius}"
+    if one_tensor and not math.isnan(radius):
+        n = problem.n_train
+        broken = change_within(case, torch.arange(n), torch.full((n,), radius))
+        assert int(broken.sum()) <= 0.05 * n
+    low = torch.tensor(frame.loc[["geometric_margin"], "low"].to_list(), dtype=torch.float64)
+    if one_tensor and not low.isnan().any():
+        assert case.served is not False
+        assert not change_within(case, torch.arange(len(low)), low).any()
+        assert bool((low <= table.samples("geometric_margin") * (1 + 1e-9)).all())
+
+
+@pytest.mark.parametrize(("measure", "operation"), [*((name, "abs") for name in BY_NORM), ("certified_radius", "abs")])
+def test_a_constant_that_does_not_hold_is_not_given(measure: str, operation: str) -> None:
+    """As if the table were wrong: attacks do not look at it."""
+    case = Case(Gated(torch.abs, 3), CASES["relu"].batches, True)
+    entry = TABLE[operation]
+
+    def shorter(known: Stretches, op: Operation, signals: list[Tensor], result: object) -> float:
+        assert entry.stretch is not None
+        return entry.stretch(known, op, signals, result) + math.log(0.2)
+
+    def lighter(paths: Paths, op: Operation) -> tuple[object, float]:
+        result, log_scale = same(paths, op)
+        return result, log_scale + math.log(0.2)
+
+    with mock.patch.dict(TABLE, {operation: replace(entry, stretch=shorter, paths=lighter)}):
+        table = fs.measure(problem_of(case), [measure, "geometric_margin"])
+    assert math.isnan(table[measure])
+    assert "two inputs whose outputs are" in table.reason(measure)
+    assert "two inputs whose outputs are" in table.reason("geometric_margin")
+    assert fs.measure(problem_of(case), measure)[measure] > 0
+
+
+def test_what_is_refused_is_named() -> None:
+    named = {
+        "jump relu": "gt",
+        "quantised": "int",
+        "table by argmax": "argmax",
+        "item": "item",
+        "order": "argsort",
+        "how many": "gt",
+    }
+    for name, operation in named.items():
+        table = fs.measure(problem_of(CASES[name]), list(BY_NORM))
+        for measure in BY_NORM:
+            assert table.reason(measure).startswith(operation), table.reason(measure)
