@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,13 +12,16 @@ from unittest import mock
 import pytest
 import torch
 from certified_networks import Case, Gated, cases
-from torch import Tensor
+from torch import Tensor, nn
 
 import flatscope as fs
+from flatscope.errors import NotApplicable
+from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
 from flatscope.network.program import Operation
 from flatscope.network.stretch_rules import Stretches
+from flatscope.symmetries.path_certificate import ActivationCertificate
 
 CASES = cases()
 BY_NORM = {"lipschitz_l2": 2.0, "lipschitz_linf": math.inf}
@@ -131,6 +135,28 @@ def test_a_constant_that_does_not_hold_is_not_given(measure: str, operation: str
     assert "two inputs whose outputs are" in table.reason(measure)
     assert "two inputs whose outputs are" in table.reason("geometric_margin")
     assert fs.measure(problem_of(case), measure)[measure] > 0
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.served is False])
+def test_states_behind_a_jump_have_no_radius(name: str) -> None:
+    """Path values may move the jump, and with it the ReLUs behind it."""
+    model = nn.Sequential(CASES[name].model, nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    table = fs.measure(problem_of(Case(model, CASES[name].batches, False)), "psi_activation_radius")
+    assert math.isnan(table["psi_activation_radius"]), table["psi_activation_radius"]
+
+
+def test_a_radius_at_which_a_relu_changes_is_not_given() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    problem = problem_of(Case(model, CASES["relu"].batches, True))
+    radius = fs.measure(problem, "psi_activation_radius")["psi_activation_radius"]
+    assert radius > 0
+    ctx = fs.Context(problem)
+    paths = path_coordinates(ctx, "max_product")
+    certificate = ActivationCertificate(problem.model, paths)
+    attack = functools.partial(certificate.refuse_if_broken, paths, problem.example(32))
+    attack(radius, torch.Generator().manual_seed(0))
+    with pytest.raises(NotApplicable, match="a perturbation of that length"):
+        attack(0.9 * certificate.limit, torch.Generator().manual_seed(0))
 
 
 def test_what_is_refused_is_named() -> None:

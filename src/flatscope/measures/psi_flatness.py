@@ -324,13 +324,15 @@ def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
 
 def certified_radius(ctx: Context, rule: str) -> float:
     """The largest radius that the certificate allows: the smallest over batches."""
-    certificate = ActivationCertificate(ctx.problem.model, ctx.sweep(path_coordinates, rule=rule))
+    paths = ctx.sweep(path_coordinates, rule=rule)
+    certificate = ActivationCertificate(ctx.problem.model, paths)
     radius = certificate.limit * (1 - 1e-12)
     for inputs, targets in ctx.batches():
         radius, runs = certificate.radius(inputs, radius)
         ctx.count("forward", 4 * runs * len(targets))  # each run applies every layer four times
         if not radius:
-            break
+            return radius
+    certificate.refuse_if_broken(paths, ctx.problem.example(32), radius, ctx.generator("attack"))
     return radius
 
 

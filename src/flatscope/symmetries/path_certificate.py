@@ -16,19 +16,21 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from flatscope.errors import NotApplicable
+from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.program import Operation, replay, tensors_in, with_tensors
-from flatscope.params import copied
+from flatscope.params import Params, copied
 from flatscope.samples import Inputs, moved
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.scaling import rescaled_params
 
 _POOLS = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _STATES = ("relu", "leaky_relu")
+ATTACKS = 4  # random perturbations and their mirror images
 
 
 class ActivationCertificate:
@@ -61,8 +63,8 @@ class ActivationCertificate:
         """
         device = next(iter(self.params.values())).device
         run = _Run(self, epsilon)
-        with torch.no_grad():
-            replay(self._model, moved(inputs, device, torch.float64), run.follow, self.params)
+        with torch.enable_grad():  # what has a gradient and is not known comes from what was not seen
+            replay(self._model, moved(inputs, device, torch.float64), run.follow, run.params)
         if not run.states:
             raise NotApplicable("needs a network with ReLUs; this one has none")
         return run.worst
@@ -93,6 +95,39 @@ class ActivationCertificate:
                 at_high, runs = self.worst(inputs, high), runs + 1
         return low, runs
 
+    def refuse_if_broken(self, coordinates: PathCoordinates, inputs: Inputs, radius: float, draws: Generator) -> None:
+        """Refuse a radius at which some random perturbation of the path values changes the state of a ReLU.
+
+        Args:
+            coordinates: as the certificate was made of.
+            inputs: some samples.
+            radius: to be certified.
+            draws: of the perturbations.
+        """
+        params = {name: value.double() for name, value in coordinates.params.items()}
+        before = self._states(params, inputs)
+        for _ in range(ATTACKS):
+            u = torch.randn(coordinates.count, generator=draws, dtype=torch.float64).to(before[0].device)
+            for change in (u, -u):
+                moves = coordinates.shift(change * (radius / u.norm()))
+                after = self._states({name: value + moves.get(name, 0.0) for name, value in params.items()}, inputs)
+                if not all(map(torch.equal, before, after)):
+                    got = "a perturbation of that length that changes one"
+                    fix = "Please report the network: an operation in it is not followed as it is"
+                    raise NotApplicable(f"ReLUs that keep their state within {radius:.4g}", got, fix=fix)
+
+    def _states(self, params: Params, inputs: Inputs) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def look(op: Operation) -> Any:
+            if op.name in _STATES:
+                found.append(op.tensors[0] > 0)
+            return op.run()
+
+        with torch.no_grad():
+            replay(self._model, moved(inputs, next(iter(params.values())).device, torch.float64), look, params)
+        return found
+
 
 class _AtZeroError(Exception):
     """The input of a ReLU is exactly zero and can move, which it then can at every radius: none is certified."""
@@ -103,15 +138,22 @@ class _Run:
 
     def __init__(self, of: ActivationCertificate, epsilon: float) -> None:
         self._of, self._epsilon = of, epsilon
-        self._names = {id(value): name for name, value in of.params.items()}
+        self.params = {name: value.detach().requires_grad_() for name, value in of.params.items()}
+        self._names = {id(value): name for name, value in self.params.items()}
         self._bounds: dict[Tensor, Tensor] = {}
+        self._jumps = Jumps(lambda value: value in self._bounds or id(value) in self._names, "no radius")
         self.worst, self.states = 0.0, 0
 
     def follow(self, op: Operation) -> Any:
         """Run one operation and bound how far its result moves."""
+        if self._jumps.answers(op) and op.name not in LAYER_CALLS:
+            return self._jumps.follow(op)
+        for place in filter(None, map(self._jumps.place, op.tensors)):
+            self._jumps.refuse(place)
         before = op.tensors[0].clone() if op.name in _STATES else None  # it may be overwritten in place
         old = [self._bound(tensor) for tensor in op.tensors]
         result = op.run()
+        self._jumps.note(op, result)
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point()]
         if op.name in LAYER_CALLS:
             self._bounds[outcomes[0]] = self._layer_bound(op)
@@ -125,6 +167,7 @@ class _Run:
     def _bound(self, tensor: Tensor) -> Tensor:
         return self._bounds[tensor] if tensor in self._bounds else torch.zeros_like(tensor)
 
+    @torch.no_grad()
     def _layer_bound(self, op: Operation) -> Tensor:
         kind, order = LAYER_CALLS[op.name]
         if kind == "lookup":
@@ -153,6 +196,7 @@ class _Run:
             + (apply(weight.abs(), bound) if bool(bound.any()) else 0.0)
         )
 
+    @torch.no_grad()
     def _state_bound(self, op: Operation, before: Tensor, bound: Tensor) -> Tensor:
         """A state is safe if the input stays on its side of zero, or cannot move at all."""
         if bool(((before == 0) & (bound > 0)).any()):
@@ -164,6 +208,7 @@ class _Run:
             slope = abs(float(op.named("input", "negative_slope").get("negative_slope", 0.01)))
         return torch.where(before > 0, bound, slope * bound)
 
+    @torch.no_grad()
     def _plain_bound(self, op: Operation, old: list[Tensor]) -> Any:
         """Operations that move entries or add them up with weights that do not depend on the signal."""
         meaning = TABLE.get(op.name)
@@ -177,7 +222,7 @@ class _Run:
             return old[0]
         if op.name in ("add", "sub") and "alpha" not in op.kwargs:
             return sum(old[1:], start=old[0])
-        if op.name in ("mul", "div") and len(old) == 1:
+        if op.name in ("mul", "div") and len(old) == 1 and not op.kwargs.get("rounding_mode"):
             number = next(value for value in (*op.args, *op.kwargs.values()) if not isinstance(value, Tensor))
             return op.function(old[0], abs(number))
         raise NotApplicable(f"needs a network of layers and ReLUs; {op.place} is something else")
