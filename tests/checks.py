@@ -310,10 +310,10 @@ def declares_itself(entry: Declaration) -> None:
 
 
 def scaled_output(tiny: Tiny, factor: float = 1.7) -> Tiny:
-    """Every weight of a chain times c, the bias of layer i times c^i: outputs times c^d."""
+    """Every weight of a chain times c, the bias of layer i times c^i: outputs times c^d. With walls the last layer."""
     model = copy.deepcopy(tiny.model)
     modules = dict(model.named_modules())
-    for depth, name in enumerate(tiny.layers, start=1):
+    for depth, name in enumerate(tiny.layers if tiny.piecewise_linear else tiny.layers[-1:], start=1):
         modules[name].weight.data *= factor
         if modules[name].bias is not None:
             modules[name].bias.data *= factor**depth

@@ -185,6 +185,18 @@ def smooth() -> Tiny:
     return _built("smooth", model, (3,), 3, ("0", "2"), piecewise_linear=False)
 
 
+def walled() -> Tiny:
+    """Free units on both sides of a wall: scales and units stop in the midst of the network."""
+    before, behind = (nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 5)), (nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model = nn.Sequential(*before, nn.Tanh(), *behind)
+    return _built("walled", model, (3,), 3, ("0", "2", "4", "6"), piecewise_linear=False)
+
+
+def walled_batchnorm() -> Tiny:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    return _built("walled batchnorm", model, (3,), 3, ("0", "3", "5"), piecewise_linear=False)
+
+
 def attention() -> Tiny:
     layers = ("attend.in_proj_weight", "attend.out_proj", "mix", "head")
     return _built("attention", Attention(), (3, 4), 3, layers, chain=False, piecewise_linear=False)

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import checks
 import pytest
-from networks import BUILDERS, Tiny, attending, batchnorm_conv, lenet_like, mlp, residual, smooth
+from networks import (
+    BUILDERS,
+    Tiny,
+    attending,
+    batchnorm_conv,
+    lenet_like,
+    mlp,
+    residual,
+    smooth,
+    walled,
+    walled_batchnorm,
+)
 from references import Dense, dense
 
 from flatscope.registry import SYMMETRIES, Declaration, declarations
@@ -30,6 +41,9 @@ MLP, BATCHNORM, SMOOTH, ATTENDING = (shared(build) for build in (mlp, batchnorm_
 on_three_networks = pytest.mark.parametrize("tiny", [MLP, BATCHNORM, SMOOTH], ids=lambda tiny: tiny.name)
 BY_SYMMETRY = {"batchnorm_scaling": [BATCHNORM], "output_scaling": [MLP]}
 BY_SYMMETRY |= {"attention_scaling": [ATTENDING], "norm_scaling": [ATTENDING]}
+WALLED, WALLED_BATCHNORM = walled(), walled_batchnorm()
+BY_SYMMETRY_WITH_WALLS = BY_SYMMETRY | {"batchnorm_scaling": [WALLED_BATCHNORM], "output_scaling": [WALLED, ATTENDING]}
+HOLD_WITHOUT_WALLS = (("psi_balance", "output_scaling"),)  # and are not declared for that
 RESCALED = [shared(lenet_like), shared(residual)]  # the first ends in what the MLP is
 
 
@@ -98,6 +112,17 @@ def test_leaves_everything_untouched(entry: Declaration) -> None:
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_keeps_its_symmetries(entry: Declaration, symmetry: str) -> None:
     elsewhere = entry.name in MOVE_AT_MINIMA and symmetry not in entry.invariant_under
-    for tiny in BY_SYMMETRY.get(symmetry, RESCALED):
+    behind_a_wall = (entry.name, symmetry) in HOLD_WITHOUT_WALLS
+    for tiny in [WALLED] if behind_a_wall else BY_SYMMETRY.get(symmetry, RESCALED):
         if applies(entry, tiny) and not elsewhere:
+            checks.keeps_its_symmetries(entry, tiny, symmetry)
+
+
+@pytest.mark.slow
+@by_measure
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_keeps_what_it_declares_where_scales_stop(entry: Declaration, symmetry: str) -> None:
+    """A symmetry of the function is one of every network: not only of those in which each unit has a free scale."""
+    for tiny in BY_SYMMETRY_WITH_WALLS.get(symmetry, [WALLED]):
+        if symmetry in entry.invariant_under and applies(entry, tiny):
             checks.keeps_its_symmetries(entry, tiny, symmetry)

@@ -287,9 +287,9 @@ def psi_expected(
 @_of_paths(
     symbol=r"\frac{\sup_i |v_i|}{\inf_i |v_i|}",
     equation="Theorem 5.1",
-    invariant_under={*PATH_SYMMETRIES, "output_scaling"},
     passes={},
-    conventions="all basis-path values, biases included; infinite if one of them is zero",
+    conventions="all basis-path values, biases included; infinite if one of them is zero; scaling all outputs leaves it "
+    "alone where every unit has a free scale: in front of a wall values stay as they are",
 )
 def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     """Ratio of the largest to the smallest absolute basis-path value.
