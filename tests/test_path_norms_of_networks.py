@@ -124,3 +124,21 @@ def test_unit_rescaling_changes_no_path_norm_of_the_full_network(name: str) -> N
     layers = before.layer("l2_norm"), after.layer("l2_norm")
     moved = max(abs(layers[1].get(layer, value) / value - 1) for layer, value in layers[0].items())
     assert moved > 0.1  # the weights did change
+
+
+def test_a_network_that_takes_a_derivative_is_refused_by_its_name() -> None:
+    """As physics-informed networks do."""
+
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.clone().requires_grad_()
+                return torch.autograd.grad(self.body(x).sum(), x, create_graph=True)[0]
+
+    problem = fs.Problem(Slope().eval(), train=(torch.randn(5, 2), torch.randn(5, 2)), loss="mse")
+    reason = fs.measure(problem, "lipschitz_linf").to_frame()["reason"][0]
+    assert reason.startswith("grad:"), reason

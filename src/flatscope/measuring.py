@@ -337,6 +337,9 @@ def _refuse_missing(ctx: Context, entry: Declaration) -> None:
         raise NotApplicable(ctx.network.missing)
     if "every_layer" in entry.needs and ctx.network.missing:
         raise NotApplicable(ctx.network.missing)
+    if entry.needs & {"layers", "every_layer"} and not any(layer.weight in problem.trainable for layer in ctx.network):
+        fix = "give some of them requires_grad=True, or freeze nothing"
+        raise NotApplicable(f"no weight matrix is to be trained, all {len(ctx.network.layers)} are frozen; {fix}")
     if "chain" in entry.needs and not ctx.network.chain:
         raise NotApplicable("a product over layers has no meaning on a branching network")
 
@@ -396,7 +399,8 @@ def _exploded(value: Value, entry: Declaration) -> Iterator[Row]:
 def _explained(row: Row, entry: Declaration) -> Row:
     """No row without a number and without a reason: a network that diverged overflows in the midst of a measure."""
     if math.isnan(row["value"]):
-        return row | {"exact": False, "reason": row["reason"] or NOT_A_NUMBER}
+        said = row["reason"] and not row["exact"] and not math.isnan(row["stderr"])  # a remark on a value is no reason
+        return row | {"exact": False, "reason": row["reason"] if said else NOT_A_NUMBER}
     if math.isinf(row["value"]) and not row["reason"] and "infinite" not in entry.conventions:
         return row | {"reason": INFINITE}
     return row

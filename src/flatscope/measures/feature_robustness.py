@@ -43,6 +43,7 @@ NO_GRADIENT = 1e-10  # singular values below this fraction of the largest are ro
     per="layer",
     direction="lower",
     invariant_under={"layer_scaling", "permutation", "attention_scaling"},
+    needs={"layers"},
     cost="long",
     typical={"forward": 800, "backward": 800},
     exact=False,
