@@ -36,7 +36,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"stopping"},
     {"curvature", "perturbation"},
-    {"planning", "standing"},
+    {"planning", "standing", "forms"},
     {"measuring"},
     {"measures"},
     {"bounds"},

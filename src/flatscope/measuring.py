@@ -23,14 +23,14 @@ from flatscope.errors import (
     refuse_unknown,
 )
 from flatscope.formatting import number
+from flatscope.forms import point_of, refuse_missing
 from flatscope.guards import let_go, own_settings
-from flatscope.network.plain import only_rearranges
 from flatscope.planning import Schedule, has_time, make_schedule, shared_work
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
 from flatscope.standing import NEARLY, gradient_norm
-from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
 
@@ -262,7 +262,7 @@ def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator
         try:
             point = point_of(ctx, entry)
             point.effort = ctx.effort  # a way of writing the network that was made earlier had another deadline
-            _refuse_missing(point, entry)
+            refuse_missing(point, entry)
             result: Result = entry.function(point, **common, **given)
         except FlatscopeError as problem:
             # A fault, not a refusal: an option to put right, or other ranks may be waiting for this one.
@@ -309,65 +309,6 @@ def _laid_out(
             if entry.kind == "bound":
                 row["vacuous"] = not row["value"] < 1
             yield fixed | row | {"layer": layer, "options": options_text({**shown, **value.options})}
-
-
-def point_of(ctx: Context, entry: Declaration) -> Context:
-    """The network in the form on which the measure is defined: as given, written plainly, or without BatchNorm."""
-    plainly = entry.on_folded or bool(entry.needs & {"layers", "every_layer", "chain"})
-    # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.
-    if not plainly and entry.cost != "light" and "initial" not in entry.needs:
-        plainly = only_rearranges(ctx.sweep(plain_problem).model)
-    if plainly:
-        ctx = ctx.sweep(plain_context)
-    if entry.on_folded and has_batchnorm(ctx.problem.model):
-        ctx = ctx.sweep(folded_context)
-    return ctx
-
-
-def _refuse_missing(ctx: Context, entry: Declaration) -> None:
-    """What a measure declares to need and this problem does not have."""
-    problem = ctx.problem
-    if "test" in entry.needs and problem.test is None:
-        raise NotApplicable("needs test data; pass test=(x, y)")
-    if "initial" in entry.needs and problem.initial is None:
-        raise NotApplicable("needs the weights before training; pass initial= (on the command line --initial)")
-    if "classes" in entry.needs and not problem.classification:
-        raise NotApplicable(problem.no_classes)
-    if "layers" in entry.needs and not ctx.network.layers:
-        raise NotApplicable(ctx.network.missing)
-    if "every_layer" in entry.needs and ctx.network.missing:
-        raise NotApplicable(ctx.network.missing)
-    if entry.needs & {"layers", "every_layer"} and not any(layer.weight in problem.trainable for layer in ctx.network):
-        fix = "give some of them requires_grad=True, or freeze nothing"
-        raise NotApplicable(f"no weight matrix is to be trained, all {len(ctx.network.layers)} are frozen; {fix}")
-    if "chain" in entry.needs and not ctx.network.chain:
-        raise NotApplicable("a product over layers has no meaning on a branching network")
-
-
-def plain_problem(ctx: Context) -> Problem:
-    """The same problem with every weight that acts as a parameter of its own."""
-    return ctx.problem.plain
-
-
-def plain_context(ctx: Context) -> Context:
-    """The network as `plain_problem` writes it, at the same point."""
-    plain = ctx.sweep(plain_problem)
-    if plain is ctx.problem:
-        return ctx
-    if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
-        raise NotApplicable("weights that are computed are read at the problem's own parameters only")
-    return ctx.on(plain)
-
-
-def folded_context(ctx: Context) -> Context:
-    """The same function without BatchNorm, at the same point: norms and perturbations are measured there."""
-    if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):
-        raise NotApplicable("BatchNorm is folded at the problem's own weights only")
-    try:
-        folded = fold_batchnorm(ctx.problem.model, ctx.problem.example())
-    except InputError as problem:
-        raise NotApplicable(f"BatchNorm cannot be folded: {problem}") from problem
-    return ctx.on(ctx.problem.with_model(folded))
 
 
 def _values(result: Result) -> Iterator[tuple[str, Value]]:

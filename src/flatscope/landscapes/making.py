@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from flatscope.context import Context
 from flatscope.errors import InputError, NumericalWarning, refuse_unknown, refuse_unless_whole
 from flatscope.files import from_json_bytes, from_npz_bytes, json_bytes, npz_bytes
+from flatscope.forms import folded_context
 from flatscope.guards import own_settings, untouched_randomness, write_whole
 from flatscope.landscapes.directions import (
     NAMES,
@@ -37,7 +38,6 @@ from flatscope.landscapes.directions import (
 from flatscope.landscapes.grid_losses import GridLosses
 from flatscope.landscapes.surface import Surface
 from flatscope.measures.psi_flatness import path_coordinates
-from flatscope.measuring import folded_context
 from flatscope.params import Params, count, flatten, norm, unflatten
 from flatscope.problem import Problem
 from flatscope.progress import progress

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from flatscope.context import Context
 from flatscope.curvature.spectrum import Wanted
 from flatscope.errors import InputError, refuse_unless_whole
+from flatscope.forms import point_of
 from flatscope.loss import PerSample
 from flatscope.measures.weight_flatness import whole_spectrum
-from flatscope.measuring import measure, point_of
+from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.registry import declarations
 from flatscope.spectra.density import SpectralDensity
