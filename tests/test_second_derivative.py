@@ -263,6 +263,49 @@ def test_a_wrong_layer_is_found_among_many_right_ones() -> None:
     assert {"small.a.weight", "small.a.bias"} <= set(found.wrong)
 
 
+def rounded(w: Tensor) -> Tensor:
+    """Four bits, passed straight through by the gradient."""
+    with torch.no_grad():
+        scale = w.abs().max() / 7
+    return w + ((w / scale).round() * scale - w).detach()
+
+
+CONSTANTS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "straight-through rounding": lambda m, x: m.b(torch.tanh(nn.functional.linear(x, rounded(m.a.weight), m.a.bias))),
+    "a detached branch": lambda m, x: m.b(torch.tanh(m.a(x)) * torch.sigmoid(m.a(x)).detach()),
+    "a statistic of the weights": lambda m, x: m.b(torch.tanh(m.a(x)) / float(m.b.weight.detach().norm())),
+    "weights under no_grad": lambda m, x: m.b(torch.tanh(m.a(x)) + _without_grad(m.a, x)),
+    "weights read as data": lambda m, x: m.b(torch.tanh(m.a(x)) * m.a.weight.data.sum()),
+}
+
+
+def _without_grad(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = layer(x)
+        found += 1
+        return found
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_what_a_network_takes_for_a_constant_is_no_wrong_derivative(name: str) -> None:
+    class Net(Activated):
+        def forward(self, x: Tensor) -> Tensor:
+            return CONSTANTS[name](self, x)
+
+    model = made(lambda: Net(torch.tanh))
+    x, y = data()
+    problem = fs.Problem(model, train=(x, y))
+    found = look_at_second_derivative(Context(problem))
+    assert found.checked
+    assert found.wrong == {}
+    values = list(model.parameters())
+    slopes = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), values, create_graph=True)
+    flat = torch.cat([slope.flatten() for slope in slopes])
+    rows = [torch.autograd.grad(entry, values, retain_graph=True, materialize_grads=True) for entry in flat]
+    trace = sum(float(torch.cat([part.flatten() for part in row])[i]) for i, row in enumerate(rows))
+    assert fs.measure(problem, "hessian_trace", precision=0)["hessian_trace"] == pytest.approx(trace, rel=1e-8)
+
+
 def test_what_is_not_twice_differentiable_at_all_is_refused_with_a_reason() -> None:
     x, y = torch.randn(12, 10, 4), torch.randint(1, 4, (12, 3))
     model = nn.Sequential(nn.Linear(4, 5)).eval()

@@ -4,7 +4,8 @@ A backward that is marked `once_differentiable`, that uses a detached value or t
 gradient; the derivative of that gradient then lacks terms, and autograd says nothing. One Hessian product is compared
 with differences of the gradient, for every parameter by itself. Where a step crosses a kink (a ReLU that switches,
 another largest entry) the differences count the jump: they are believed only where steps of two sizes in both
-directions agree.
+directions agree. What a network takes for a constant (detached values, straight-through estimators, statistics of
+weights under no_grad) stays as it was at the weights themselves, for the differences as for the product.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.probe import in_precision, picked, telling_samples
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
-from flatscope.network.program import Operation, watched
+from flatscope.network.operations import TO_PYTHON
+from flatscope.network.program import Operation, Rule, is_in_place, watched, with_tensors
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Batch
@@ -51,6 +53,7 @@ SINGLE = Precision(torch.float32, ((1e-2, 1e-3), (1e-2, 1e-3), (1e-2, 1e-3)), ag
 SPREADS = 5
 # Of the largest product of a parameter: below it there is nothing but rounding.
 ROUNDING = 1e-9
+CONSTANT = {"detach", "data", *TO_PYTHON}  # operations whose results have no derivative
 
 
 @dataclass
@@ -142,7 +145,7 @@ def _compared(
     ctx: Context, batch: Batch, attempt: int, suspects: dict[str, None], precision: Precision
 ) -> tuple[set[str], dict[str, float]]:
     """Parameters that could be compared, and those of them whose product is wrong, with how far off it is."""
-    gradient = partial(_gradient, ctx, batch, precision.dtype)
+    gradient = partial(_gradient, ctx, batch, precision.dtype, _Constants())
     direction = _direction(ctx, precision.dtype, attempt)
     leaves, here = gradient({name: torch.zeros_like(v) for name, v in direction.items()}, suspects)
     alive = {name: part for name, part in here.items() if part.requires_grad}
@@ -181,7 +184,12 @@ def _differences(
 
 
 def _gradient(
-    ctx: Context, batch: Batch, dtype: torch.dtype, move: Params, suspects: dict[str, None] | None = None
+    ctx: Context,
+    batch: Batch,
+    dtype: torch.dtype,
+    constants: _Constants,
+    move: Params,
+    suspects: dict[str, None] | None = None,
 ) -> tuple[Params, Params]:
     """Leaves and gradients of the loss of some samples by them, at weights that are moved a little.
 
@@ -192,13 +200,47 @@ def _gradient(
     targets = batch[1].to(dtype) if batch[1].is_floating_point() else batch[1]
     leaves = {name: (params[name].detach() + step).requires_grad_() for name, step in move.items()}
     with torch.enable_grad(), FastConvolutions():
-        loss = ctx.problem.loss(ctx.problem.forward(inputs, {**params, **leaves}, buffers), targets).mean()
+        with watched(constants.begun()):
+            loss = ctx.problem.loss(ctx.problem.forward(inputs, {**params, **leaves}, buffers), targets).mean()
         if not loss.requires_grad:
             return leaves, {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         if suspects is not None:
             _note_custom_functions(loss, suspects)
         found = torch.autograd.grad(loss, list(leaves.values()), create_graph=twice, materialize_grads=True)
     return leaves, dict(zip(leaves, found, strict=True))
+
+
+class _Constants:
+    """What passes take for constants: kept from the first of them, and given to the others in the same order."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._at, self._first, self._stopped = 0, True, False
+
+    def begun(self) -> Rule:
+        """The rule for the next pass."""
+        self._first = not self._kept
+        self._at, self._stopped = 0, False
+        return self._follow
+
+    def _follow(self, op: Operation) -> Any:
+        if op.name == "set_grad_enabled":  # by no_grad and enable_grad, not by the forward of an autograd function
+            self._stopped = not op.args[0]
+            return op.run()
+        if not (self._stopped or (op.name in CONSTANT and torch.is_grad_enabled())):
+            return op.run()
+        result = op.run()
+        written = op.args[0] if op.name == "setitem" or is_in_place(op) else None
+        found = result if written is None else written
+        if self._first:
+            self._kept.append(with_tensors(found, lambda value: value.detach().clone()))
+            return result
+        kept, self._at = self._kept[self._at], self._at + 1
+        if written is None:
+            return with_tensors(kept, torch.clone)
+        with torch.no_grad():
+            written.copy_(kept)
+        return result
 
 
 def _direction(ctx: Context, dtype: torch.dtype, attempt: int) -> Params:
