@@ -405,3 +405,43 @@ def test_effort_is_passed_on_to_the_measures(pair: dict[str, nn.Module], data: D
     assert all(table.to_frame()["value"].isna().all() for table in hurried.tables.values())
     with pytest.raises(InputError, match="budget"):
         fs.compare(pair, data, ["margin"], budget="soon")
+
+
+def _with_a_dead_unit(weight: float) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[0].weight[2], model[0].bias[2] = 1.0, -12.0  # samples stay below 3 in each entry
+        model[2].weight[:, 2] += weight * torch.arange(3)
+    return model
+
+
+def test_a_unit_that_is_dead_on_the_data_tells_networks_apart() -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(1)).double().clamp(-3, 3)
+    nets = {"one": _with_a_dead_unit(0.0), "other": _with_a_dead_unit(9.0)}
+    assert torch.equal(nets["one"](x), nets["other"](x))
+    far = 6 * torch.ones(1, 3).double()
+    assert float((nets["one"](far) - nets["other"](far)).detach().abs().max()) > 20
+    found = fs.compare(nets, (x, nets["one"](x).argmax(1)), ["l1_path_norm"])
+    assert found.same_function == []
+    copies = {"one": nets["one"], "copy": fs.rescale(nets["one"], x, seed=3)}
+    [pair] = fs.compare(copies, (x, nets["one"](x).argmax(1)), ["l1_path_norm"]).same_function
+    assert pair.around and "and around them" in str(pair)
+
+
+def test_inputs_on_which_noise_makes_no_sense_are_compared_as_they_are() -> None:
+    class Roots(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.last, self.factor = nn.Linear(3, 2), factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x.sqrt() * self.factor)
+
+    x = torch.rand(30, 3, generator=torch.Generator().manual_seed(1))
+    x[:, 0] = 0.0  # any noise makes some of them negative
+    labels = torch.arange(30) % 2
+    [pair] = fs.compare([Roots(1.0), Roots(1.0)], (x, labels), ["margin"]).same_function
+    assert not pair.around
+    assert fs.compare([Roots(1.0), Roots(1.1)], (x, labels), ["margin"]).same_function == []

@@ -9,6 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from flatscope.loss import PerSample
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
 from flatscope.registry import select
-from flatscope.samples import order_digest
+from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
 from flatscope.standing import Standing
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
@@ -34,6 +35,8 @@ from flatscope.version import __version__
 # Weights stored in float32 and multiplied by random factors change the outputs by some 1e-6 of the largest one; moving
 # one weight of a small network by a few per cent, by more than 1e-5.
 TOLERANCE = 1e-5
+FARTHER = 10  # by which they may differ more where nobody measures them: around the samples
+NOISE = (0.3, 1.0, 3.0, 10.0)  # sizes around the samples, in standard deviations of their entries
 MOST_SAMPLES = 2_000
 OTHERWISE = "written otherwise"
 _SAME_PATH = 1e-4  # relative: a path value is a product and quotient of as many stored weights as there are layers
@@ -216,48 +219,76 @@ def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]
 def find_copies(
     problems: Mapping[str, Problem], tolerance: float = TOLERANCE, given: Mapping[str, Problem] | None = None
 ) -> list[SameFunction]:
-    """Pairs of networks whose outputs on the training samples agree, up to 2,000 of them.
+    """Pairs of networks whose outputs agree on the training samples, up to 2,000 of them, and with noise around them.
 
     Args:
         problems: the networks by name, without BatchNorm and in float64, on the same data.
-        tolerance: largest difference of the outputs, relative to the largest output.
+        tolerance: largest difference of the outputs, relative to the largest output; ten times that around the samples.
         given: the networks as they came, with BatchNorm where they have it.
     """
-    gaps, samples = _gaps(problems)
+    at, around = _Gaps(problems), {size: _Gaps(problems) for size in NOISE}
+    reader, generator, samples = next(iter(problems.values())), torch.Generator().manual_seed(0), 0
     modules = {name: str(problem.model) for name, problem in (given or problems).items()}
-    return [
-        SameFunction(
-            one,
-            other,
-            gap,
-            samples,
-            _how(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE,
-        )
-        for (one, other), gap in gaps.items()
-        if gap <= tolerance
-    ]
-
-
-def _gaps(problems: Mapping[str, Problem]) -> tuple[dict[tuple[str, str], float], int]:
-    """Relative difference of the outputs of every pair, and the number of samples, in one pass over the data."""
-    reader = next(iter(problems.values()))
-    largest = dict.fromkeys(problems, 0.0)
-    gaps = dict.fromkeys(itertools.combinations(problems, 2), 0.0)
-    samples = 0
     with own_settings(reader.generators), torch.no_grad():
         # The batches of one of them for all: loaders that shuffle would give every network another order.
         for inputs, targets in reader.batches():
-            outputs = {name: problem.forward(inputs).double().cpu() for name, problem in problems.items()}
-            for name, found in outputs.items():
-                largest[name] = max(largest[name], float(found.abs().max()))
-            for pair in gaps:
-                one, other = (outputs[name] for name in pair)
-                gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf
-                gaps[pair] = max(gaps[pair], gap if math.isfinite(gap) else math.inf)  # NaN compares with nothing
+            at.add(inputs)
+            for first, (size, gaps) in enumerate(around.items()):
+                some = rows_of_inputs(inputs, torch.arange(first, len(targets), len(NOISE)))
+                if any(part.is_floating_point() for part in parts_of(some)):
+                    noisy = partial(_with_noise, size=size, generator=generator)
+                    gaps.add(each_part(some, noisy), skip=True)
             samples += len(targets)
             if samples >= MOST_SAMPLES:
                 break
-    return {pair: gap / (max(largest[name] for name in pair) or 1.0) for pair, gap in gaps.items()}, samples
+    found = []
+    for one, other in itertools.combinations(problems, 2):
+        gap, far = at.relative(one, other), max(gaps.relative(one, other) for gaps in around.values())
+        if gap <= tolerance and far <= FARTHER * tolerance:
+            how = _how(problems[one], problems[other]) if modules[one] == modules[other] else OTHERWISE
+            looked = any(gaps.looked for gaps in around.values())
+            found.append(SameFunction(one, other, gap, samples, how, around=looked))
+    return found
+
+
+def _with_noise(part: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """Samples moved by noise of this size relative to how much their entries differ."""
+    if not part.is_floating_point() or not part.numel():
+        return part
+    spread = float(part.std(correction=0)) or float(part.abs().mean()) or 1.0
+    return part + size * spread * torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part)
+
+
+class _Gaps:
+    """Differences of the outputs of every pair, over some inputs."""
+
+    def __init__(self, problems: Mapping[str, Problem]) -> None:
+        self.problems, self.looked = problems, False
+        self._largest = dict.fromkeys(problems, 0.0)
+        self._gaps = dict.fromkeys(itertools.combinations(problems, 2), 0.0)
+
+    def add(self, inputs: Inputs, skip: bool = False) -> None:
+        """Look at some inputs; where told to skip, not at those on which some network fails or has no finite output."""
+        try:
+            outputs = {name: problem.forward(inputs).double().cpu() for name, problem in self.problems.items()}
+        except Exception:
+            if not skip:
+                raise
+            return
+        if skip and not all(bool(found.numel()) and bool(found.isfinite().all()) for found in outputs.values()):
+            return
+        self.looked = True
+        for name, found in outputs.items():
+            self._largest[name] = max(self._largest[name], float(found.abs().max()))
+        for pair in self._gaps:
+            one, other = (outputs[name] for name in pair)
+            gap = float((one - other).abs().max()) if one.shape == other.shape else math.inf
+            self._gaps[pair] = max(self._gaps[pair], gap if math.isfinite(gap) else math.inf)  # NaN: with nothing
+
+    def relative(self, *pair: str) -> float:
+        """Largest difference of two networks, relative to the largest output."""
+        one, other = pair
+        return self._gaps[one, other] / (max(self._largest[one], self._largest[other]) or 1.0)
 
 
 def _how(one: Problem, other: Problem) -> str:

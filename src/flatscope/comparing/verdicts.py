@@ -102,6 +102,7 @@ class SameFunction:
         difference: largest difference of the outputs over the samples, relative to the largest output.
         samples: how many samples were looked at.
         how: "equal weights", "units rescaled", "units rescaled and exchanged", or "written otherwise".
+        around: whether the outputs agree with noise around the samples as well; else nothing is said of other inputs.
     """
 
     first: str
@@ -109,13 +110,14 @@ class SameFunction:
     difference: float
     samples: int
     how: str
+    around: bool = False
 
     def __str__(self) -> str:
         if self.how == "equal weights":
             return f"{self.second} has the weights of {self.first}"
         return (
             f"{self.second} is the same function as {self.first} written with other weights ({self.how}; outputs "
-            f"equal to {self.difference:.1g} on {self.samples} samples)"
+            f"equal to {self.difference:.1g} on {self.samples} samples{', and around them' if self.around else ''})"
         )
 
 

@@ -288,8 +288,8 @@ def psi_expected(
     symbol=r"\frac{\sup_i |v_i|}{\inf_i |v_i|}",
     equation="Theorem 5.1",
     passes={},
-    conventions="all basis-path values, biases included; infinite if one of them is zero; scaling all outputs leaves "
-    "it alone where every unit has a free scale: in front of a wall values stay as they are",
+    conventions="all basis-path values, biases included; infinite if one of them is zero; where every unit has a free "
+    "scale, scaling all outputs leaves it alone: in front of a wall values stay as they are",
 )
 def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     """Ratio of the largest to the smallest absolute basis-path value.
