@@ -173,7 +173,7 @@ class Following(Constants):
 
     def __init__(self, signals: list[Tensor]) -> None:
         stretch_rules.Stretches.__init__(self, signals)
-        self.jumps, self._layers = Jumps(self.knows, "no Lipschitz constant"), {}
+        self.jumps, self._layers = Jumps(self._known, "no Lipschitz constant"), {}
 
 
 def stretch(name: str, use: Use) -> Iterator[str]:

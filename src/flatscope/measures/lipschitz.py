@@ -118,7 +118,7 @@ class Constants(Stretches):
     def __init__(self, ctx: Context, inputs: Inputs) -> None:
         self.ctx, self.inputs = ctx, free_inputs(inputs)
         super().__init__(list(parts_of(self.inputs)))
-        self.jumps = Jumps(self.knows, "no Lipschitz constant")
+        self.jumps = Jumps(self._known, "no Lipschitz constant")
         self._params = {name: value.detach() for name, value in ctx.params.items()}
         self._layers = {id(self._params[layer.weight]): layer.name for layer in ctx.network if layer.uses == 1}
 

@@ -121,7 +121,7 @@ class _Reader:
         self.answers = answers
         self.hidden: Tensor | None = None
         self._known: set[Tensor] = set()
-        self.jumps = Jumps(self._known.__contains__, "no exact margin")
+        self.jumps = Jumps(self._known, "no exact margin")
 
     def follow_tensor(self, tensor: Tensor) -> None:
         self._known.add(tensor)

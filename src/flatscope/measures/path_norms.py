@@ -155,7 +155,7 @@ class PathPass(Paths):
 
     def __init__(self, p: float, pooling: str = "max", biases: bool = True, curves: bool = False) -> None:
         super().__init__(p, pooling, biases, curves)
-        self.jumps = Jumps(self.knows, "no sum over paths")
+        self.jumps = Jumps(self._known, "no sum over paths")
 
     def follow(self, op: Operation) -> Any:
         """Stand in for one torch operation."""

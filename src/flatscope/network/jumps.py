@@ -6,7 +6,7 @@ sample only: another one is compared, rounded or routed otherwise. Rules that sp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -31,19 +31,19 @@ class Jumps:
     then, and is not known, comes from an operation that was not seen.
 
     Args:
-        knows: whether a tensor depends on the input in a way that rules follow.
+        known: the tensors that depend on the input in a way that rules follow; others are added to it.
         what: is missing where the outputs are made of such tensors, for the message.
     """
 
-    def __init__(self, knows: Callable[[Any], bool], what: str) -> None:
-        self._knows, self._what = knows, what
+    def __init__(self, known: Container[Any], what: str) -> None:
+        self._known, self._what = known, what
         self._places: dict[Tensor, str] = {}
         self._written: dict[int, tuple[Tensor, str]] = {}  # by address; kept, so that no address is used twice
         self._signs: dict[Tensor, tuple[Tensor, int]] = {}  # comparisons of a signal, of that version, with zero
 
     def place(self, tensor: Tensor) -> str:
         """The operation that took it from a signal; empty for signals and for constants."""
-        if self._knows(tensor):
+        if tensor in self._known:
             return ""
         if tensor in self._places:
             return self._places[tensor]
@@ -65,7 +65,7 @@ class Jumps:
 
         Where a value is read, or where jumps meet a signal, the operation is refused.
         """
-        signal = any(self._knows(tensor) for tensor in op.tensors)
+        signal = any(tensor in self._known for tensor in op.tensors)
         places = [place for tensor in op.tensors if (place := self.place(tensor))]
         if (signal or places) and (_reads(op) or op.name in _COUNTED):
             self.refuse(op.place)
@@ -93,7 +93,7 @@ class Jumps:
         self._take(op, whole, op.place)
         if op.name in _COMPARISONS and len(whole) == 1:
             given = op.named("input", "other")
-            if self._knows(given["input"]) and _is_zero(given.get("other")):
+            if given["input"] in self._known and _is_zero(given.get("other")):
                 self._signs[whole[0]] = given["input"], given["input"]._version
 
     def wrote(self, op: Operation, target: Tensor) -> None:
@@ -118,7 +118,7 @@ class Jumps:
 
     def place_of(self, value: Any) -> str:
         """As `place`, of anything; of signals too."""
-        return "" if not isinstance(value, Tensor) else "a signal" if self._knows(value) else self.place(value)
+        return "" if not isinstance(value, Tensor) else "a signal" if value in self._known else self.place(value)
 
     def _asks(self, op: Operation) -> bool:
         """Whether only shape and type of what jumps are asked for."""

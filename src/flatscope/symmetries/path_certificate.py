@@ -140,8 +140,9 @@ class _Run:
         self._of, self._epsilon = of, epsilon
         self.params = {name: value.detach().requires_grad_() for name, value in of.params.items()}
         self._names = {id(value): name for name, value in self.params.items()}
-        self._bounds: dict[Tensor, Tensor] = {}
-        self._jumps = Jumps(lambda value: value in self._bounds or id(value) in self._names, "no radius")
+        still = torch.zeros((), dtype=torch.float64)
+        self._bounds = {value: still.to(value.device).expand(value.shape) for value in self.params.values()}
+        self._jumps = Jumps(self._bounds, "no radius")
         self.worst, self.states = 0.0, 0
 
     def follow(self, op: Operation) -> Any:
