@@ -327,7 +327,7 @@ def test_wrappers_are_left_out_with_a_remark(kind: str, recwarn: pytest.Warnings
         assert (table.layer(name[0])[name[1]] if name[1] else table[name[0]]) == pytest.approx(value, rel=1e-9)
     assert table["distance_from_initialization"] == 0
     assert bool(remark) == bool(problem.remarks)
-    assert all(f"wrapping by {remark}:" in words for words in table.meta.get("remarks", []))
+    assert all(f"wrapping by {remark}:" in words for words in problem.remarks)
 
 
 def test_compiled_parts_are_measured_as_they_are_written() -> None:

@@ -179,7 +179,7 @@ def test_losses_by_name_and_by_function(measured: Any, run: Run, mine: str) -> N
         assert said in " ".join(outcome.err.split()), outcome.err
     classes = run("measure", "--model", f"{mine}:net", "--data", f"{mine}:arrays", "--loss", "mse", "-m", "margin")
     assert classes.code == 0
-    assert "labels are classes" in " ".join(classes.err.split())
+    assert "To keep in mind: labels are classes" in " ".join(classes.out.split())
     outcome = run(
         "measure", "--model", f"{mine}:language_model", "--data", f"{mine}:texts_unmoved", "--loss", "next_token"
     )

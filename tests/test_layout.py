@@ -36,7 +36,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"stopping"},
     {"curvature", "perturbation"},
-    {"planning", "standing", "forms"},
+    {"planning", "standing", "forms", "doubts"},
     {"measuring"},
     {"measures"},
     {"bounds"},

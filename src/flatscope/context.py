@@ -189,6 +189,16 @@ class Context:
         finally:
             spent.update({kind: self.passes[kind] - before[kind] for kind in self.passes})
 
+    @contextmanager
+    def charged_to_nobody(self) -> Iterator[None]:
+        """Leave the account of passes as it is, for what no measure has asked for."""
+        before = Counter(self.passes)
+        try:
+            yield
+        finally:
+            self.passes.clear()
+            self.passes.update(before)
+
     def scores(self, part: str = "train") -> Scores:
         """Loss and margin of every sample."""
         return self.sweep(_scores, part=part)

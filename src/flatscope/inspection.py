@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
-from flatscope.loss import TargetLook
+from flatscope.loss import Loss, TargetLook
 from flatscope.network.passes import held_by, keep_out, own_passes, put_back
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
@@ -79,8 +79,12 @@ def frozen_remarks(model: nn.Module) -> tuple[str, ...]:
         return ()
     if not any(value.requires_grad for value in model.parameters()):
         return ("no weight requires a gradient: all are measured as if they did",)
-    names = some_of(frozen, 4)
-    return (f"held fixed, since they require no gradient: {names}; curvature and perturbations are of the others",)
+    sizes = {name: value.numel() for name, value in model.named_parameters() if value.is_floating_point()}
+    held, whole = sum(sizes[name] for name in frozen), sum(sizes.values())
+    return (
+        f"{held:,} of {whole:,} parameters are held fixed, since they require no gradient: {some_of(frozen, 4)}; "
+        f"curvature and perturbations are of the other {whole - held:,}",
+    )
 
 
 def refuse_closed_modules(model: nn.Module) -> None:
@@ -107,6 +111,7 @@ class Look:
 
     shapes: list[tuple[int, ...]]  # of one sample, per input tensor
     targets: TargetLook
+    sums: tuple[float, float, float]  # how many numbers, their sum, and that of their squares
     # shapes of other batches in words, and a few samples of each
     others: tuple[tuple[str, Inputs], ...] = ()
 
@@ -114,6 +119,7 @@ class Look:
 def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
     """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first."""
     shapes, targets_look, n = like.shapes if like else None, TargetLook(samples.where), 0
+    entries = total = squares = 0.0
     others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
         found = [tuple(part.shape[1:]) for part in parts_of(inputs)]
@@ -123,12 +129,42 @@ def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
         for what, value in [*(("inputs", part) for part in parts_of(inputs)), ("targets", targets)]:
             if value.is_floating_point() and not value.isfinite().all():
                 raise InputError("finite data", f"NaN or infinity in the {what}", samples.where, "Clean the data first")
+            numbers = (torch.view_as_real(value) if value.is_complex() else value).double()
+            entries, total = entries + value.numel(), total + float(numbers.sum())
+            squares += float(numbers.square().sum())
         targets_look.add(targets)
         n += len(targets)
     if n != samples.n or shapes is None:
         fix = "Pass data that give the same samples whenever they are read"
         raise InputError(f"as many samples on every pass ({samples.n})", f"{n} on another pass", samples.where, fix)
-    return Look(shapes, targets_look, tuple(others.values()))
+    return Look(shapes, targets_look, (entries, total, squares), tuple(others.values()))
+
+
+def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple[str, ...]:
+    """What is allowed of a data set and hardly meant, in words.
+
+    Args:
+        loss: that is measured.
+        numbered: whether the targets are class numbers.
+        looks: at the training samples, and at the held-out ones if there are any.
+        n: number of training samples.
+    """
+    found, labels = [], looks[0].targets
+    if len(looks) > 1 and _same_numbers(*looks):
+        found.append("the test samples are the training samples: nothing is held out")
+    if numbered and labels.low == labels.high and n > 1:
+        found.append(f"all training samples are of one class, {labels.low:g}")
+    if numbered and loss.kind == "squared":
+        found.append("labels are classes: mse compares the outputs with vectors of zeros and a 1 for the class")
+    return tuple(found)
+
+
+def _same_numbers(one: Look, other: Look) -> bool:
+    """Whether two sets have as many numbers, with the same sum and the same sum of squares but for rounding."""
+    entries, _, squares = one.sums
+    rounding = 1e-11 * (entries * squares) ** 0.5, 1e-11 * squares
+    gaps = [abs(mine - theirs) for mine, theirs in zip(one.sums[1:], other.sums[1:], strict=True)]
+    return entries == other.sums[0] and all(gap <= least for gap, least in zip(gaps, rounding, strict=True))
 
 
 def refuse_shapes_that_fail(look: Look, run: Callable[[Inputs], Tensor]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort, time_text
+from flatscope.doubts import look_at_fit
 from flatscope.errors import (
     FlatscopeError,
     InputError,
@@ -203,6 +204,9 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
             raise Interrupted(text, table()) from None
         finally:
             ctx.effort = effort
+        if kind == "measure" and any(ctx.passes.values()):  # one pass more is little where some were made
+            with ctx.charged_to_nobody():
+                look_at_fit(ctx)
     return table()
 
 

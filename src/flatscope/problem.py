@@ -21,6 +21,7 @@ from flatscope.guards import own_settings, running_model, untouched_randomness
 from flatscope.inspection import (
     always_probabilities,
     cast,
+    data_remarks,
     failing_module,
     frozen_remarks,
     look_through,
@@ -156,11 +157,17 @@ class Problem:
             for part in ("train",) if self.test is None else ("train", "test"):
                 self._check_loss(part)
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
-            doubts = self._doubts(outputs)
+            doubts, numbered = self._doubts(outputs), self.classification and not self._one_hot
+            strange = data_remarks(self.loss, numbered, looks, self.n_train)
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
         self.initial = None if initial is None else self._checked_initial(initial)
-        self.remarks = (*wrapper_remarks(model), *frozen_remarks(self.model), *doubts)  # kept with every table
+        self.remarks = (
+            *doubts,
+            *strange,
+            *wrapper_remarks(model),
+            *frozen_remarks(self.model),
+        )  # kept with every table
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=3)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from flatscope import measuring
 from flatscope.context import Context, make_effort
+from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
 from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
 from flatscope.network.units import SCALES_STOP
@@ -53,7 +54,6 @@ from flatscope_training.weight_files import read_weights
 
 SHORT = 34  # letters of a remark that is not put below the table
 VARIANTS = ("_over_margin", "_capacity")  # of a norm
-MOST = 0.5
 OTHERS = "others"  # measures that a table of another version has
 
 
@@ -100,8 +100,10 @@ def _deliver(
     doubt = "" if given.weights is None else fit.doubt(saved_error(given.weights))
     for table in tables.values():
         table.meta |= network_meta(given)
-        if doubt:
-            table.meta["remarks"] = [*table.meta.get("remarks", []), doubt]
+        # Of a network without weights it is no wonder, and with them more is known.
+        remarks = [remark for remark in table.meta.pop("remarks", []) if not remark.startswith(TRAINING_ERROR)]
+        if remarks or doubt:
+            table.meta["remarks"] = [*remarks, *filter(None, [doubt])]
     tables["measures"].meta[STANDING] = fit.standing.to_dict()
     show_note(str(fit))
     left = [name for name in declarations("bound") if name not in chosen_bounds(given.bounds, given.bound)]
@@ -229,12 +231,8 @@ class Fit:
         if saved is not None:
             noise = 4 * (max(saved, 1 / self.n_train) * (1 - saved) / self.n_train) ** 0.5  # of a draw of the samples
             most, was = saved + 0.01 + noise, f", and was {100 * saved:.2f} % when these weights were saved"
-        if not error > most:  # also where there are no classes
-            return ""
-        return (
-            f"the training error is {100 * error:.2f} %{was}: are these the inputs that the network was trained on? "
-            "(--standardize and --no-standardize, --flatten for vectors, --data-seed, labels that count from 0)"
-        )
+        options = "--standardize and --no-standardize, --flatten for vectors, --data-seed, labels that count from 0"
+        return training_error_doubt(error, most, was, options)
 
     def __str__(self) -> str:
         """What shows at once that weights and data do not belong together."""

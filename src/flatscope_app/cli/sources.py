@@ -20,7 +20,7 @@ from flatscope.guards import private_randomness
 from flatscope.problem import Problem
 from flatscope.registry import declarations, select
 from flatscope_app.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
-from flatscope_app.cli.output import command_line, show_note
+from flatscope_app.cli.output import command_line
 from flatscope_training import models
 from flatscope_training.data.loading import Data, DataSource, load, load_or_read
 from flatscope_training.factories import find_factory
@@ -115,10 +115,7 @@ def make_problem(network: nn.Module, loaded: Data | DataSource, given: ProblemOp
     """The problem of a network on its data; `settings` go to `Problem` before those given."""
     if ":" in given.loss:
         settings["loss"] = find_factory(given.loss)
-    problem = Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings)
-    if given.loss == "mse" and problem.classification and not problem.ranks.rank:
-        show_note("labels are classes: --loss mse compares the outputs with vectors of zeros and a 1 for the class")
-    return problem
+    return Problem(network, train=loaded.train, test=loaded.test, **given.for_problem() | settings)
 
 
 def load_problem(given: NetworkOptions, **settings: Any) -> tuple[Problem, Data | DataSource]:
