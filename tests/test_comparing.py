@@ -235,7 +235,7 @@ def test_noise_in_the_values_is_seen_in_the_order(found: fs.Comparison) -> None:
     def quantity(gap: float) -> Quantity:
         zero = {"a": 0.0, "b": 0.0}
         value, stderr = {"a": 1.0 + gap, "b": 1.0}, {"a": 0.1, "b": 0.1}
-        return Quantity("margin", "", entry, value, stderr, zero, zero, {"a": False, "b": False})
+        return Quantity("margin", "", entry, value, stderr, zero, zero, zero, {"a": False, "b": False})
 
     assert order_text(ranked(quantity(1.0), ["a", "b"])) == "a > b"
     assert order_text(ranked(quantity(0.05), ["a", "b"])) == "a ≳ b"
@@ -426,7 +426,8 @@ def test_a_unit_that_is_dead_on_the_data_tells_networks_apart() -> None:
     assert found.same_function == []
     copies = {"one": nets["one"], "copy": fs.rescale(nets["one"], x, seed=3)}
     [pair] = fs.compare(copies, (x, nets["one"](x).argmax(1)), ["l1_path_norm"]).same_function
-    assert pair.around and "and around them" in str(pair)
+    assert pair.around
+    assert "and around them" in str(pair)
 
 
 def test_inputs_on_which_noise_makes_no_sense_are_compared_as_they_are() -> None:

@@ -12,12 +12,12 @@ import torch
 from networks import BUILDERS, attention, mlp, smooth
 from references import dense
 from scipy.sparse.linalg import eigsh
-from torch import nn
+from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.curvature import operators, spectrum
 from flatscope.curvature.operators import Hessian
-from flatscope.errors import InputError, NumericalWarning, UnknownNameError
+from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope_app.reports.items import read_item
 from flatscope_app.reports.page import save_figures
 
@@ -170,8 +170,9 @@ def test_density_against_the_exact_histogram() -> None:
     assert float(torch.trapezoid(density.smoothed(grid, width), grid)) == pytest.approx(1.0, abs=2e-3)
     trace, error = density.trace
     assert abs(trace - float(true.sum())) < 4 * error
-    share, its_error = density.share_below(0.0)
-    assert abs(share - float((true < 0).double().mean())) < 4 * its_error + 0.01
+    for place in (-0.3 * width, 0.0, 2 * width):
+        share = density.share_below(place)
+        assert share.low <= float((true < place).double().mean()) <= share.high
     assert float(density.outliers[0]) == pytest.approx(float(true[-1]), rel=1e-3)
 
 
@@ -196,6 +197,133 @@ def test_the_error_of_the_trace_covers_from_few_draws_where_few_eigenvalues_domi
     apart = np.array([(value - true) / error for value, error in found])
     assert np.mean(np.abs(apart) <= 1.96) >= 0.9
     assert np.mean(np.abs(apart)) > 0.4  # the error is not too large either
+
+
+# Shares of the spectrum
+
+
+class Written:
+    """A matrix that is written out."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix, self.shape = matrix, tuple(matrix.shape)
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        return self.matrix @ vectors
+
+
+def density_of(matrix: Tensor, draws: int, steps: int, seed: int = 0, moved: float = 1e-13) -> fs.SpectralDensity:
+    generator = torch.Generator().manual_seed(seed)
+    found = spectrum.lanczos_quadrature(Written(matrix), generator, steps=steps, draws=draws)
+    draw = torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(found)])
+    rule = [torch.cat([getattr(each, name) for each in found]) for name in ("nodes", "weights", "residuals")]
+    return fs.SpectralDensity(draw, *rule, len(matrix), "", "hessian", {"rounding": moved})
+
+
+def near_zero_cloud(size: int, positive: float) -> Tensor:
+    """A Hessian near a minimum: outliers, and a cloud of which few are negative and most a hair right of zero."""
+    generator = torch.Generator().manual_seed(1)
+    values = 1e-6 * torch.rand(size, generator=generator, dtype=torch.float64)
+    values[int(positive * size) :] *= -1e3
+    values[:10] = torch.linspace(0.2, 2, 10, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+    return basis @ torch.diag(values) @ basis.T
+
+
+@pytest.mark.parametrize("steps", [12, 40])
+@pytest.mark.parametrize("draws", [1, 10])
+def test_shares_of_a_cloud_near_zero_lie_in_their_intervals(draws: int, steps: int) -> None:
+    """Ritz values a hair left of zero are no negative eigenvalues, however many draws find them there."""
+    matrix = near_zero_cloud(300, 0.91)
+    true, missed = torch.linalg.eigvalsh(matrix), 0
+    for seed in range(20):
+        density = density_of(matrix, draws, steps, seed)
+        for share, expected in (
+            (density.negative(), (true < -density.radius).double().mean()),
+            (density.near_zero(), (true.abs() <= density.radius).double().mean()),
+            (density.share_below(0.0), (true < 0).double().mean()),
+        ):
+            assert 0 <= share.low <= share.value <= share.high <= 1
+            missed += int(not share.low <= float(expected) <= share.high)
+    assert missed <= 6  # of 60, at 95 %
+    assert density.share_below(0.0).high - density.share_below(0.0).low < 0.2 or steps == 12
+
+
+def test_a_spectrum_that_one_start_knows_whole_leaves_only_the_draws_open() -> None:
+    basis = torch.linalg.qr(torch.randn(400, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    values = torch.tensor([-1.0, 0.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(100)
+    found = [density_of(basis @ torch.diag(values) @ basis.T, 5, 30, seed).negative() for seed in range(100)]
+    assert all(share.high - share.low < 0.09 for share in found)  # of 5 · 402 / 2 as good as independent eigenvalues
+    covered = sum(share.low <= 0.25 <= share.high for share in found)
+    assert 88 <= covered <= 100
+    assert found[0].low > 0.2
+
+
+def test_what_rounding_may_have_moved_is_left_open() -> None:
+    matrix = torch.diag(torch.cat([torch.full((50,), -1e-7), torch.ones(50)])).double()
+    assert density_of(matrix, 4, 20).share_below(0.0).low > 0.3
+    assert density_of(matrix, 4, 20, moved=1e-5).share_below(0.0).low < 0.01
+    assert density_of(matrix, 4, 20, moved=1e-5).share_below(0.0).high > 0.4
+
+
+def test_one_draw_gives_intervals_and_an_error() -> None:
+    problem = mlp().problem()
+    density = fs.spectral_density(problem, draws=1)
+    assert 0 < density.trace[1] < float("inf")
+    assert density.negative().high > density.negative().low
+    assert "nan" not in str(density.cells()).lower()
+    assert "below" in str(density.cells())
+    with pytest.raises(InputError, match="from 0 up"):
+        density.negative(-1.0)
+
+
+def test_second_derivatives_that_are_missing_are_refused_with_the_reason() -> None:
+    def margins(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.multi_margin_loss(outputs, targets, reduction="none")
+
+    data = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    problem = fs.Problem(nn.Linear(4, 3, bias=False), train=data, loss=margins)
+    for look in (
+        lambda: fs.hessian(problem) @ torch.ones(12),
+        lambda: fs.eigenpairs(problem, top=1),
+        lambda: fs.spectral_density(problem, draws=1),
+    ):
+        with pytest.raises(NotApplicable, match="differentiated twice"):
+            look()
+
+
+def test_products_that_are_no_numbers_are_refused() -> None:
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.abs().pow(1.5)
+
+    problem = fs.Problem(Steep(), train=(torch.ones(3, 2), torch.tensor([0, 1, 2])))
+    for look in (lambda: fs.eigenpairs(problem, top=1), lambda: fs.spectral_density(problem, draws=1)):
+        with pytest.raises(NotApplicable, match="NaN or infinity"):
+            look()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "float16", "float32", "float64", "longdouble"])
+def test_the_scipy_form_takes_vectors_of_every_kind(dtype: str) -> None:
+    problem = mlp().problem()
+    operator = fs.hessian(problem)
+    array = (np.arange(operator.size) % 3).astype(dtype)
+    expected = operator @ torch.from_numpy(array.astype(np.float64))
+    np.testing.assert_allclose(operator.to_scipy().matvec(array), expected.numpy(), rtol=1e-12)
+    turned = operator.to_scipy().matvec(1j * array + array)
+    np.testing.assert_allclose(turned, (1 + 1j) * expected.numpy(), rtol=1e-12)
+
+
+def test_products_take_whole_numbers_and_refuse_complex_ones() -> None:
+    operator = fs.hessian(mlp().problem())
+    ones = torch.ones(operator.size, dtype=torch.int8)
+    torch.testing.assert_close(operator @ ones, operator @ ones.double())
+    with pytest.raises(InputError, match="real vectors"):
+        operator @ ones.to(torch.complex64)
 
 
 def test_seeds_and_curvatures() -> None:

@@ -20,12 +20,10 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope import live, stats
-from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
 from flatscope.live import Recorder, optimizer_settings
 from flatscope_app.reports.page import page_text
 from flatscope_training.data.loading import load
 from flatscope_training.models import build
-from flatscope_training.stability.recording import FRESH_EVERY
 from flatscope_training.stability.sharpness_record import edge_standing
 from flatscope_training.stability.update_rule import UpdateRule
 
@@ -126,46 +124,6 @@ def test_optimizers_without_a_known_threshold_say_so() -> None:
             UpdateRule.of({"name": "SGD"} | wrong)
 
 
-# Warm starts
-
-
-class Diagonal:
-    """A symmetric matrix of known eigenvalues, whose products are counted."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.shape, self.products = values, (len(values), len(values)), 0
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        self.products += 1
-        return self.values.to(vectors) * vectors
-
-
-def test_a_search_that_begins_with_a_vector_leaves_it_where_another_is_sharper() -> None:
-    bulk = torch.linspace(-1, 3, 4000, dtype=torch.float64)
-    before, after = bulk.clone(), bulk.clone()
-    before[7] = 10.0
-    after[7], after[1234] = 10.0, 10.4  # the old direction is as exact an eigenvector as before
-    wanted, top = Wanted(1, 0, 1e-3), torch.zeros(4000, dtype=torch.float64)
-    top[7] = 1.0
-
-    def found(values: Tensor, warm: bool, seed: int) -> Any:
-        search = Search(4000, torch.Generator().manual_seed(seed), wanted)
-        if warm:
-            search.begin_with(top, 8)
-        return extreme_eigenpairs(Diagonal(values), search, wanted)[0]
-
-    for seed in range(5):
-        pair = found(after, True, seed)
-        assert pair.converged
-        assert pair.value == pytest.approx(10.4, abs=1e-3)
-        assert found(before, True, seed).value == pytest.approx(10.0, abs=1e-6)
-        assert found(before, True, seed).products <= found(before, False, seed).products
-    search = Search(4000, torch.Generator(), wanted)
-    extreme_eigenpairs(Diagonal(before), search, wanted)
-    with pytest.raises(fs.InputError, match="not begun"):
-        search.begin_with(top, 8)
-
-
 def digits_training(lr: float, steps: int, every: int, **settings: Any) -> tuple[fs.StabilityRecorder, nn.Module]:
     """Full-batch gradient descent on 300 digits."""
     x, y = load("digits", train_size=300, flatten=True).train
@@ -198,7 +156,7 @@ def test_every_record_has_the_eigenvalue_that_a_search_from_scratch_has() -> Non
     recorder, model = digits_training(0.09, 0, 1)
     x, y = recorder.data
     optimizer = torch.optim.SGD(model.parameters(), lr=0.15)  # far above the edge: the top direction changes quickly
-    for step in range(1, FRESH_EVERY + 3):
+    for step in range(1, 8):
         (model(x) - nn.functional.one_hot(y, 10)).square().sum(1).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -208,8 +166,8 @@ def test_every_record_has_the_eigenvalue_that_a_search_from_scratch_has() -> Non
             scratch["hessian_max_eigenvalue"], rel=2e-3
         )
     rows = recorder.stability.rows
-    assert rows["residual"].notna().all()
-    assert (rows["residual"] <= 1e-3 * rows["lambda_max"].abs()).all()
+    assert rows["reach"].notna().all()
+    assert (rows["reach"] <= 1.1e-3 * rows["lambda_max"].abs()).all()
 
 
 # Nothing of the training changes

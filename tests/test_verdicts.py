@@ -22,7 +22,8 @@ def quantity(name: str, *values: float, stderr: float = 0.0, width: float = 0.0,
         value=dict(zip(networks, values, strict=True)),
         stderr=dict.fromkeys(networks, stderr),
         data_stderr=dict.fromkeys(networks, 0.0),
-        width=dict.fromkeys(networks, width),
+        below=dict.fromkeys(networks, width),
+        above=dict.fromkeys(networks, width),
         searched=dict.fromkeys(networks, searched),
     )
 

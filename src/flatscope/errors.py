@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 FEW_NAMES = 6  # known ones that are all listed, whether or not one is near
@@ -119,6 +120,18 @@ def missing_derivative(problem: BaseException) -> NotApplicable | None:
         "measures that need the first derivative only, such as gradient_norm"
     )
     return NotApplicable("operations that can be differentiated twice", f"{what}, which cannot", "autograd", fix)
+
+
+@contextmanager
+def differentiated_twice() -> Iterator[None]:
+    """Say in a refusal what autograd says of a loss whose second derivative it does not have."""
+    try:
+        yield
+    except RuntimeError as problem:
+        refusal = missing_derivative(problem)
+        if refusal is None:
+            raise
+        raise refusal from problem
 
 
 class NumericalWarning(UserWarning):

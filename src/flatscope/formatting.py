@@ -60,6 +60,40 @@ def with_error(value: float, stderr: float) -> tuple[str, str]:
     return written(value, min(digits, 6)), written(stderr, 2)
 
 
+UNRESOLVED = ", not resolved"
+
+
+def within(value: float, low: float, high: float, digits: int = 4) -> str:
+    """A number that an interval is known of: with no more digits than that vouches for, or the interval's outer end.
+
+    Example:
+        >>> within(0.123456, 0.1231, 0.1243), within(-1e-4, -0.00191, -1e-4), within(12.3, 12.3, 40.2)
+        ('0.123', '> -0.002, not resolved', '12 … 41, not resolved')
+    """
+    width, size = high - low, max(abs(low), abs(high))
+    if not 0 < width < math.inf:
+        return number(value, digits)
+    if 2 * width <= size:
+        decimals = -math.ceil(math.log10(width / 2))
+        kept = decimals + math.floor(math.log10(abs(value))) + 1 if value else 1
+        return number(value, min(max(kept, 1), digits))
+    if low * high > 0 and size <= 10 * min(abs(low), abs(high)):
+        return f"{number(outward(low, -1, 2))} … {number(outward(high, 1, 2))}{UNRESOLVED}"
+    bound = f"> {number(outward(low, -1, 1))}" if abs(low) >= abs(high) else f"< {number(outward(high, 1, 1))}"
+    return f"{bound}{UNRESOLVED}"
+
+
+def outward(value: float, side: int, digits: int) -> float:
+    """A number with so few digits, rounded away from an interval: down for side -1, up for side 1."""
+    if not value:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)
+    steps = value / unit
+    near = round(steps)
+    whole = near if abs(steps - near) < 1e-9 else math.floor(steps) if side < 0 else math.ceil(steps)
+    return float(f"{whole * unit:.{digits}g}")
+
+
 def percent(share: float) -> str:
     """A share as per cent, for a page; n/a for NaN."""
     return "n/a" if math.isnan(share) else f"{100 * share:.2g}\u202f%"

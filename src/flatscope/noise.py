@@ -1,8 +1,8 @@
 """Moved beyond noise: whether two readings of a number differ by more than their errors explain.
 
 One rule for the audit, for comparisons and for the report. A difference is explained by rounding, by the standard
-errors of two estimates, by the intervals that the solver of an exact value vouches for, and by two searches that end
-at different places. Also the interval of a proportion.
+errors of two estimates, by the intervals that searches end at, and where these know of none by two searches that end at
+different places. Also the interval of a proportion.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ FALSE_ALARM = 1e-5
 # maximum is known; a rescaling moves such a maximum by factors.
 SEARCH = 0.05
 
+ENDS = ("low", "high")
+
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -32,21 +34,26 @@ class Readings:
 
     value: Numbers  # the numbers, (n,)
     stderr: Numbers  # standard errors of estimates; 0 elsewhere
-    width: Numbers  # half the interval that the solver of an exact value vouches for
-    searched: Numbers  # whether the number is what a search ended at
+    below: Numbers  # how far below the number its interval begins; 0 where none is known
+    above: Numbers  # how far above it ends
+    searched: Numbers  # whether the number is what a search ended at that knows of no interval
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> Readings:
         """Rows of a `Table`."""
-        exact = rows["exact"].to_numpy(dtype=bool)
-        stderr = rows["stderr"].to_numpy(dtype=float)
-        width = np.nan_to_num((rows["high"] - rows["low"]).to_numpy(dtype=float), posinf=0.0) / 2
-        return cls(rows["value"].to_numpy(dtype=float), stderr, np.where(exact, width, 0.0), ~exact & (stderr == 0))
+        value, stderr = (rows[name].to_numpy(dtype=float) for name in ("value", "stderr"))
+        found = ~rows["exact"].to_numpy(dtype=bool) & (stderr == 0)
+        below, above = (np.where(found, np.abs(rows[end].to_numpy(dtype=float) - value), np.nan) for end in ENDS)
+        known = np.isfinite(below) & np.isfinite(above)
+        below, above = np.where(known, below, 0.0), np.where(known, above, 0.0)
+        return cls(value, stderr, below, above, found & ~known)
 
     @classmethod
-    def one(cls, value: float, stderr: float = 0.0, width: float = 0.0, searched: bool = False) -> Readings:
+    def one(
+        cls, value: float, stderr: float = 0.0, below: float = 0.0, above: float = 0.0, searched: bool = False
+    ) -> Readings:
         """A single number."""
-        return cls(np.array([value]), np.array([stderr]), np.array([width]), np.array([searched]))
+        return cls(*(np.array([part]) for part in (value, stderr, below, above, searched)))
 
 
 def excess(before: Readings, after: Readings, *, scale: float, rounding: float, comparisons: int = 1) -> Numbers:
@@ -67,7 +74,9 @@ def excess(before: Readings, after: Readings, *, scale: float, rounding: float, 
     """
     z = -float(ndtri(FALSE_ALARM / (2 * comparisons)))
     searched = before.searched | after.searched
-    allowed = z * np.hypot(before.stderr, after.stderr) + before.width + after.width
+    rises = after.value > before.value
+    allowed = z * np.hypot(before.stderr, after.stderr)
+    allowed = allowed + np.where(rises, before.above + after.below, before.below + after.above)
     allowed = allowed + scale * np.where(searched, SEARCH, rounding)
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Numbers = changes(before, after) / allowed
@@ -90,8 +99,8 @@ def checked_confidence(confidence: float) -> float:
     return float(confidence)
 
 
-def wilson(successes: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; halves (ties) are allowed among the successes."""
+def wilson(successes: float, n: float, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; neither the successes nor the number of trials need be whole."""
     level = checked_confidence(confidence)
     if n < 0 or not 0 <= successes <= n:
         raise InputError("0 ≤ successes ≤ n", f"{successes} of {n}", where="wilson")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.formatting import labelled, number
+from flatscope.formatting import labelled, number, within
 from flatscope.results import Result, checked_columns, columns_of, plain, reading
 
 COLUMNS: dict[str, str] = {
@@ -151,7 +152,7 @@ class Table(Result):
                 of = "values" if rows["unit"].notna().all() else "samples"
                 value = f"{number(rows['value'].min())} … {number(rows['value'].max())} ({len(rows)} {of})"
             else:
-                value = number(float(row["value"]))
+                value = searched_text(row) or number(float(row["value"]))
             stderr = number(float(row["stderr"])) if row["stderr"] > 0 else ""
             exact = "exact" if row["exact"] else "estimate"
             vacuous = "vacuous" if row.get("vacuous", False) and value != "n/a" else ""
@@ -193,6 +194,14 @@ def rows_of(frame: pd.DataFrame, level: str) -> pd.DataFrame:
         return frame[frame[level].notna()]
     whole = frame["unit"].isna() & frame["sample"].isna()
     return frame[whole & (frame["layer"].eq("") if level == "network" else frame["layer"].ne(""))]
+
+
+def searched_text(row: pd.Series[Any]) -> str:
+    """The value of a row that a search ended at, by its interval; empty where it is not such a row."""
+    value, low, high = (float(row[name]) for name in ("value", "low", "high"))
+    if row["exact"] or row["stderr"] > 0 or not (math.isfinite(value) and math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return within(value, low, high)
 
 
 def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:

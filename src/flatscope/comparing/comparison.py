@@ -266,11 +266,7 @@ class Comparison(Result):
                 rows.append([title, *map(number, values), "", ""])
         orders = self.table["order"]
         for label, quantity in self._quantities.items():
-            cells = [
-                number(quantity.value[name])
-                + (f" ± {number(quantity.total_stderr(name), 2)}" if quantity.total_stderr(name) > 0 else "")
-                for name in self.names
-            ]
+            cells = [quantity.text(name) for name in self.names]
             rows.append([label, *cells, str(orders[label]), self._verdicts[label].word])
         return rows
 

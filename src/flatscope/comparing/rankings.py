@@ -293,8 +293,10 @@ def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
 def _clear(quantity: Quantity, one: str, other: str) -> bool:
     """Whether the first is flatter by more than noise."""
     lead = quantity.value[other] - quantity.value[one]
-    lead = lead if quantity.lower_is_better else -lead
-    error = math.hypot(quantity.total_stderr(one), quantity.total_stderr(other))
+    lead -= quantity.below[other] + quantity.above[one]  # between the ends of two searches' intervals
+    if not quantity.lower_is_better:
+        lead = quantity.value[one] - quantity.value[other] - quantity.below[one] - quantity.above[other]
+    error = math.hypot(quantity.sampling_error(one), quantity.sampling_error(other))
     least = min(abs(quantity.value[one]), abs(quantity.value[other]))
     return lead > (CLEAR_ERRORS * error if error > 0 else (CLEAR_FACTOR - 1) * least)
 

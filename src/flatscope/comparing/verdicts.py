@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatscope.formatting import labelled, number
+from flatscope.formatting import labelled, number, within
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
 from flatscope.standing import Standing
@@ -26,8 +26,9 @@ class Quantity:
     value: Mapping[str, float]  # by network; NaN where there is none
     stderr: Mapping[str, float]  # standard error of the estimator, by network
     data_stderr: Mapping[str, float]  # standard error from the samples being a draw; 0 where not known
-    width: Mapping[str, float]  # half the interval that an exact value's solver vouches for
-    searched: Mapping[str, bool]  # whether the value is what a search ended at
+    below: Mapping[str, float]  # how far below the value the interval begins that a search ended at; 0 where none is
+    above: Mapping[str, float]  # how far above it ends
+    searched: Mapping[str, bool]  # whether the value is what a search without an interval ended at
     reason: str = ""  # why some network has no value
 
     @property
@@ -47,11 +48,24 @@ class Quantity:
 
     def read(self, name: str) -> Readings:
         """The value of one network with its accuracy."""
-        return Readings.one(self.value[name], self.stderr[name], self.width[name], self.searched[name])
+        value, stderr, below, above = (column[name] for column in (self.value, self.stderr, self.below, self.above))
+        return Readings.one(value, stderr, below, above, self.searched[name])
 
-    def total_stderr(self, name: str) -> float:
+    def sampling_error(self, name: str) -> float:
         """Errors of estimator and data together, as if they were independent."""
         return math.hypot(self.stderr[name], self.data_stderr[name])
+
+    def total_stderr(self, name: str) -> float:
+        """The same with the interval of a search, as two standard errors to either side."""
+        return math.hypot(self.sampling_error(name), (self.below[name] + self.above[name]) / 4)
+
+    def text(self, name: str) -> str:
+        """The value of one network for people, with its error."""
+        value, below, above = self.value[name], self.below[name], self.above[name]
+        if below + above > 0:
+            return within(value, value - below, value + above)
+        error = self.sampling_error(name)
+        return number(value) + (f" ± {number(error, 2)}" if error > 0 else "")
 
 
 def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
@@ -67,14 +81,14 @@ def quantities(tables: Mapping[str, Table]) -> Iterator[Quantity]:
         yield Quantity(measure, options, entry, *columns)
 
 
-_NO_CELL = (math.nan, 0.0, 0.0, 0.0, False, "")
+_NO_CELL = (math.nan, 0.0, 0.0, 0.0, 0.0, False, "")
 
 
 def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """{(measure, options): value, both standard errors, width, searched, reason without a value} of a network."""
+    """{(measure, options): value, both errors, the interval, searched, reason without a value} of a network."""
     frame = rows_of(table.to_frame(), "network").drop_duplicates(_KEYS)
     read, errors = Readings.of(frame), frame[["stderr", "data_stderr"]].fillna(0.0)
-    numbers = (frame["value"], errors["stderr"], errors["data_stderr"], read.width, read.searched)
+    numbers = (frame["value"], errors["stderr"], errors["data_stderr"], read.below, read.above, read.searched)
     columns = [*(column.tolist() for column in numbers), frame["reason"].where(frame["value"].isna(), "").tolist()]
     return dict(zip(frame[_KEYS].itertuples(index=False, name=None), zip(*columns, strict=True), strict=True))
 

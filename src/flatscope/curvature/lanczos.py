@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,11 @@ class Krylov:
         self.closed = False  # the basis spans an invariant space
         self._largest = 0.0  # of the lengths of products inside of the space
         self.coupling = 0.0  # length of what the newest product adds to the space
+        self.closed_once = False  # then every eigenvalue that the start has a part in is among the Ritz values
+        # `newest` is a polynomial of the matrix times the start. Its roots are all Ritz values: those of the space, and
+        # those that restarts dropped.
+        self._dropped: list[Tensor] = []
+        self._log_couplings = 0.0
 
     @property
     def full(self) -> bool:
@@ -80,8 +86,10 @@ class Krylov:
         self._projected[: self.size, self.size - 1] = self._projected[self.size - 1, : self.size] = known
         self._largest = max(self._largest, float(known.norm()))
         self.closed = left <= BREAKDOWN[basis.dtype] * self._largest or self.size == basis.shape[1]
+        self.closed_once |= self.closed
         self.coupling = 0.0 if self.closed else left
         if not self.closed:
+            self._log_couplings += math.log(left)
             self.newest = product.div_(left)
         elif self.size < basis.shape[1]:
             self.newest = self._fresh()
@@ -90,6 +98,19 @@ class Krylov:
         """Ritz values in rising order, the length of each one's residual, and coefficients (j, j) in columns."""
         values, coefficients = torch.linalg.eigh(self.projected)
         return values, self.coupling * coefficients[-1].abs(), coefficients
+
+    def log_parts(self, place: float, steps: Tensor) -> Tensor:
+        """Logarithms of the largest squared parts the start can have in eigenvectors with eigenvalues place + steps.
+
+        An eigenvector u with eigenvalue λ has the part ⟨u, start⟩ p(λ) in the newest vector, with p the polynomial that
+        makes it of the start, and r_j / (λ − θ_j) times that in the vector of the Ritz value θ_j with residual r_j. All
+        these squared are at most one together, so that no large part far from all Ritz values goes unseen.
+        """
+        values, residuals, _ = self.ritz()
+        apart = (place - torch.cat([*self._dropped, values])) + steps[:, None]  # (n, roots), λ − θ
+        growth = apart.abs().log().sum(1) - self._log_couplings
+        inside = (residuals / apart[:, -self.size :]).square().sum(1)
+        return -2 * growth - inside.log1p()
 
     def vectors(self, coefficients: Tensor) -> Tensor:
         """Vectors (k, p) with these coefficients (j, k), each of length one."""
@@ -101,6 +122,7 @@ class Krylov:
         """Go on with some of the Ritz vectors only, by their places in the order of `ritz`."""
         values, _, coefficients = self.ritz()
         places = list(kept)
+        self._dropped.append(values[sorted(set(range(len(values))) - set(places))])
         chosen = coefficients[:, places]
         self._basis[: len(places)] = chosen.T.to(self._basis) @ self._basis[: self.size]
         self._projected.zero_()

@@ -23,7 +23,7 @@ from flatscope.curvature.grouped import Parts, T, Vectors
 from flatscope.curvature.memory import fitted
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.vector_jacobian import batched_gradient
-from flatscope.errors import InputError, refuse_unknown
+from flatscope.errors import InputError, differentiated_twice, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs, cut
@@ -111,6 +111,10 @@ class CurvatureOperator(ABC):
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != self.size:
             got = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(vectors).__name__
             raise InputError(f"a tensor of vectors of length {self.size}", got, where="product")
+        if vectors.is_complex():
+            fix = "Take the products with the real and with the imaginary part"
+            raise InputError("real vectors", str(vectors.dtype), where="product", fix=fix)
+        vectors = vectors if vectors.is_floating_point() else vectors.double()
         columns = vectors.reshape(self.size, -1)  # (p, k)
         total = self._in_memory(lambda: self._sum(columns))
         self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
@@ -130,13 +134,17 @@ class CurvatureOperator(ABC):
 
     def _in_memory(self, work: Callable[[], T]) -> T:
         """The result of a pass, with batches so small that it fits."""
-        while self.ctx.problem.ranks.anywhere((found := fitted(work)) is None):
+        while self.ctx.problem.ranks.anywhere((found := self._tried(work)) is None):
             if self._batch_size == 1:
                 raise torch.OutOfMemoryError("a curvature product of one sample does not fit into the GPU's memory")
             self._kept.clear()
             self._batch_size = max(1, self._batch_size // 2)
         assert found is not None
         return found
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        with differentiated_twice():
+            return fitted(work)
 
     def release(self) -> None:
         """Drop what is kept between products; the next one computes it again."""
@@ -218,7 +226,9 @@ class CurvatureOperator(ABC):
         """The same operator for SciPy's solvers, in float64 on the CPU side."""
 
         def product(array: np.ndarray) -> np.ndarray:
-            return (self @ torch.from_numpy(np.ascontiguousarray(array))).cpu().numpy()
+            if np.iscomplexobj(array):
+                return product(array.real) + 1j * product(array.imag)
+            return (self @ torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))).cpu().numpy()
 
         return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
 

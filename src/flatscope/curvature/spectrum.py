@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flatscope.curvature.brackets import ends
 from flatscope.curvature.grouped import Operator
 from flatscope.curvature.lanczos import Krylov
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
@@ -24,9 +25,9 @@ KRYLOV_BYTES, KRYLOV_SHARE = 2**30, 16  # vectors may take so much, or such a pa
 # Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
 LARGE = 2**20
 COARSE = 1e-4
-# No search ends before so many products: a small residual tells of some eigenvalue near, not that it is the last one,
-# and of two at a small distance the smaller one may be met first. One that is small beside others must also have come
-# to rest: a random vector lies mostly in the cloud around zero, and looks at first like the smallest eigenvalue.
+# The outermost eigenvalue is found when its bracket is narrow. Of those behind it a small residual tells of some
+# eigenvalue near, not of which: no search for them ends before so many products, and one that is small beside others
+# must also have come to rest, since a random vector lies mostly in the cloud around zero.
 LEAST_STEPS, HIDDEN_STEPS, SETTLED_STEPS = 8, 20, 5
 HIDDEN = 0.1
 
@@ -35,13 +36,21 @@ Multiply = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Eigenpair:
-    """An eigenvalue, its vector and ‖Av − λv‖, which bounds its error."""
+    """A Ritz value, its vector, ‖Av − λv‖ and the bracket of the eigenvalue.
+
+    Within the residual there is some eigenvalue. The largest of all lies between the value, which it cannot be below,
+    and `high`, which it is above with the chance that a random start hides it; the smallest between `low` and the
+    value. Of those between them nothing more is known than the residual.
+    """
 
     value: float
     vector: Tensor
     residual: float
     converged: bool
     products: int
+    low: float
+    high: float
+    written_out: bool = False  # the matrix was, and all its eigenvalues are known
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,19 @@ class RitzValues(NamedTuple):
     products: int
     values: Tensor
     residuals: Tensor
+    low: float  # between these all eigenvalues lie, but for a small chance
+    high: float
     closed: bool = True
+
+    def brackets(self, wanted: Wanted) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends of the brackets of the wanted eigenvalues."""
+        values, residuals = wanted.of(self.values), wanted.of(self.residuals)
+        low, high = values - residuals, values + residuals
+        if wanted.top:
+            low[0], high[0] = values[0], self.high
+        if wanted.bottom:
+            low[-1], high[-1] = self.low, values[-1]
+        return low, high
 
     def reached(self, wanted: Wanted, before: list[RitzValues]) -> Tensor:
         """Which of the wanted eigenvalues are found, given the looks before this one."""
@@ -103,14 +124,22 @@ class RitzValues(NamedTuple):
         found = wanted.of(self.residuals) <= least
         if self.closed:
             return found
-        hidden = values.abs() < HIDDEN * largest
-        if hidden.any():
-            earlier = min(self.products - SETTLED_STEPS, 0.8 * self.products)
-            older = [look.values for look in before if look.products <= earlier and len(look.values) >= wanted.number]
-            if self.products < HIDDEN_STEPS or not older:
-                return found & ~hidden
-            found &= ~hidden | ((values - wanted.of(older[-1])).abs() <= least)
-        return found & (self.products >= LEAST_STEPS)
+        low, high = self.brackets(wanted)
+        outermost = torch.zeros(wanted.number, dtype=torch.bool)
+        outermost[: min(wanted.top, 1)] = True
+        outermost[wanted.number - min(wanted.bottom, 1) :] = True
+        inner = found & (self.products >= LEAST_STEPS) & self._at_rest(wanted, least, before)
+        return torch.where(outermost, found & (high - low <= least), inner)
+
+    def _at_rest(self, wanted: Wanted, least: Tensor, before: list[RitzValues]) -> Tensor:
+        """Which of the wanted Ritz values are not small beside others, or no longer move."""
+        values = wanted.of(self.values)
+        large = values.abs() >= HIDDEN * float(self.values.abs().max())
+        earlier = min(self.products - SETTLED_STEPS, 0.8 * self.products)
+        older = [look.values for look in before if look.products <= earlier and len(look.values) >= wanted.number]
+        if self.products < HIDDEN_STEPS or not older:
+            return large
+        return large | ((values - wanted.of(older[-1])).abs() <= least)
 
 
 class Search:
@@ -138,7 +167,7 @@ class Search:
         if wanted.top < 0 or wanted.bottom < 0 or not 1 <= wanted.number <= size:
             got = f"{wanted.top} and {wanted.bottom}"
             raise InputError(f"between 1 and {size} eigenvalues", got, where="eigenvalues")
-        self._wanted, self.products, self._least = wanted, 0, 0
+        self._wanted, self.products = wanted, 0
         self._looks: list[RitzValues] = []
         self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at
         self._space: Krylov | None = None
@@ -154,30 +183,13 @@ class Search:
         self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
         self.newest = self._space.newest
 
-    def begin_with(self, vector: Tensor, least: int) -> None:
-        """Start from a vector near the wanted one, beside the random one; of a small matrix it is not needed.
-
-        The residual of such a vector is small from the start, and says nothing of a larger eigenvalue elsewhere: the
-        random half of the start shows that one, and needs products for it.
-
-        Args:
-            vector: (p,), of any length: the eigenvector of a matrix that hardly differs.
-            least: no answer is taken before so many products.
-        """
-        if self.products:
-            raise InputError("a search that has not begun", f"{self.products} products", where="begin_with")
-        self._least = least
-        if self._space is not None:
-            start = self._space.newest + vector.to(self._space.newest) / vector.norm()
-            self.newest = self._space.newest = start / start.norm()
-
     def take(self, product: Tensor) -> None:
         """Go on: the product with `newest`, a vector, or of a small matrix all unit vectors."""
         space = self._space
         if space is None:
             values, self._multiplied_out = torch.linalg.eigh((product + product.T).double().cpu() / 2)
             self.products, none = len(values), torch.zeros_like(values)
-            self._looks.append(RitzValues(self.products, values, none))
+            self._looks.append(RitzValues(self.products, values, none, float(values[0]), float(values[-1])))
             return
         if space.full:
             space.shrink(self._wanted.kept(space.size))
@@ -191,7 +203,8 @@ class Search:
         """See what there is after the products so far."""
         if self._space is not None and not (self._looks and self._looks[-1].products == self.products):
             values, residuals, _ = self._space.ritz()
-            self._looks.append(RitzValues(self.products, values, residuals, self._space.closed))
+            low, high = ends(self._space, len(self.newest))
+            self._looks.append(RitzValues(self.products, values, residuals, low, high, self._space.closed))
 
     @property
     def largest(self) -> float:
@@ -203,8 +216,7 @@ class Search:
         at, found = self._answers.get(wanted, (0, False))
         while not found and at < len(self._looks):
             look = self._looks[at]
-            enough = look.closed or look.products >= self._least
-            found = enough and bool(look.reached(wanted, self._looks[:at]).all())
+            found = bool(look.reached(wanted, self._looks[:at]).all())
             at += not found
         self._answers[wanted] = at, found
         return found
@@ -218,10 +230,13 @@ class Search:
             vectors = wanted.of(self._multiplied_out.T)
         else:
             vectors = self._space.vectors(wanted.of(self._space.ritz()[2].T).T)
-        numbers = (wanted.of(look.values), wanted.of(look.residuals), look.reached(wanted, self._looks[:at]))
+        values, residuals = wanted.of(look.values), wanted.of(look.residuals)
+        numbers = (values, residuals, look.reached(wanted, self._looks[:at]), *look.brackets(wanted))
         return [
-            Eigenpair(value, vector, residual, reached, look.products)
-            for vector, value, residual, reached in zip(vectors, *(part.tolist() for part in numbers), strict=True)
+            Eigenpair(value, vector, residual, reached, look.products, low, high, self._space is None)
+            for vector, value, residual, reached, low, high in zip(
+                vectors, *(part.tolist() for part in numbers), strict=True
+            )
         ]
 
 
@@ -248,9 +263,7 @@ def side_by_side(
         if late or not left:
             break
         for name, product in multiply({name: search.newest for name, search in left.items()}).items():
-            if not product.isfinite().all():
-                raise NotApplicable("finite second derivatives", "a product with NaN or infinity", "eigenvalues")
-            left[name].take(product)
+            left[name].take(checked_finite(product))
     found = {}
     for name, search in searches.items():
         found[name] = search.pairs(wanted)
@@ -291,16 +304,27 @@ def extreme_eigenpairs(
 
 
 def in_full(pair: Eigenpair, product: Tensor) -> Eigenpair:
-    """The eigenvalue that a vector from coarse products stands for, and its residual, from its product in full."""
+    """The eigenvalue that a vector from coarse products stands for, and its residual, from its product in full.
+
+    The outer end of its bracket is that of the coarse matrix. How far that may be from the matrix in full is not known
+    but along the vector, from the residual: it counts twice.
+    """
     vector = pair.vector.to(product) / pair.vector.to(product).norm()
-    value = float(vector @ product)
-    return replace(pair, value=value, residual=float((product - value * vector).norm()), products=pair.products + 1)
+    value, products = float(vector @ product), pair.products + 1
+    residual = float((product - value * vector).norm())
+    low = value if pair.low == pair.value else min(pair.low, value) - 2 * residual
+    high = value if pair.high == pair.value else max(pair.high, value) + 2 * residual
+    return replace(pair, value=value, residual=residual, products=products, low=low, high=high)
 
 
 def random_start(size: int, generator: torch.Generator, device: torch.device | str, tolerance: float) -> Tensor:
-    """A vector of normal numbers, drawn on the CPU; in float32 where it is long and the tolerance coarse."""
-    dtype = torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
-    return torch.randn(size, generator=generator, dtype=dtype).to(device)
+    """A vector of normal numbers, drawn on the CPU."""
+    return torch.randn(size, generator=generator, dtype=krylov_dtype(size, tolerance)).to(device)
+
+
+def krylov_dtype(size: int, tolerance: float) -> torch.dtype:
+    """The numbers that a Krylov space is held in: float32 where vectors are long and the tolerance coarse."""
+    return torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
 
 
 def release(operator: Operator) -> None:
@@ -337,5 +361,12 @@ def krylov_space(operator: Operator, generator: torch.Generator, steps: int) -> 
     start = random_start(operator.shape[0], generator, getattr(operator, "device", "cpu"), COARSE)
     space = Krylov(start, steps, generator)
     while not (space.full or space.closed):
-        space.take(operator @ space.newest)
+        space.take(checked_finite(operator @ space.newest))
     return space
+
+
+def checked_finite(product: Tensor) -> Tensor:
+    """A curvature product, or a refusal where it is not one of numbers."""
+    if not product.isfinite().all():
+        raise NotApplicable("finite second derivatives", "a product with NaN or infinity", "eigenvalues")
+    return product

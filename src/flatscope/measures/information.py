@@ -19,7 +19,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
-from flatscope.curvature.spectrum import KRYLOV_BYTES
+from flatscope.curvature.spectrum import KRYLOV_BYTES, checked_finite
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
@@ -209,7 +209,7 @@ def _enclosed(
     most = max(2, min(steps, KRYLOV_BYTES // (8 * operator.size)))
     space = Krylov(start.to(operator.device, torch.float64), most, generator)
     while not (space.full or space.closed):
-        space.take(operator @ space.newest)
+        space.take(checked_finite(operator @ space.newest))
     inside = space.projected
     lowest = float(torch.linalg.eigvalsh(inside)[0])
     if lowest < -BELOW * alpha:

@@ -149,7 +149,18 @@ def largest(values: dict[str, Value]) -> Value:
     """The largest of the layers' values."""
     top = max(values.values(), key=lambda value: float(value.value))
     reason = shared_reason(values) + "".join(top.reason.partition(ASKED)[1:])
-    return Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=reason)
+    found = Value(float(top.value), top.stderr, top.data_stderr, exact=all_exact(values), reason=reason)
+    if all(value.low is None and value.high is None for value in values.values()):
+        return found
+    _, low, high = (max(ends) for ends in zip(*map(bracket, values.values()), strict=True))
+    return replace(found, low=low, high=high)
+
+
+def bracket(value: Value) -> tuple[float, float, float]:
+    """A number and the ends of its interval; without one these are the number itself."""
+    number = float(value.value)
+    low, high = (number if end is None else float(end) for end in (value.low, value.high))
+    return number, low, high
 
 
 def largest_units(values: dict[str, Value]) -> dict[str, Value]:

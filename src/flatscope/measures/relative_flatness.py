@@ -13,6 +13,7 @@ from flatscope.context import Context
 from flatscope.errors import refuse_unknown
 from flatscope.measures.layer_values import (
     all_exact,
+    bracket,
     largest,
     largest_units,
     layer_values,
@@ -65,8 +66,10 @@ def kappa_max(ctx: Context, **options: Any) -> Value:
 def kappa_sum(ctx: Context, **options: Any) -> Value:
     """Sum of kappa over the layers."""
     values = kappa(ctx, **options)
-    total = sum(float(value.value) for value in values.values())
-    return Value(total, exact=all_exact(values), reason=shared_reason(values))
+    total, low, high = (sum(parts) for parts in zip(*map(bracket, values.values()), strict=True))
+    exact = all_exact(values)
+    ends = {} if exact else {"low": low, "high": high}
+    return Value(total, exact=exact, reason=shared_reason(values), **ends)
 
 
 @derived(

@@ -7,9 +7,11 @@ from functools import partial
 import torch
 
 from flatscope.context import Context
+from flatscope.curvature.brackets import rounding
 from flatscope.curvature.layer_blocks import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
+from flatscope.errors import refuse_unless_whole
 from flatscope.guards import coarse_products
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
@@ -23,8 +25,13 @@ from flatscope.registry import Value, measure
 from flatscope.stopping import out_of_time
 
 COARSEST = 0.01  # relative accuracy below which coarse products are of no use
+# The smallest eigenvalue mostly lies at the edge of a dense cloud around zero. Digits of its own are looked for down to
+# such a share of the one that is largest in size, and so long.
+CLOUD, AFFORDABLE = 1e-4, 100
 
 _of_weights = partial(measure, invariant_under={"permutation"}, cost="sweep", falls_with_loss=True)
+SEARCHED = "search, right for 99 of 100 random starts"
+_BRACKET = "a search ends at an interval [low, high]; exact where the matrix is small and written out"
 
 
 @_of_weights(
@@ -95,19 +102,20 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     direction="lower",
     needs={"layers"},
     typical={"sweep": 1, "column": 1},
-    conventions="algebraically largest eigenvalue; the layer's weight without its bias",
+    exact=False,
+    search="lower",
+    conventions=f"algebraically largest eigenvalue; the layer's weight without its bias; {_BRACKET}",
 )
 def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dict[str, Value]:
     """Largest eigenvalue of the Hessian with respect to each layer's weights.
 
     Args:
-        tolerance: relative accuracy of the eigensolver; by default 1e-3, or a twentieth of the precision that the call
-            asks for where that is less, 1e-4 where it is 0. The error is mostly its square.
+        tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
+            precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
-    wanted, enough = eigen_tolerance(ctx, tolerance), accepted(ctx, tolerance)
-    pairs = ctx.sweep(top_eigenpairs, tolerance=wanted, enough=enough)
+    pairs = ctx.sweep(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
     return {
-        layer.name: as_value(pairs[layer.name], enough or wanted, matrix=matrix_remark(ctx, layer.weight))
+        layer.name: as_value(ctx, pairs[layer.name], abs(pairs[layer.name].value), matrix_remark(ctx, layer.weight))
         for layer in measured_layers(ctx)
     }
 
@@ -117,16 +125,19 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
     paper="yi2019",
     equation="Section 5",
     direction="lower",
-    typical={"curvature": 14},
+    typical={"curvature": 16},
+    exact=False,
+    search="lower",
     headline="curvature, sharpest direction",
-    conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for",
+    conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for; "
+    f"{_BRACKET}",
 )
 def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> Value:
     """Largest eigenvalue of the Hessian of the training loss.
 
     Args:
-        tolerance: relative accuracy of the eigensolver; by default 1e-3, or a twentieth of the precision that the call
-            asks for where that is less, 1e-4 where it is 0. The error is mostly its square.
+        tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
+            precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
     return _whole_eigenvalue(ctx, Wanted(1, 0, eigen_tolerance(ctx, tolerance)), accepted(ctx, tolerance))
 
@@ -135,27 +146,25 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> V
     symbol=r"\lambda_{\min}(\nabla^2 \hat L)",
     paper="yi2019",
     equation="Section 5",
-    typical={"curvature": 20},
-    conventions="all trainable parameters; negative at a saddle point or away from a minimum",
+    typical={"curvature": 40},
+    exact=False,
+    search="upper",
+    conventions=f"all trainable parameters; negative at a saddle point or away from a minimum; {_BRACKET}",
 )
-def hessian_min_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> Value:
+def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 0.01, most_products: int = AFFORDABLE) -> Value:
     """Smallest (most negative) eigenvalue of the Hessian of the training loss.
 
     Args:
-        tolerance: accuracy of the eigensolver, relative to the eigenvalue that is largest in size: this one mostly
-            lies at the edge of a dense cloud around zero, where digits of its own would be looked for for ever. 1e-3
-            by default.
+        tolerance: width of the interval that the search ends at, relative to this eigenvalue itself, or to a
+            ten-thousandth of the one that is largest in size where that is more.
+        most_products: give up after so many Hessian products, with the interval reached: it may hold zero.
     """
-    wanted = Wanted(0, 1, 1e-3 if tolerance is None else tolerance, share=1.0)
-    return _whole_eigenvalue(ctx, wanted, accepted(ctx, tolerance), "of the largest in size")
+    refuse_unless_whole(most_products, "most_products")
+    return _whole_eigenvalue(ctx, Wanted(0, 1, tolerance, CLOUD), accepted(ctx, None), most_products)
 
 
 def eigen_tolerance(ctx: Context, given: float | None) -> float:
-    """The accuracy of an eigensolver that is asked for, or that the call's precision asks for.
-
-    A residual of a hundredth would bound the error well enough, but of some other eigenvalue: one in hundreds of starts
-    then ends at the second largest.
-    """
+    """The accuracy of an eigensolver that is asked for, or that the call's precision asks for."""
     return min(1e-3, max(ctx.effort.precision / 20, COARSE)) if given is None else given
 
 
@@ -168,22 +177,24 @@ def accepted(ctx: Context, tolerance: float | None) -> float:
     return ctx.effort.precision if coarse and tolerance is None and ctx.effort.precision >= COARSEST else 0.0
 
 
-def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, relative_to: str = "relative") -> Value:
-    late = partial(out_of_time, ctx)
+def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, most_products: int | None = None) -> Value:
     # The blocks between layers differ from the Hessian's on piecewise-linear networks as well.
     matrix = GAUSS_NEWTON if ctx.effort.curvature == "gauss_newton" else ""
+
+    def over(search: Search) -> bool:
+        return out_of_time(ctx) or (most_products is not None and search.products >= most_products)
+
     if enough:
         operator, search = ctx.sweep(whole_spectrum, coarse=True)
         with coarse_products():
-            (pair,) = extreme_eigenpairs(operator, search, wanted, expired=late)
+            (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
         pair = in_full(pair, operator @ pair.vector)
         operator.release()
-        scale = abs(pair.value) if wanted.top else search.largest
-        if pair.residual <= enough * scale or late():
-            return as_value(pair, enough, relative_to, matrix)
+        if pair.residual <= enough * abs(pair.value) or out_of_time(ctx):
+            return as_value(ctx, pair, search.largest, matrix)
     operator, search = ctx.sweep(whole_spectrum)
-    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=late)
-    return as_value(pair, wanted.tolerance, relative_to, matrix)
+    (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
+    return as_value(ctx, pair, search.largest, matrix)
 
 
 def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperator, Search]:
@@ -199,15 +210,24 @@ def whole_spectrum(ctx: Context, coarse: bool = False) -> tuple[CurvatureOperato
     return operator, Search(operator.size, generator, Wanted(1, 1, COARSE), operator.device)
 
 
-def as_value(pair: Eigenpair, tolerance: float, relative_to: str = "relative", matrix: str = "") -> Value:
-    """An eigenvalue as a table entry; the residual bounds its error."""
-    remark = f"to {tolerance:.0e} {relative_to}" if pair.residual else ""
+def as_value(ctx: Context, pair: Eigenpair, largest: float, matrix: str = "") -> Value:
+    """The outermost eigenvalue as a table entry, with its bracket; exact where the matrix was written out.
+
+    Args:
+        ctx: its numbers say how far rounding may have moved the eigenvalue.
+        pair: what the search ended at.
+        largest: size of the matrix's largest eigenvalue.
+        matrix: which one it is, where that needs saying.
+    """
+    if pair.written_out:
+        return Value(pair.value, low=pair.value, high=pair.value, exact=True, reason=matrix)
+    remark = SEARCHED
     if not pair.converged:
-        remark = f"eigensolver stopped with residual {pair.residual:.2g}"
+        why = "by the time limit" if out_of_time(ctx) else f"after {pair.products:,} products"
+        remark += f"; ended {why}"
+    reach = rounding(largest, ctx.problem.dtype, pair.vector.dtype)
     reason = "; ".join(part for part in (matrix, remark) if part)
-    if not pair.converged:
-        return Value(pair.value, exact=False, reason=reason)
-    return Value(pair.value, low=pair.value - pair.residual, high=pair.value + pair.residual, reason=reason)
+    return Value(pair.value, low=pair.low - reach, high=pair.high + reach, exact=False, reason=reason)
 
 
 def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[str, Eigenpair]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from flatscope.curvature import brackets
 from flatscope.errors import InputError
 from flatscope.files import Arrays
 from flatscope.formatting import number
+from flatscope.noise import checked_confidence, wilson
 from flatscope.params import Params
 from flatscope.results import DrawnResult, Result, checked_columns
 
@@ -30,7 +32,21 @@ GRID = 801
 BLUR = 1 / 200  # default width of a bump, as a share of the spectrum's range
 CONVERGED = 1e-3
 OUTSIDE = 0.05
+RESOLUTION = 1e-3  # of the largest eigenvalue in size: nearer to zero than that is called near zero
 MATRIX_WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix"}
+
+
+class Share(NamedTuple):
+    """A share of the eigenvalues and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """The interval in per cent; one number where its ends are hardly apart."""
+        low, high = (number(100 * end, 2 if end < 0.995 else 3) for end in (self.low, self.high))
+        return f"{low} %" if low == high else f"{low} % to {high} %"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,27 +109,80 @@ class SpectralDensity(DrawnResult):
 
     @property
     def trace(self) -> tuple[float, float]:
-        """Trace of the matrix and its standard error, from the same products; NaN for the error of one draw.
+        """Trace of the matrix and its standard error, from the same products.
 
         Where few eigenvalues dominate, few draws seldom meet them and then spread too little. The error is therefore at
         least that of a uniform direction v: vᵀHv has the variance 2 (|H|² - tr²/p) / (p (p + 2)), with the Frobenius
         norm |H|, in which the outliers are known.
         """
         each = self.size * self._per_draw(self.nodes[:, None])[:, 0]  # (draws,)
-        if len(each) < 2:
-            return float(each.mean()), math.nan
         squares = self.size * float(self._per_draw(self.nodes.square()[:, None]).mean())
         squares = max(squares, float(self.outliers.square().sum()))
         variance = 2 * self.size / (self.size + 2) * max(0.0, squares - float(each.mean()) ** 2 / self.size)
-        return float(each.mean()), math.sqrt(max(float(each.var()), variance) / len(each))
+        spread = float(each.var()) if len(each) > 1 else 0.0
+        return float(each.mean()), math.sqrt(max(spread, variance) / len(each))
 
-    def share_below(self, value: float) -> tuple[float, float]:
-        """Share of eigenvalues below a value, and its standard error over draws: `share_below(0)` of negative ones.
+    @property
+    def radius(self) -> float:
+        """What is called near zero: a thousandth of the largest eigenvalue in size."""
+        return RESOLUTION * max(map(abs, self.range))
 
-        Ritz values blur what lies between them: near a value inside of a dense cloud this is an approximation.
+    def negative(self, radius: float | None = None, *, confidence: float = 0.95) -> Share:
+        """Share of the eigenvalues below −radius, with its interval.
+
+        Args:
+            radius: nearer to zero the sign is left open, as most eigenvalues of large networks are there; by default
+                that of `radius`.
+            confidence: of the interval.
         """
-        each = self._per_draw((self.nodes < value).double()[:, None])[:, 0]
-        return float(each.mean()), float(each.std() / math.sqrt(len(each))) if len(each) > 1 else math.nan
+        return self.share_below(-self._wide(radius), confidence=confidence)
+
+    def near_zero(self, radius: float | None = None, *, confidence: float = 0.95) -> Share:
+        """Share of the eigenvalues from −radius to radius, with its interval.
+
+        Args:
+            radius: by default that of `radius`.
+            confidence: of the interval.
+        """
+        reach = self._wide(radius)
+        inner, outer = self._open(-reach), self._open(reach)
+        least = (outer[:, 0] - inner[:, 1]).clamp_min(0)
+        return self._share(least, outer[:, 1] - inner[:, 0], confidence)
+
+    def share_below(self, value: float, *, confidence: float = 0.95) -> Share:
+        """Share of the eigenvalues below a place, with its interval.
+
+        A process of some products leaves open how much lies below a place, more so inside of a dense cloud; the
+        interval is what it leaves open for any spectrum, wider by what random starts differ. That is known from the
+        share itself: a random vector's square in a share f of all directions has the variance 2 f (1 − f) / (p + 2).
+
+        Args:
+            value: the place.
+            confidence: of the interval.
+        """
+        found = self._open(value)
+        return self._share(found[:, 0], found[:, 1], confidence)
+
+    def _wide(self, radius: float | None) -> float:
+        if radius is not None and not 0 <= radius < math.inf:
+            raise InputError("a number from 0 up", str(radius), where="radius")
+        return self.radius if radius is None else radius
+
+    def _open(self, place: float) -> Tensor:
+        """Least and largest share of every start below a place, which rounding may have moved, (draws, 2)."""
+        moved, found = float(self.meta.get("rounding", 0.0)), []
+        for draw in range(self.draws):
+            own = self.draw == draw
+            rule = self.nodes[own], self.weights[own], self.residuals[own]
+            low, high = (brackets.share_below(*rule, place + side * moved) for side in (-1, 1))
+            found.append([low[0], high[1]])
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _share(self, least: Tensor, most: Tensor, confidence: float) -> Share:
+        checked_confidence(confidence)
+        low, high, count = float(least.mean()), float(most.mean()), (self.size + 2) * self.draws / 2
+        inside, outside = (wilson(share * count, count, confidence=confidence) for share in (low, high))
+        return Share((low + high) / 2, inside[0], outside[1])
 
     def grid(self, points: int = GRID) -> Tensor:
         """Places from just below the smallest to just above the largest node."""
@@ -188,7 +257,6 @@ class SpectralDensity(DrawnResult):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """What there is to say about the spectrum in numbers."""
         trace, error = self.trace
-        negative, its_error = self.share_below(0.0)
         low, high = self.range
         kind = MATRIX_WORDS[self.curvature]
         standing_out = ", ".join(number(float(value)) for value in self.outliers[:10])
@@ -198,7 +266,8 @@ class SpectralDensity(DrawnResult):
             ["smallest and largest", f"{number(low)} … {number(high)}"],
             ["outliers", standing_out + (" …" if len(self.outliers) > 10 else "")],
             ["trace", f"{number(trace)} ± {number(error, 2)}"],
-            ["negative", f"{100 * negative:.3g} % ± {100 * its_error:.2g} %"],
+            ["negative", f"{self.negative()}, below {number(-self.radius, 2)}"],
+            ["near zero", f"{self.near_zero()}, within ±{number(self.radius, 2)}"],
         ]
 
     def to_frame(self) -> pd.DataFrame:

@@ -7,8 +7,9 @@ import time
 import torch
 
 from flatscope.context import Context, make_effort
+from flatscope.curvature.brackets import rounding
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian, curvature_operator
-from flatscope.curvature.spectrum import Wanted, extreme_eigenpairs, lanczos_quadrature
+from flatscope.curvature.spectrum import COARSE, Wanted, extreme_eigenpairs, krylov_dtype, lanczos_quadrature
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.problem import Problem
@@ -132,8 +133,9 @@ def spectral_density(
 ) -> SpectralDensity:
     """How the eigenvalues are spread: stochastic Lanczos quadrature (Ghorbani, Krishnan and Xiao, 2019).
 
-    Every draw is a random start and costs `steps` curvature products. Their spread gives the density a confidence band
-    and the trace a standard error; eigenvalues that stand alone are found exactly (`outliers`).
+    Every draw is a random start and costs `steps` curvature products. Their spread gives the density a confidence band;
+    the trace has a standard error, the shares of negative eigenvalues and of those near zero have intervals, and
+    eigenvalues that stand alone are found exactly (`outliers`).
 
     Args:
         problem: model, data, loss.
@@ -159,6 +161,8 @@ def spectral_density(
     ctx, operator = _operator(problem, layer, curvature, seed, memory)
     generator = ctx.generator(f"spectral density {curvature} {layer or ''}")
     found = lanczos_quadrature(operator, generator, steps=steps, draws=draws)
+    largest = max(float(each.nodes.abs().max()) for each in found)
+    moved = rounding(largest, problem.dtype, krylov_dtype(operator.size, COARSE))
     return SpectralDensity(
         torch.cat([torch.full((len(each.nodes),), n) for n, each in enumerate(found)]),
         torch.cat([each.nodes for each in found]),
@@ -167,7 +171,7 @@ def spectral_density(
         operator.size,
         layer or "",
         curvature,
-        ctx.facts(begun) | {"steps": steps},
+        ctx.facts(begun) | {"steps": steps, "rounding": moved},
     )
 
 

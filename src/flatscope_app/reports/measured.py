@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flatscope.formatting import options_words, with_error, written
+from flatscope.formatting import options_words, typeset, with_error, written
 from flatscope.network.units import SCALES_STOP
 from flatscope.registry import Declaration, declarations
 from flatscope.standing import NEARLY, SETTLED
-from flatscope.table import Table, rows_of
+from flatscope.table import Table, rows_of, searched_text
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
 STANDING_WORDS = {
@@ -154,10 +154,12 @@ def _single(row: pd.Series[Any]) -> MeasuredCell:
     reason, folded = str(row["reason"]), bool(row["folded"])
     if math.isnan(value):
         return MeasuredCell(value, "n/a", reason=reason or "no value", folded=folded)
-    text, error = with_error(value, stderr)
+    found = searched_text(row)
+    text, error = (typeset(found), "") if found else with_error(value, stderr)
     interval = "" if math.isnan(low) and math.isnan(high) else f"[{written(low)}, {written(high)}]"
     data_stderr = float(row["data_stderr"])
-    total = stderr if math.isnan(data_stderr) else math.hypot(stderr, data_stderr)
+    searching = (high - low) / 4 if found else 0.0  # the interval of a search: two errors to either side
+    total = math.hypot(stderr, searching, 0.0 if math.isnan(data_stderr) else data_stderr)
     relative = total / abs(value) if value else math.nan
     return MeasuredCell(value, text, error, relative, bool(row["exact"]), "", interval, reason, folded)
 
@@ -212,11 +214,16 @@ def _downward(table: Table) -> str:
     smallest, largest = (_first_value(table, f"hessian_{end}_eigenvalue") for end in ("min", "max"))
     if not (smallest < 0 and -smallest > NEGLIGIBLE * largest):
         return ""
-    return f"; the loss curves down somewhere (eigenvalue {written(smallest, 3)})"
+    found = searched_text(_first_rows(table, "hessian_min_eigenvalue").iloc[0])
+    return f"; the loss curves down somewhere (eigenvalue {typeset(found) or written(smallest, 3)})"
 
 
 def _first_value(table: Table, name: str) -> float:
     """The network-wide value with the options that come first; NaN where there is none."""
+    rows = _first_rows(table, name)
+    return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def _first_rows(table: Table, name: str) -> pd.DataFrame:
     rows = table.to_frame()
-    found = rows.loc[(rows["measure"] == name) & (rows["layer"] == ""), "value"]
-    return float(found.iloc[0]) if len(found) else math.nan
+    return rows[(rows["measure"] == name) & (rows["layer"] == "")]

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
 from flatscope.files import figure_bytes
-from flatscope.formatting import numbered, percent, some_of, typeset, written
+from flatscope.formatting import numbered, some_of, typeset, written
 from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.results import Result
@@ -273,12 +273,13 @@ def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
         left = f"; {missing} of {len(found)} not found to the accuracy asked for" if missing else ""
         return f"Largest eigenvalue of the {matrix} {written(float(found.values[0]))}{left}."
     trace, error = found.trace
-    negative, _ = found.share_below(0.0)
+    zero = f"±{written(found.radius, 2)}"
     low, high = found.range
     return (
         f"{written(found.size)} eigenvalues of the {matrix} from {written(low)} to {written(high)}; "
         f"{len(found.outliers)} of them stand out; trace {written(trace)} ± {written(error, 2)}; "
-        f"{percent(negative)} below zero." + (" Shaded: 95 % band over draws." if found.draws > 1 else "")
+        f"{typeset(str(found.negative()))} negative, {typeset(str(found.near_zero()))} within {zero} of zero."
+        + (" Shaded: 95 % band over draws." if found.draws > 1 else "")
     )
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pandas as pd
-from torch import Tensor, nn
+from torch import nn
 
 from flatscope.context import Context
 from flatscope.curvature.spectrum import Wanted
@@ -25,17 +25,13 @@ from flatscope_training.stability.sharpness_record import EDGE, Stability
 from flatscope_training.stability.update_rule import UpdateRule
 
 LAMBDA, BATCH, NOISE = "hessian_max_eigenvalue", "batch_sharpness", "gradient_noise_scale"
-LEAST_PRODUCTS = 8
-FRESH_EVERY = 20  # records between two searches that begin without the last eigenvector
+LOOSE = 0.1  # a λ_max whose interval is wider than this share of it places no training
 DRAWS, STEPS = 2, 24  # of a spectral density along the way
 KEPT = ("version", "torch", "device", "dtype", "loss", "seed", "n_train", "remarks")  # of the tables' provenance
 
 
 class StabilityRecorder(Recorder):
     """Records how sharp a training is against what its step size allows, without touching it.
-
-    The search of λ_max begins with the eigenvector of the record before, beside a random vector, so that it takes few
-    products; it takes at least half as many as a search without it took, and every 20th record begins without it.
 
     Args:
         data: the samples that the network is trained on, as in `Recorder`; of others the threshold says nothing.
@@ -81,8 +77,7 @@ class StabilityRecorder(Recorder):
         self.batch, self.tolerance, self.rules = batch, tolerance, dict[int, UpdateRule]()
         self.noise_every, self.density_every = noise_every, density_every
         self.densities: dict[int, SpectralDensity] = {}
-        self._count, self._fresh_products = 0, 0
-        self._vector: Tensor | None = None
+        self._count = 0
         self._density: SpectralDensity | None = None
         Wanted(tolerance=tolerance)  # refuses what is none
 
@@ -133,18 +128,12 @@ class StabilityRecorder(Recorder):
         ctx, count = Context(problem, seed=self.seed), self._count
         names = [*self.names, *([NOISE] if self.noise_every and count % self.noise_every == 0 else [])]
         _, search = point_of(ctx, declarations()[LAMBDA]).sweep(whole_spectrum)
-        fresh = self._vector is None or count % FRESH_EVERY == 0
-        if self._vector is not None and not fresh:
-            search.begin_with(self._vector, max(LEAST_PRODUCTS, -(-self._fresh_products // 2)))
         table = measure(problem, names, options=self.options, context=ctx)
         table.meta |= {"train_loss": ctx.scores().loss, "products": search.products}
         dense = self.density_every and count % self.density_every == 0
         density = spectral_density(problem, DRAWS, steps=STEPS, seed=self.seed) if dense else None
-        found = search.pairs(Wanted(1, 0, self.tolerance))[0] if math.isfinite(table[LAMBDA]) else None
-        # All at once: a record that was interrupted leaves the recorder as it was.
-        self._count, self._density, self._vector = count + 1, density, found.vector if found else None
-        if found and fresh:
-            self._fresh_products = found.products
+        # Both at once: a record that was interrupted leaves the recorder as it was.
+        self._count, self._density = count + 1, density
         ctx.forget()
         return table
 
@@ -163,13 +152,14 @@ def _row(step: int, table: Table, rule: UpdateRule) -> dict[str, Any]:
     """One record; what is not known is NaN, with the reason."""
     found = {str(row["measure"]): row for row in table.to_frame().to_dict("records")}
     top, remarks = found[LAMBDA], [rule.unknown]
-    residual = (float(top["high"]) - float(top["low"])) / 2
-    if math.isnan(residual):  # not found to the accuracy asked for, or not at all
+    reach = float(top["high"]) - float(top["value"])  # not a number where there is no value
+    known = reach <= LOOSE * abs(float(top["value"]))
+    if not known:
         remarks.append(f"λ_max: {top['reason']}")
     row = {"step": step, "lr": rule.lr, "threshold": rule.threshold, "loss": table.meta["train_loss"]}
-    row |= {"lambda_max": top["value"], "residual": residual, "products": table.meta["products"]}
-    known = math.nan if math.isnan(residual) else float(top["value"])
-    row["normalized_sharpness"] = EDGE * (known + rule.weight_decay) / rule.threshold
+    row |= {"lambda_max": top["value"], "reach": reach, "products": table.meta["products"]}
+    sharpness = float(top["value"]) if known else math.nan
+    row["normalized_sharpness"] = EDGE * (sharpness + rule.weight_decay) / rule.threshold
     if BATCH in found:
         batch = found[BATCH]
         row |= {"batch_sharpness": batch["value"], "batch_stderr": batch["stderr"]}

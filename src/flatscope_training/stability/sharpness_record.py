@@ -117,8 +117,8 @@ class Stability(Result):
     """Sharpness along a training against the threshold of its update rule.
 
     Attributes:
-        rows: one per record: step, lr, threshold, loss, lambda_max with its residual and the products it took,
-            normalized_sharpness (η·λ_max of gradient descent: 2 at the edge), batch_sharpness with its standard error,
+        rows: one per record: step, lr, threshold, loss, lambda_max, the reach of its interval above it, the products it
+            took, normalized_sharpness (η·λ_max of gradient descent: 2 at the edge), batch_sharpness with its error,
             normalized_batch (η times it), noise_scale, remark.
         rule: the update rule at the last record.
         batch: samples of a mini-batch; None for full-batch gradient descent.
@@ -145,7 +145,7 @@ class Stability(Result):
     WORD = "stability"
     COLUMNS = {  # noqa: RUF012  a ClassVar of the base
         "step": "int64",
-        **dict.fromkeys(("lr", "threshold", "loss", "lambda_max", "residual", "products"), "float64"),
+        **dict.fromkeys(("lr", "threshold", "loss", "lambda_max", "reach", "products"), "float64"),
         **dict.fromkeys(("normalized_sharpness", "batch_sharpness", "batch_stderr"), "float64"),
         **dict.fromkeys(("normalized_batch", "noise_scale"), "float64"),
         "remark": "str",
