@@ -206,8 +206,8 @@ def absolute(answer: Answer) -> Answer:
 
 
 def correlation(x: Any, y: Any, kind: str = "pearson", note: str = "") -> Answer:
-    """Correlation with its bootstrap interval: studentised for Pearson's, BCa for those of ranks."""
-    found = correlate(x, y, kind, resamples=0 if kind == "pearson" else 2_000)  # type: ignore[arg-type]
+    """Correlation with its interval: a studentised bootstrap for Pearson's, the jackknife for those of ranks."""
+    found = correlate(x, y, kind)  # type: ignore[arg-type]
     words = _joined(note, found.note)
     if kind != "pearson":
         low, high = (None if math.isnan(end) else end for end in (found.low, found.high))

@@ -80,7 +80,7 @@ def planted(shuffled: tuple[str, ...], sign: float = 1.0) -> pd.DataFrame:
 @pytest.mark.parametrize(("shuffled", "due"), [(OTHERS, HOLDS), (INVARIANT, CONTRADICTED)])
 def test_planted_populations_get_their_verdict(shuffled: tuple[str, ...], due: str) -> None:
     frame = planted(shuffled)
-    table = summary(frame, 100)
+    table = summary(frame)
     assert set(table["measure"]) == {*INVARIANT, *OTHERS}
     found = found_in(frame, table, 200)
     verdicts = {claim.key: judge(claim, found[claim.key], "small").verdict for claim in CLAIMS}
@@ -106,7 +106,7 @@ def test_the_lead_of_the_best_is_covered_though_the_best_is_chosen() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_measures_are_grouped_and_ordered(sign: float) -> None:
-    table = summary(planted(OTHERS, sign), 50)
+    table = summary(planted(OTHERS, sign))
     assert table["invariant"].tolist() == [True] * 3 + [False] * 3
     for _, part in table.groupby("invariant"):
         assert part["as_declared"].is_monotonic_decreasing
@@ -115,7 +115,7 @@ def test_measures_are_grouped_and_ordered(sign: float) -> None:
 
 def test_measures_that_go_the_wrong_way_are_counted() -> None:
     frame = planted(OTHERS, sign=-1.0)
-    found = found_in(frame, summary(frame, 100), 20)["wrong_way"]
+    found = found_in(frame, summary(frame), 20)["wrong_way"]
     assert found.value == 1
     assert judge(CLAIMS[2], found, "small").verdict == CONTRADICTED
 

@@ -1,4 +1,4 @@
-"""Correlations with bootstrap intervals (BCa: bias-corrected, accelerated), one by one and as a table of a population.
+"""Correlations with jackknife intervals on Fisher's scale, one by one and as a table of a population.
 
 Also with hyper-parameters held fixed.
 """
@@ -6,8 +6,7 @@ Also with hyper-parameters held fixed.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,10 +21,10 @@ from flatscope.stats.estimate import Estimate, Floats, columns, holm, paired
 from flatscope.stats.sign_agreement import conditional_mutual_information, granulated_kendall, sign_error
 
 Kind = Literal["pearson", "spearman", "kendall"]
-Statistic = Callable[[NDArray[Any]], Floats]
 KINDS: tuple[Kind, ...] = ("pearson", "spearman", "kendall")
-FEWEST = 4  # below this a resample is constant so often that an interval says nothing
-BATCH = 4_000_000  # numbers held at once while resampling
+FEWEST = 4  # samples below which an interval says nothing
+BLOCK = 4_000_000  # pairs of samples held at once
+EXPLAINED = 1e-10  # share of the variance that rounding alone leaves
 
 
 def correlate(
@@ -34,27 +33,27 @@ def correlate(
     kind: Kind = "pearson",
     *,
     confidence: float = 0.95,
-    resamples: int = 2_000,
     permutations: int = 0,
     seed: int = 0,
 ) -> Estimate:
-    """Correlation of two samples with a BCa bootstrap interval and a two-sided p-value.
+    """Correlation of two samples with an interval and a two-sided p-value.
 
-    Samples in which x or y is missing or infinite are left out and counted. A resample in which one variable is
-    constant counts as 0: nothing is known about an association there.
+    The interval is Student's on Fisher's scale, where a correlation spreads alike whatever its size, with the standard
+    error of the jackknife, which does not take the samples as normal. Of 95 % it covers 92 to 98 % from ten samples on,
+    normal or heavy-tailed (t with three degrees of freedom); Pearson's of strongly skewed samples 90 %.
+    Samples in which x or y is missing or infinite are left out and counted.
 
     Args:
         x: one number per sample.
         y: one number per sample.
         kind: "pearson", "spearman" or "kendall" (tau-b).
         confidence: level of the interval.
-        resamples: bootstrap resamples; 0 for no interval.
         permutations: p-value from this many random pairings; 0 for SciPy's own (exact or asymptotic).
-        seed: of the resamples and pairings.
+        seed: of the pairings.
     """
     refuse_unknown(kind, KINDS, "kind of correlation")
-    if resamples < 0 or permutations < 0:
-        raise InputError("0 or more", f"{min(resamples, permutations)}", where="resamples, permutations")
+    if permutations < 0:
+        raise InputError("0 or more", f"{permutations}", where="permutations")
     level = checked_confidence(confidence)
     first, second, dropped = paired(x, y)
     n = len(first)
@@ -69,49 +68,71 @@ def correlate(
     tests = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
     found = tests[kind](first, second)
     value, p = float(found.statistic), float(found.pvalue)
-    statistic = _over_indices(first, second, kind)
     if permutations:
         p = _permutation_p(first, second, kind, permutations, seed)
-    low, high, note = bootstrap_interval(statistic, n, level, resamples, seed)
-    how = f"{kind}, BCa bootstrap of {resamples}" if not math.isnan(low) else kind
+    low, high, note = _jackknife_ends(first, second, kind, value, level)
+    how = f"{kind}, jackknife" if not math.isnan(low) else kind
     return Estimate(value, low, high, p, n, how, dropped, note, level)
 
 
-def bootstrap_interval(
-    statistic: Statistic, n: int, confidence: float, resamples: int, seed: int
-) -> tuple[float, float, str]:
-    """BCa interval of a statistic of sample numbers, (..., n) -> (...); NaN and a note where it has none."""
-    if not resamples:
-        return math.nan, math.nan, ""
+def _jackknife_ends(x: Floats, y: Floats, kind: Kind, value: float, level: float) -> tuple[float, float, str]:
+    """Ends of the interval of a correlation, and why there are none."""
+    n = len(x)
     if n < FEWEST:
         return math.nan, math.nan, f"no interval from {n} samples"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # degenerate distributions are looked for below and named
-        found = stats.bootstrap(
-            (np.arange(n),),
-            lambda indices, axis=-1: statistic(indices),
-            n_resamples=resamples,
-            batch=max(1, BATCH // n**2),
-            vectorized=True,
-            confidence_level=confidence,
-            method="BCa",
-            random_state=np.random.default_rng(seed),
-        )
-    if np.ptp(found.bootstrap_distribution) <= 1e-12:
-        return math.nan, math.nan, "every resample gives the same value: the bootstrap sees no uncertainty"
-    low, high = (float(end) for end in found.confidence_interval)
-    if math.isnan(low) or math.isnan(high):
-        return math.nan, math.nan, "the BCa correction is not defined for this sample"
-    return low, high, ""
+    if abs(value) > 1 - EXPLAINED:
+        return math.nan, math.nan, "perfect agreement has no interval"
+    each = without_each(x, y, kind)
+    error = math.sqrt((n - 1) / n * float(((each - each.mean()) ** 2).sum()))
+    reach = float(stats.t.ppf((1 + level) / 2, n - 2)) * error / (1 - value**2)
+    return math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach), ""
 
 
-def _over_indices(x: Floats, y: Floats, kind: Kind) -> Statistic:
-    """The correlation of x[i] and y[i] for many index vectors i at once."""
+def without_each(x: Floats, y: Floats, kind: Kind) -> Floats:
+    """The correlation without each of the samples in turn, (n,); 0 where one of the two is constant then."""
     if kind == "pearson":
-        return lambda indices: row_pearson(x[indices], y[indices])
-    if kind == "spearman":
-        return lambda indices: row_pearson(stats.rankdata(x[indices], axis=-1), stats.rankdata(y[indices], axis=-1))
-    return _kendall_over_indices(x, y)
+        x, y = x - x.mean(), y - y.mean()
+        share = len(x) / (len(x) - 1)
+        together, of_x, of_y = (float(a @ b) - share * a * b for a, b in ((x, y), (x, x), (y, y)))
+        return _ratio(together, of_x * of_y, float(x @ x) * float(y @ y))
+    if kind == "kendall":
+        return _kendall_without(x, y)
+    return np.concatenate([_spearman_without(x, y, rows) for rows in _blocks(len(x))])
+
+
+def _blocks(n: int) -> Iterator[NDArray[Any]]:
+    """Numbers of the samples, as many at once as there is room for their pairs with all."""
+    yield from np.array_split(np.arange(n), -(-n * n // BLOCK))
+
+
+def _spearman_without(x: Floats, y: Floats, rows: NDArray[Any]) -> Floats:
+    """Spearman's correlation without each of some samples: ranks above theirs fall by one, those of their ties by ½."""
+
+    def ranks(values: Floats) -> Floats:
+        above = (np.sign(values[None, :] - values[rows, None]) + 1) / 2  # (rows, n): ½ for ties and for itself
+        found: Floats = stats.rankdata(values)[None, :] - above - len(values) / 2  # less their mean
+        found[np.arange(len(rows)), rows] = 0.0
+        return found
+
+    a, b = ranks(x), ranks(y)
+    size = (len(x) ** 3 / 12) ** 2
+    return _ratio((a * b).sum(1), (a * a).sum(1) * (b * b).sum(1), size)
+
+
+def _kendall_without(x: Floats, y: Floats) -> Floats:
+    """Kendall's tau-b without each of the samples: the sums over all pairs less those with it."""
+    signs = np.zeros((3, len(x)))  # of each sample with all others: concordance, pairs untied in x, in y
+    for own in _blocks(len(x)):
+        sx, sy = (np.sign(values[own, None] - values[None, :]) for values in (x, y))
+        signs[:, own] = (sx * sy).sum(1), np.abs(sx).sum(1), np.abs(sy).sum(1)
+    together, of_x, of_y = signs.sum(1)[:, None] - 2 * signs
+    return _ratio(together, of_x * of_y, float(len(x)) ** 4)
+
+
+def _ratio(together: Floats, squared: Floats, scale: float) -> Floats:
+    """A correlation from a product and the square of its greatest size; 0 where that is rounding."""
+    known = squared > EXPLAINED * EXPLAINED * scale
+    return np.clip(np.divide(together, np.sqrt(np.where(known, squared, 1.0))) * known, -1, 1)
 
 
 def row_pearson(x: Floats, y: Floats) -> Floats:
@@ -122,25 +143,6 @@ def row_pearson(x: Floats, y: Floats) -> Floats:
     together = (x * y).sum(-1)
     result: Floats = np.clip(np.divide(together, size, out=np.zeros_like(together), where=size > 0), -1, 1)
     return result
-
-
-def _kendall_over_indices(x: Floats, y: Floats) -> Statistic:
-    """Tau-b of resamples as quadratic forms: with c_i copies of sample i, concordance is cᵀSc, S_ij = ±1 or 0."""
-    sx = np.sign(x[:, None] - x[None, :])
-    sy = np.sign(y[:, None] - y[None, :])
-    forms = (sx * sy, np.abs(sx), np.abs(sy))
-
-    def tau(indices: NDArray[Any]) -> Floats:
-        rows = indices.reshape(-1, indices.shape[-1])
-        counts = np.zeros((len(rows), len(x)))
-        np.add.at(counts, (np.arange(len(rows))[:, None], rows), 1.0)
-        together, untied_x, untied_y = (((counts @ form) * counts).sum(-1) for form in forms)
-        size = np.sqrt(untied_x * untied_y)
-        values = np.divide(together, size, out=np.zeros_like(together), where=size > 0)
-        shaped: Floats = values.reshape(indices.shape[:-1])
-        return shaped
-
-    return tau
 
 
 def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: int) -> float:
@@ -165,9 +167,6 @@ def _permutation_p(x: Floats, y: Floats, kind: Kind, permutations: int, seed: in
         random_state=np.random.default_rng(seed),
     )
     return float(found.pvalue)
-
-
-EXPLAINED = 1e-10  # share of the variance that rounding alone leaves
 
 
 def partial_correlation(
@@ -254,8 +253,6 @@ def correlation_table(
     *,
     kinds: Sequence[Kind] = KINDS,
     confidence: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """One row per measure and statistic, with p-values adjusted over the measures of each statistic (Holm).
 
@@ -270,17 +267,14 @@ def correlation_table(
         parameters: columns of the hyper-parameters.
         kinds: correlations to compute.
         confidence: level of the intervals.
-        resamples: bootstrap resamples.
-        seed: of the resamples.
     """
     if isinstance(measures, str) or not measures:
         raise InputError("a list of measure columns", repr(measures), where="measures")
     rows: list[tuple[str, str, Estimate]] = []
     for name in measures:
         columns(frame, name, target, parameters)  # names checked before anything is computed
-    bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
     for name in measures:
-        rows += [(name, kind, correlate(frame[name], frame[target], kind, **bootstrap)) for kind in kinds]
+        rows += [(name, kind, correlate(frame[name], frame[target], kind, confidence=confidence)) for kind in kinds]
         if parameters:
             rows += _given_settings(frame, name, target, parameters, confidence)
     table = pd.DataFrame(

@@ -22,7 +22,7 @@ from flatscope.noise import checked_confidence
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
-LEAST_WORTH = 4  # independent values below which an interval of a series says nothing
+WAVES, LEAST_LENGTH = 4, 8  # of a series: slowest waves that its mean is judged by; fewer values say nothing
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,12 @@ def rank_spread(drawn: Floats, level: float) -> tuple[Floats, Floats, Floats]:
 def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
     """Mean of a series in its order, with an interval that takes the correlation of neighbours into account.
 
-    Student's interval with as many values as the series is worth: their number over the autocorrelation time, which is
-    summed up to where pairs of autocorrelations stop being positive (Geyer 1992), and is at least 1.
+    How far the mean is off is read off the slowest waves in the series: half a wave over its whole length, one wave,
+    one and a half, two. Each is a draw of the mean's own error, up to what an autoregression of the first order takes
+    off a wave that is shorter than the memory of the series; so the interval is Student's with four degrees of freedom
+    (Müller 2007), and never narrower than that of independent values. Of 95 % it covers 92 to 97 % of autoregressions
+    of the first order that are ten times as long as their memory, 90 % where they are twice as long; more where values
+    swing back and forth, less where slow waves hide under faster noise.
 
     Args:
         values: numbers in the order in which they came; missing and infinite ones are left out.
@@ -267,32 +271,33 @@ def mean_of_series(values: Any, confidence: float = 0.95) -> Estimate:
     checked_confidence(confidence)
     given = as_numbers(values, "values")
     kept = given[np.isfinite(given)]
-    n, method = len(kept), "mean of a correlated series"
+    n, method = len(kept), f"mean of a correlated series, by its {WAVES} slowest waves"
     blank = Estimate(math.nan, n=n, method=method, dropped=len(given) - n, confidence=confidence)
     if n == 0:
         return replace(blank, note="no finite value")
-    mean, worth = float(kept.mean()), n / autocorrelation_time(kept)
-    if worth < LEAST_WORTH:
-        note = f"worth {worth:.1f} independent values: too few for an interval"
-        return replace(blank, value=mean, note=note)
-    # The variance about their own mean of values that go together is too small by that much.
-    variance = float(kept.var()) * worth / (worth - 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, worth - 1)) * math.sqrt(variance / worth)
-    method += f", worth {worth:.1f} independent values"
-    return replace(blank, value=mean, low=mean - half, high=mean + half, method=method)
+    mean = float(kept.mean())
+    if n < LEAST_LENGTH:
+        return replace(blank, value=mean, note=f"no interval from fewer than {LEAST_LENGTH} values")
+    centred, memory = kept - mean, _memory(kept)
+    frequencies = np.pi * np.arange(1, WAVES + 1) / n
+    waves = np.cos(frequencies[:, None] * (np.arange(n) + 0.5)) @ centred * math.sqrt(2 / n)
+    # Power of an autoregression at these frequencies over that at frequency 0, which the mean has.
+    share = (1 - memory) ** 2 / (1 - 2 * memory * np.cos(frequencies) + memory**2)
+    half = float(stats.t.ppf((1 + confidence) / 2, WAVES) * np.sqrt((waves**2 / share).mean() / n))
+    half = max(half, float(stats.t.ppf((1 + confidence) / 2, n - 1)) * float(kept.std(ddof=1)) / math.sqrt(n))
+    return replace(blank, value=mean, low=mean - half, high=mean + half)
 
 
-def autocorrelation_time(values: Floats) -> float:
-    """How many neighbours count as one value: 1 for independent values, and for those that swing back and forth."""
+def _memory(values: Floats) -> float:
+    """Correlation of neighbours, corrected for the mean being the series' own, and one standard error more.
+
+    Between 0 and the largest that a series of this length can tell from 1.
+    """
     n, centred = len(values), values - values.mean()
     power = float(centred @ centred)
     if not power > 0:
-        return 1.0
-    correlations = np.array([float(centred[: n - k] @ centred[k:]) / power for k in range(n)])
-    pairs = correlations[: n - n % 2].reshape(-1, 2).sum(1)  # (n/2,): lags 0 and 1, 2 and 3, …
-    ends = np.flatnonzero(pairs <= 0)
-    positive = pairs[: ends[0] if len(ends) else len(pairs)]
-    summed = 2 * float(np.minimum.accumulate(positive).sum()) - 1
-    # Correlations about a short series' own mean come out too small; that of neighbours is corrected (Kendall 1954).
-    first = min(float(correlations[1:2].sum()) * (1 + 3 / n) + 1 / n, 1 - 1 / n)
-    return max(1.0, summed, (1 + first) / (1 - first))
+        return 0.0
+    first = float(centred[:-1] @ centred[1:]) / power
+    first += (1 + 3 * first) / n  # Kendall 1954
+    error = math.sqrt(max(1 - min(first, 1.0) ** 2, 1 / n) / n)
+    return min(max(first + error, 0.0), 1 - 1 / n)

@@ -37,7 +37,7 @@ class SignError:
     """How often a measure ranks a pair wrongly: over all pairs, by environment, and in the worst environment.
 
     Attributes:
-        mean: over all pairs, with a Wilson interval that treats pairs as independent.
+        mean: over all pairs.
         worst: the environment with the largest error: the robust sign-error. Its interval allows for the choice among
             all of them.
         worst_environment: its name.
@@ -121,13 +121,16 @@ def sign_error(
     values, averaged over everything else; the robust sign-error is that of the worst environment. 0 is always right,
     ½ a coin, 1 always wrong; a measure that ties counts ½.
 
+    Pairs that share a network depend on each other. Intervals are Wilson's with as many pairs as theirs are worth by
+    the standard error that adds up the products of all pairs that share one.
+
     Args:
         frame: one row per network.
         measure: column of the measure.
         target: column of the generalization gap.
         parameters: columns of the hyper-parameters.
         smallest_difference: pairs whose targets differ by no more than this (noise) are left out.
-        confidence: level of the Wilson intervals.
+        confidence: level of the intervals.
     """
     level = checked_confidence(confidence)
     names = _at_least_one(parameters)
@@ -135,7 +138,7 @@ def sign_error(
         raise InputError("0 or more", repr(smallest_difference), where="smallest_difference")
     x, y, settings, dropped = columns(frame, measure, target, names)
     codes = coded(settings)
-    pooled: dict[tuple[str, str, str], Floats] = {}
+    pooled: dict[tuple[str, str, str], tuple[Floats, Codes, Codes]] = {}  # wrong or not, and both networks
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
         first, second, _ = _pairs(codes, place)
@@ -143,25 +146,29 @@ def sign_error(
         counted = np.abs(y[first] - y[second]) > smallest_difference
         wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
         for low, high in dict.fromkeys(zip(a[counted].tolist(), b[counted].tolist(), strict=True)):
-            pooled[name, labels[low], labels[high]] = wrong[counted & (a == low) & (b == high)]
+            own = counted & (a == low) & (b == high)
+            pooled[name, labels[low], labels[high]] = wrong[own], first[own], second[own]
     method = "sign-error, Wilson"
     if not pooled:
         note = "no pair differs in one hyper-parameter alone and in the target"
         nothing = Estimate(math.nan, method=method, dropped=dropped, note=note, confidence=level)
         return SignError(nothing, nothing, "", {})
-    by_environment = {key: _error(wrong, level, dropped) for key, wrong in pooled.items()}
+    by_environment = {key: _error(*pairs, level, dropped) for key, pairs in pooled.items()}
     key = max(by_environment, key=lambda k: by_environment[k].value)
-    mean = _error(np.concatenate(list(pooled.values())), level, dropped)
+    mean = _error(*(np.concatenate(side) for side in zip(*pooled.values(), strict=True)), level, dropped)
     # Whichever is worst here was picked for it: its lower end must hold for all of them at once.
-    together = [_error(wrong, 1 - (1 - level) / len(pooled), dropped).low for wrong in pooled.values()]
+    together = [_error(*pairs, 1 - (1 - level) / len(pooled), dropped).low for pairs in pooled.values()]
     highest = max(error.high for error in by_environment.values())
     worst = replace(by_environment[key], low=max(together), high=highest, method=f"worst of {len(pooled)}, Wilson")
     return SignError(mean, worst, f"{key[0]} {key[1]} to {key[2]}", by_environment)
 
 
-def _error(wrong: Floats, level: float, dropped: int) -> Estimate:
-    low, high = wilson(float(wrong.sum()), len(wrong), confidence=level)
-    value = float(wrong.mean())
+def _error(wrong: Floats, first: Codes, second: Codes, level: float, dropped: int) -> Estimate:
+    value, networks = float(wrong.mean()), np.unique(np.concatenate([first, second]))
+    error = _shared_error(first, second, (wrong - value) / len(wrong), int(networks[-1]) + 1)
+    # Pairs that agree throughout say as much as those of them that share no network.
+    worth = min(value * (1 - value) / error**2 if error else len(networks) / 2, float(len(wrong)))
+    low, high = wilson(value * worth, worth, confidence=level)
     return Estimate(value, low, high, math.nan, len(wrong), "sign-error, Wilson", dropped, "", level)
 
 

@@ -41,7 +41,6 @@ OF_TWINS = ("survival", "tau_rescaled")  # taken at the last stop, of the networ
 SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should rise with the gap
 ORACLE, CHANCE = "oracle", "chance"  # the test error itself, and random numbers: what measures lie between
 SMALLEST_DIFFERENCE = 0.01  # of two gaps: two standard errors of an error on 10,000 test images
-RESAMPLES = 1_000
 COLUMNS = {
     **{"measure": "object", "data": "object", "stop": "float64", "score": "object"},
     **{"value": "float64", "low": "float64", "high": "float64", "networks": "int64", "note": "object"},
@@ -92,7 +91,7 @@ def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[
         }
     signs = sign_error(turned, "turned", TARGET, settings, smallest_difference=SMALLEST_DIFFERENCE)
     found = {
-        "tau": correlate(turned["turned"], turned[TARGET], "kendall", resamples=RESAMPLES),
+        "tau": correlate(turned["turned"], turned[TARGET], "kendall"),
         "psi": granulated_kendall(turned, "turned", TARGET, settings).average,
         "information": conditional_mutual_information(turned, "turned", TARGET, settings),
         "worst_error": _noted(signs.worst, signs.worst_environment),
@@ -103,8 +102,8 @@ def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[
             if f"{RESCALED}{name}" in turned
             else turned["turned"] * math.nan
         )
-        found["survival"] = correlate(turned["turned"], after, "kendall", resamples=RESAMPLES)
-        found["tau_rescaled"] = correlate(after, turned[TARGET], "kendall", resamples=RESAMPLES)
+        found["survival"] = correlate(turned["turned"], after, "kendall")
+        found["tau_rescaled"] = correlate(after, turned[TARGET], "kendall")
     return found
 
 

@@ -27,7 +27,6 @@ OUTCOME = re.compile(
     r"|stopped_by|diverged|group|key|name|trial)$"
 )
 MOST_LEVELS = 7  # of a hyper-parameter that is shown by colour and shape; more only of numbers, on a colour ramp
-RESAMPLES = 1000
 CONFIDENCE = 0.95
 
 
@@ -171,9 +170,7 @@ def population_statistics(population: PopulationFrame) -> list[MeasureStatistics
     with progress("Correlations", total=len(population.measures)) as advance:
         for name in population.measures:
             pair = frame[name].to_numpy(dtype="float64"), target
-            pearson, spearman, kendall = (
-                correlate(*pair, kind, resamples=RESAMPLES) for kind in ("pearson", "spearman", "kendall")
-            )
+            pearson, spearman, kendall = (correlate(*pair, kind) for kind in ("pearson", "spearman", "kendall"))
             partial = None
             if population.parameters:
                 partial = partial_correlation(frame, name, population.target, population.parameters, "spearman")
