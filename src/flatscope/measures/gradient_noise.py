@@ -68,18 +68,41 @@ def gradient_noise_scale(ctx: Context, *, unbiased: bool = False) -> Value:
     .. math:: \operatorname{tr} S / \|\bar g\|^2, \quad S = \tfrac1n \sum_i (g_i - \bar g)(g_i - \bar g)^\top
 
     Args:
-        unbiased: of a larger set from which the samples are a draw: S divided by n − 1, and the share of the samples'
-            own noise, tr S / n, taken off the squared gradient. Where nothing is left of it there is no value.
+        unbiased: of a larger set from which the samples are a draw: S divided by n − 1, the share of the samples' own
+            noise, tr S / n, taken off the squared gradient, and off the ratio what it is too large on average because
+            its parts are only known so well (to first order in 1/n, by the jackknife). There is no value where the
+            squared gradient is not at least twice its standard error.
     """
-    n, noise = ctx.problem.n_train, float(ctx.sweep(noise_squares).mean())
-    square = norm(ctx.gradient()) ** 2
+    noise, square = float(ctx.sweep(noise_squares).mean()), norm(ctx.gradient()) ** 2
     if unbiased:
-        noise = noise * n / (n - 1) if n > 1 else math.nan
-        square -= noise / n
+        return _unbiased_scale(ctx.sweep(noise_parts), square)
     if not square > 0:
-        why = "more than these samples can tell from their noise" if unbiased else "the mean gradient is zero"
-        return Value(math.nan, exact=False, reason=f"no finite value: {why}")
+        return Value(math.nan, exact=False, reason="no finite value: the mean gradient is zero")
     return Value(noise / square)
+
+
+def _unbiased_scale(parts: Tensor, square: float) -> Value:
+    """Noise over squared gradient, of ‖g_i − ḡ‖² and ⟨g_i − ḡ, ḡ⟩ of the samples and of ‖ḡ‖²."""
+    n, (squares, along) = len(parts), parts.unbind(1)
+    nothing = Value(math.nan, exact=False, reason="no finite value: more than these samples can tell from their noise")
+    if n < 3:
+        return nothing
+    noise = float(squares.sum()) / (n - 1)
+    signal = square - noise / n
+    # Both without each of the samples.
+    noises = (squares.sum() - squares * n / (n - 1)) / (n - 2)
+    signals = square - 2 * along / (n - 1) + squares / (n - 1) ** 2 - noises / (n - 1)
+    variance, covariance = (float(value) for value in _jackknife(signals, torch.stack([signals, noises])))
+    if not signal > 2 * math.sqrt(variance):
+        return nothing
+    return Value(noise / signal / (1 + variance / signal**2 - covariance / (noise * signal)))
+
+
+def _jackknife(one: Tensor, others: Tensor) -> Tensor:
+    """Covariance of an estimate with others, from their values without each of the samples: (k, n) to (k,)."""
+    n = len(one)
+    centred: Tensor = others - others.mean(1, keepdim=True)
+    return (n - 1) / n * (centred @ (one - one.mean()))
 
 
 def batch_factor(n: int, batch: int, replacement: bool) -> float:
@@ -91,7 +114,13 @@ def batch_factor(n: int, batch: int, replacement: bool) -> float:
 
 
 def noise_squares(ctx: Context) -> Tensor:
-    """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data.
+    """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
+    found: Tensor = ctx.sweep(noise_parts)[:, 0]
+    return found
+
+
+def noise_parts(ctx: Context) -> Tensor:
+    """‖g_i − ḡ‖² and ⟨g_i − ḡ, ḡ⟩ of every training sample: (n, 2), float64, in the order of the data.
 
     From gradients of single samples; those of a large network are not formed: what passes its layers gives lengths
     and inner products with the mean, and only parameters that belong to no layer have some.
@@ -104,28 +133,33 @@ def noise_squares(ctx: Context) -> Tensor:
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:
         del numbers, width
-        total = torch.zeros(len(batch[1]), dtype=torch.float64, device=ctx.problem.device)
+        total = torch.zeros(len(batch[1]), 2, dtype=torch.float64, device=ctx.problem.device)
         for flow in gradient_flows(ctx, batch, left_out):
             for squares, along in gradient_forms(flow, ctx.params[flow.weight], covered):
-                total += squares.double() - 2 * along.double()
+                total[:, 0] += squares.double() - 2 * along.double()
+                total[:, 1] += along.double()
         return total.cpu()
 
     ctx.count("forward", ctx.problem.n_train)
     ctx.count("backward", ctx.problem.n_train)
-    total = torch.cat(list(in_batches(ctx, sweep_plan(ctx, 1), work))) + norm(covered) ** 2
+    length = norm(covered) ** 2
+    total = torch.cat(list(in_batches(ctx, sweep_plan(ctx, 1), work))) + torch.tensor(
+        [length, -length], dtype=torch.float64
+    )
     if len(covered) < len(mean):
         total += _distances(ctx, {name: value for name, value in mean.items() if name in left_out})
-    return ctx.problem.ranks.joined(total.clamp_min(0))
+    total[:, 0].clamp_min_(0)
+    return ctx.problem.ranks.joined(total)
 
 
 def _distances(ctx: Context, mean: Params) -> Tensor:
-    """‖g_i − ḡ‖² of this rank's samples over some parameters."""
-    flat = flatten(mean)
-    found = [
-        torch.linalg.vector_norm(gradients.sub_(flat), dim=1, dtype=torch.float64).cpu()
-        for gradients in sample_gradients(ctx, tuple(mean))
-    ]
-    return torch.cat(found).square()
+    """‖g_i − ḡ‖² and ⟨g_i − ḡ, ḡ⟩ of this rank's samples over some parameters."""
+    flat, found = flatten(mean), []
+    for gradients in sample_gradients(ctx, tuple(mean)):
+        apart = gradients.sub_(flat)
+        lengths = torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64)
+        found.append(torch.stack([lengths.square(), (apart @ flat).double()], 1).cpu())
+    return torch.cat(found)
 
 
 def _chunk(ctx: Context, moved: Params) -> int:
