@@ -279,7 +279,7 @@ def test_a_searched_maximum_may_miss_a_little() -> None:
             return Value(1.0 + jump * moved, low=1.0, exact=False)
 
         searched.__name__, searched.__doc__ = name, "A lower bound by ascent."
-        registry.measure(symbol="m", paper="flatscope", equation="none", exact=False)(searched)
+        registry.measure(symbol="m", paper="flatscope", equation="none", exact=False, search="lower")(searched)
 
     model = mlp().model
     declare("near", 0.03)

@@ -316,8 +316,9 @@ def _row(
     remarks = [remark] if remark else []
     if not moved and error > 0:
         remarks.append("no change beyond the error of the estimate")
-    if not moved and searched:
-        remarks.append(f"a searched maximum, judged to {100 * SEARCH:g} %")
+    if not moved and entry.search:
+        judged = f"{100 * SEARCH:g} %" if searched else "its own bracket"
+        remarks.append(f"a searched maximum, judged to {judged}")
     verdict = {"verdict": "moved" if moved else "invariant"}
     return _untested(entry, way, "; ".join(remarks)) | columns | verdict
 
@@ -334,7 +335,7 @@ def _values(table: Table, entry: Declaration, sort_units: bool) -> tuple[pd.Mult
         frame = frame.sort_values(["layer", "options", "value"], kind="stable")
         frame = frame.assign(unit=frame.groupby(["layer", "options"]).cumcount())
     places = pd.MultiIndex.from_frame(frame[["layer", "options", "unit", "sample"]].astype("string"))
-    return places, Readings.of(frame), reason
+    return places, Readings.of(frame, entry.bracketed), reason
 
 
 def _worst(

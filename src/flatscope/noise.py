@@ -19,8 +19,8 @@ from flatscope.errors import InputError
 
 # Chance that standard errors alone make one of all the numbers compared look moved.
 FALSE_ALARM = 1e-5
-# A maximum that is searched comes out a little different from every start. Two searches of ours agree to 2 % where the
-# maximum is known; a rescaling moves such a maximum by factors.
+# A maximum that is searched comes out a little different from every start. What two searches may differ by where they
+# say nothing of it themselves; a rescaling moves such a maximum by factors.
 SEARCH = 0.05
 
 ENDS = ("low", "high")
@@ -39,12 +39,12 @@ class Readings:
     searched: Numbers  # whether the number is what a search ended at that knows of no interval
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> Readings:
-        """Rows of a `Table`."""
+    def of(cls, rows: pd.DataFrame, bracketed: Any = False) -> Readings:
+        """Rows of a `Table`, and whether low and high of those that are not exact enclose what a search looks for."""
         value, stderr = (rows[name].to_numpy(dtype=float) for name in ("value", "stderr"))
         found = ~rows["exact"].to_numpy(dtype=bool) & (stderr == 0)
         below, above = (np.where(found, np.abs(rows[end].to_numpy(dtype=float) - value), np.nan) for end in ENDS)
-        known = np.isfinite(below) & np.isfinite(above)
+        known = np.isfinite(below) & np.isfinite(above) & np.asarray(bracketed, dtype=bool)
         below, above = np.where(known, below, 0.0), np.where(known, above, 0.0)
         return cls(value, stderr, below, above, found & ~known)
 

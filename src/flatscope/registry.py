@@ -119,6 +119,8 @@ class Facts:
     # "lower" if the value is a lower bound of a maximum that a search found, "upper" for an upper bound of a minimum;
     # empty where nothing is searched. A search may end elsewhere when roundings or starts differ
     search: str = ""
+    # whether low and high enclose what the search looks for, so that two searches may differ by as much
+    bracketed: bool = False
     # a few words on what it is, if it is one of the handful of measures to look at first; else empty
     headline: str = ""
     # whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with the loss near

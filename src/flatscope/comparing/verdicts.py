@@ -87,7 +87,9 @@ _NO_CELL = (math.nan, 0.0, 0.0, 0.0, 0.0, False, "")
 def _cells(table: Table) -> dict[tuple[str, str], tuple[Any, ...]]:
     """{(measure, options): value, both errors, the interval, searched, reason without a value} of a network."""
     frame = rows_of(table.to_frame(), "network").drop_duplicates(_KEYS)
-    read, errors = Readings.of(frame), frame[["stderr", "data_stderr"]].fillna(0.0)
+    known = declarations()
+    bracketed = [name in known and known[name].bracketed for name in frame["measure"]]
+    read, errors = Readings.of(frame, bracketed), frame[["stderr", "data_stderr"]].fillna(0.0)
     numbers = (frame["value"], errors["stderr"], errors["data_stderr"], read.below, read.above, read.searched)
     columns = [*(column.tolist() for column in numbers), frame["reason"].where(frame["value"].isna(), "").tolist()]
     return dict(zip(frame[_KEYS].itertuples(index=False, name=None), zip(*columns, strict=True), strict=True))

@@ -16,19 +16,16 @@ from flatscope.loss import Loss
 from flatscope.params import Params, count
 from flatscope.perturbation import (
     Ascent,
-    ascend,
-    found_rise,
-    joined,
     measure_of_moves,
     mirrored_rises,
     perturbed_gradients,
     random_normal,
-    shrinking,
     with_loss,
     within_ball,
     within_box,
 )
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
+from flatscope.searching import begun, bracketed_rise, highest, uphill_directions
 
 Mode = Literal["worst", "average"]
 Norm = Literal["l2", "linf"]
@@ -43,10 +40,11 @@ Logits = Literal["as given", "normalised"]
     equation="Kwon et al. 2021 for the worst case; Andriushchenko et al. 2023 for the average, and for normalised "
     "logits",
     invariant_under=FUNCTION_SYMMETRIES,
-    typical={"forward": 94, "backward": 94},
+    typical={"forward": 155, "backward": 155},
     conventions="all trainable parameters, biases included; elementwise |w|, to which nothing is added; full training "
     "set; the worst case is a lower bound of the maximum; symmetries are those of scale='weights'",
     search="lower",
+    bracketed=True,
 )
 def adaptive_sharpness(
     ctx: Context,
@@ -65,12 +63,14 @@ def adaptive_sharpness(
     Args:
         rho: radius of the ball of relative moves u.
         norm: of u: "l2", or "linf" (each weight by at most the fraction rho).
-        mode: "worst": projected ascent from the gradient and from random directions; "average": over Gaussian u of
-            the length rho in the mean (l2), or of standard deviation rho (linf, as Andriushchenko et al. have it).
+        mode: "worst": projected ascent from the gradient and from gradients with random weights of the samples;
+            "average": over Gaussian u of the length rho in the mean (l2), or of standard deviation rho (linf, as
+            Andriushchenko et al. have it).
         scale: "weights": weights move by |w| u; "none": by u itself, whatever their size: plain sharpness.
         logits: "as given", or "normalised": the logits of each sample divided by their standard deviation over the
             classes, so that scaling all of them changes nothing; for classifiers by cross-entropy.
-        restarts: number of ascents, the first along the gradient.
+        restarts: number of ascents that are taken to the end, the best of four times as many and one that are begun;
+            high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
         steps: steps of each ascent.
         draws: the most perturbed networks for the average, mirror images included; even.
     """
@@ -84,7 +84,7 @@ def adaptive_sharpness(
         rises = mirrored_rises(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2), draws)
         return Value(rises.means[0], stderr=rises.stderrs[0], reason=rises.remark(each=2))
     best = _highest(ctx, sizes, rho, norm, restarts, steps)
-    return found_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each")
+    return bracketed_rise(ctx, best, f"best of {restarts} ascents, {steps} steps each")
 
 
 def with_normalised_logits(ctx: Context) -> Context:
@@ -122,9 +122,9 @@ def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, 
 
     cube = {name: torch.full_like(value, rho) for name, value in sizes.items()}
     region = within_box(cube) if norm == "linf" else within_ball(rho)
-    along = {name: (value * sizes[name])[None] for name, value in ctx.gradient().items()}
-    drawn = random_normal(ctx, ctx.generator("adaptive_sharpness starts"), sizes, restarts - 1)
-    return ascend(ctx, evaluate, region.climb(joined([along, drawn])), region, shrinking(steps))
+    uphill = uphill_directions(ctx, "adaptive_sharpness starts", begun(restarts))
+    starts = region.climb({name: value * sizes[name] for name, value in uphill.items()})
+    return highest(ctx, evaluate, starts, region, restarts, steps)
 
 
 @measure(

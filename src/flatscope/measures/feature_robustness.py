@@ -26,9 +26,9 @@ from flatscope.perturbation import (
     perturbed_gradients,
     perturbed_losses,
     refuse_unless_pairs,
-    shrinking,
 )
 from flatscope.registry import Value, measure
+from flatscope.searching import begun, highest, uphill_directions
 
 Kind = Literal["worst", "random"]
 TOLERANCE = 1e-6
@@ -64,7 +64,9 @@ def feature_robustness(
         kind: "worst": the largest rise over matrices of spectral norm at most 1, a lower bound by ascent; "random":
             the mean over random orthogonal matrices, which is also the mean over noise on each sample's features,
             uniform in direction and as long as δ times the features.
-        restarts: ascents of "worst": from the gradient, from the top eigenvector of the layer's Hessian, at random.
+        restarts: ascents of "worst" that are taken to the end, the best of four times as many and two that are begun:
+            from the gradient, from the top eigenvector of the layer's Hessian, and from gradients with random weights
+            of the samples. 1: from the gradient.
         steps: steps of each ascent.
         draws: the most matrices of "random", each with its negative; even.
     """
@@ -132,22 +134,19 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
         U, S, Vh = torch.linalg.svd(points[name], full_matrices=False)
         return {name: (U * S.clamp_max(1)[..., None, :]) @ Vh}
 
-    gradient = ctx.gradient()[name]
+    uphill = uphill_directions(ctx, f"feature_robustness {layer.name}", begun(restarts))[name]
+    gradient = uphill[0]
     pair = ctx.sweep(top_eigenpairs, tolerance=TOLERANCE)[layer.name]
-    directions = [gradient[None]]
+    directions = [uphill]
     if restarts > 1:
         top = pair.vector.to(gradient).reshape(gradient.shape)
         both = torch.stack([top, -top])
         moved = delta * acting.moves(nearest_isometry(acting.pulled(both)))
         losses = perturbed_losses(ctx, [{name: move} for move in moved])
         directions.append(both[1:] if losses[1] > losses[0] else both[:1])
-    if restarts > 2:
-        generator = ctx.generator(f"feature_robustness {layer.name}")
-        drawn = torch.randn(restarts - 2, *gradient.shape, generator=generator, dtype=torch.float64)
-        directions.append(drawn.to(gradient))
     starts = climb({name: acting.pulled(torch.cat(directions))})
     region = Region(climb, project)
-    found = ascend(ctx, evaluate, starts, region, shrinking(steps)).where
+    found = highest(ctx, evaluate, starts, region, restarts, steps).where
     # From the best points on, steps so long that they end where the linear approximation is largest: on a convex
     # stretch of the loss each goes up, and they settle to more digits than short steps do.
     best, loss = ascend(ctx, evaluate, found, region, (LONGEST,) * SETTLING, SETTLED), ctx.scores().loss

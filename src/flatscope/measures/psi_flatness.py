@@ -34,17 +34,15 @@ from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
 from flatscope.perturbation import (
-    ascend,
-    found_rise,
     joined,
     measure_of_moves,
     mirrored_rises,
     perturbed_gradients,
     refuse_unless_pairs,
-    shrinking,
     within_ball,
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
+from flatscope.searching import begun, bracketed_rise, highest
 from flatscope.stopping import draw_until_precise, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
@@ -196,6 +194,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     conventions="all basis-path values, biases included; full training set, in float64; a lower bound of the maximum; "
     "the radius is relative to the smallest |P(u)S(u)|, where the inverse has its nearest pole",
     search="lower",
+    bracketed=True,
 )
 def psi_epsilon(
     ctx: Context,
@@ -215,7 +214,8 @@ def psi_epsilon(
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball; below 1 if relative.
         relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
-        restarts: number of ascents.
+        restarts: number of ascents that are taken to the end, the best of four times as many and one that are begun;
+            high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
         steps: steps of each ascent.
     """
     ctx = ctx.in_double()  # balls are so small that in float32 a rise of the loss drowns in its rounding
@@ -226,11 +226,11 @@ def psi_epsilon(
     ball, evaluate = within_ball(radius), partial(_losses_and_gradients, ctx, paths)
     here = {name: torch.zeros_like(value)[None] for name, value in paths.scaled_reference().items()}
     starts = [evaluate(here)[1]]
-    for u in islice(_draws(ctx, paths, "psi_epsilon"), restarts - 1):
+    for u in islice(_draws(ctx, paths, "psi_epsilon"), begun(restarts)):
         starts.append({name: value[None] for name, value in paths.split(u).items()})
-    best = ascend(ctx, evaluate, ball.climb(joined(starts)), ball, shrinking(steps))
+    best = highest(ctx, evaluate, ball.climb(joined(starts)), ball, restarts, steps)
     how = f"best of {restarts} ascents, {steps} steps each; radius {radius:.3g}"
-    found = found_rise(ctx, best, how, normalised=True)
+    found = bracketed_rise(ctx, best, how, normalised=True)
     pole = f"; {POLE}" if radius >= paths.nearest_pole and paths.n_classes else ""
     return replace(found, reason=_remark(paths, "epsilon_flatness at this radius", found.reason + pole))
 

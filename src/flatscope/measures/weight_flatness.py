@@ -104,6 +104,7 @@ def layer_trace(ctx: Context, *, precision: float | None = None, most_products: 
     typical={"sweep": 1, "column": 1},
     exact=False,
     search="lower",
+    bracketed=True,
     conventions=f"algebraically largest eigenvalue; the layer's weight without its bias; {_BRACKET}",
 )
 def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dict[str, Value]:
@@ -128,6 +129,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
     typical={"curvature": 16},
     exact=False,
     search="lower",
+    bracketed=True,
     headline="curvature, sharpest direction",
     conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for; "
     f"{_BRACKET}",
@@ -149,6 +151,7 @@ def hessian_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> V
     typical={"curvature": 40},
     exact=False,
     search="upper",
+    bracketed=True,
     conventions=f"all trainable parameters; negative at a saddle point or away from a minimum; {_BRACKET}",
 )
 def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 0.01, most_products: int = AFFORDABLE) -> Value:
