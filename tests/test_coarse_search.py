@@ -82,6 +82,7 @@ def test_only_the_block_is_coarse() -> None:
     def switches() -> tuple[bool, bool]:
         return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
+    torch.backends.cudnn.allow_tf32 = True  # as torch begins with; once it is set, torch says what it does
     before = switches()
     with own_settings():
         with coarse_products():

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 from flatscope.errors import InputError, missing_derivative
+from flatscope.switches import float32_products, signals_wait
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
 _coarse = ContextVar("coarse products", default=False)
@@ -84,22 +85,31 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     some. What torch cannot differentiate is refused in words. Random states are put back too, by the outermost of
     several, and those of the given generators. Also a decorator: every public function that runs a model has it.
     """
-    generators = tuple(generators)
-    with ExitStack() as stack:
-        if generators or not _outside:  # most of its time, and products with a matrix come by the thousand
-            stack.enter_context(untouched_randomness(generators))
-        stack.enter_context(torch.autograd.set_detect_anomaly(False))
-        stack.enter_context(derivatives())
-        stack.enter_context(_own_defaults())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_own_switches())
-        stack.enter_context(without_checkpointing())
+    generators, depth, stack = tuple(generators), len(_outside), ExitStack()
+    waiting = nullcontext if depth else signals_wait  # what an inner one leaves behind, the outermost puts back
+    try:
+        with waiting():
+            if generators or not depth:  # most of its time, and products with a matrix come by the thousand
+                stack.enter_context(untouched_randomness(generators))
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
+            stack.enter_context(derivatives())
+            stack.enter_context(_own_defaults())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_own_switches())
+            stack.enter_context(_saved_as_they_are())
+            stack.enter_context(without_checkpointing())
+        yield
+    except RuntimeError as problem:
+        if words := missing_derivative(problem):
+            raise words from problem
+        raise
+    finally:
         try:
-            yield
-        except RuntimeError as problem:
-            if words := missing_derivative(problem):
-                raise words from problem
-            raise
+            with waiting():
+                stack.close()
+        finally:  # again, where a signal came before signals had to wait: what is done is not done twice
+            stack.close()
+            del _outside[depth:]
 
 
 @contextmanager
@@ -119,8 +129,8 @@ def _own_defaults() -> Iterator[None]:
     """New tensors in float32 on the CPU; what the caller has set is kept for the caller's own code."""
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     _outside.append(_outside[0] if _outside else (dtype, device))
-    torch.set_default_dtype(torch.float32)
     try:
+        torch.set_default_dtype(torch.float32)
         with nullcontext() if device.type == "cpu" else torch.device("cpu"):
             yield
     finally:
@@ -180,9 +190,9 @@ def without_checkpointing() -> Iterator[None]:
     """
     names = {"CheckpointFunction": _Unchecked, "_checkpoint_without_reentrant_generator": _unchecked_generator}
     kept = {name: getattr(checkpoint, name) for name in names}
-    for name, value in names.items():
-        setattr(checkpoint, name, value)
     try:
+        for name, value in names.items():
+            setattr(checkpoint, name, value)
         yield
     finally:
         for name, value in kept.items():
@@ -219,20 +229,42 @@ def coarse_products() -> Iterator[None]:
 @contextmanager
 def _own_switches() -> Iterator[None]:
     """The switches of torch that have no context manager of their own."""
-    matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
-    cudnn_tf32 = torch.backends.cudnn.allow_tf32
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     deterministic = torch.get_deterministic_debug_mode()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = _coarse.get()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch.set_deterministic_debug_mode(min(deterministic, 1))  # 2 is an error wherever a kernel is not deterministic
     try:
-        yield
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.set_deterministic_debug_mode(min(deterministic, 1))  # 2 is an error wherever a kernel has no such kind
+        with float32_products(coarse=_coarse.get()):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
-        torch.backends.cudnn.allow_tf32 = cudnn_tf32
         torch.backends.mha.set_fastpath_enabled(fast_attention)
         torch.set_deterministic_debug_mode(deterministic)
+
+
+@contextmanager
+def _saved_as_they_are() -> Iterator[None]:
+    """Tensors are kept for the backward pass where they are: the caller's hooks for them rest, also forbidden ones.
+
+    Derivatives of many samples at once refuse to work beside hooks, such as those of `save_on_cpu`.
+    """
+    engine = torch._C._autograd
+    if not hasattr(engine, "_top_saved_tensors_default_hooks"):
+        yield
+        return
+    forbidden = engine._saved_tensors_hooks_get_disabled_error_message()
+    resting: list[Any] = []
+    try:
+        if forbidden is not None:
+            engine._saved_tensors_hooks_enable()
+        while hooks := engine._top_saved_tensors_default_hooks(False):
+            resting.append(hooks)
+            engine._pop_saved_tensors_default_hooks()
+        yield
+    finally:
+        for hooks in reversed(resting):
+            engine._push_saved_tensors_default_hooks(*hooks)
+        if forbidden is not None:
+            engine._saved_tensors_hooks_disable(forbidden)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flatscope.guards import private_randomness
 from flatscope.network.operations import LEAVES_TORCH
 from flatscope.network.program import Operation, watched
+from flatscope.switches import float32_products
 
 WARM_UP_STEPS = 3
 # Packages whose modules do the same in every step; whatever else a forward pass does in Python happens once in a graph.
@@ -23,16 +24,9 @@ STEADY_PACKAGES = ("torch", "flatscope", "flatscope_training")
 COMPILE_AFTER, COMPILE_FOR = 1_000_000, 4_000_000
 
 
-@contextmanager
-def products_in(precision: str) -> Iterator[None]:
+def products_in(precision: str) -> AbstractContextManager[None]:
     """Products on a GPU in full precision for "float32", with TF32 otherwise; whatever the caller has set."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+    return float32_products(coarse=precision != "float32")
 
 
 def activations_in(precision: str, device: torch.device) -> torch.autocast:
