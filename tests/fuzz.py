@@ -2,16 +2,22 @@
 
 Each kind is written by flatscope itself, or as a stranger would write it. One seeded change is made to its bytes. What
 flatscope wrote must then be refused with an error of its own, or be read as it was; what a stranger wrote must be
-refused with an error of its own, or be read.
+refused with an error of its own, or be read. In place of a file there may also be what is none: a pipe, a device, a
+folder, a link that leads nowhere. That is refused as well, or done without, and nothing waits for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
 import random
+import shutil
+import signal
 import tempfile
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -24,14 +30,17 @@ import torch
 from test_results import made_again, old_data, old_network
 
 import flatscope as fs
-from flatscope.errors import FlatscopeError
-from flatscope.landscapes.making import KeptRows
+from flatscope.disk import write_with_sum
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.landscapes.making import KeptRows, kept_directions
 from flatscope.results import Result
+from flatscope_app.cli.run_population import read_looks
 from flatscope_app.reports.items import read_item
-from flatscope_papers.study_result import StudyResult
+from flatscope_papers.study_result import StudyResult, load_result
 from flatscope_training.checkpoint import TrainConfig
 from flatscope_training.data.formats import read_npz
 from flatscope_training.loop import train
+from flatscope_training.sweeps.configuration import Sweep
 from flatscope_training.sweeps.store import Store
 from flatscope_training.weight_files import read_weights, save_weights
 
@@ -98,6 +107,72 @@ def attack(kind: Kind, folder: Path, seed: int) -> str:
         target.write_bytes(content)
     if kind.own and after != before:
         raise AssertionError(f"{target.name}, seed {seed}: other content was taken without a word")
+    return "same" if kind.own else "read"
+
+
+SPECIAL: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "an empty device": lambda path: path.symlink_to("/dev/null"),
+    "a folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "an empty file": lambda path: path.write_bytes(b"") and None,
+}
+PATIENCE = 20  # seconds that a reader may take with what is no file
+
+
+def replace_file(kind: Kind, folder: Path, seed: int) -> str:
+    """What became of something else in the place of a file: "refused" or "done without"; anything else is raised."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        kind.write(folder)
+    before = kind.read(folder) if kind.own else ""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    target = files[seed % len(files)]
+    name = [*SPECIAL][seed // len(files) % len(SPECIAL)]
+    aside = target.with_name(f"{target.name}.aside")
+    target.rename(aside)
+    signal.signal(signal.SIGALRM, _out_of_patience)
+    signal.alarm(PATIENCE)
+    try:
+        SPECIAL[name](target)
+        after = kind.read(folder)
+    except FlatscopeError:
+        return "refused"
+    finally:
+        signal.alarm(0)
+        shutil.rmtree(target, ignore_errors=True) if target.is_dir() and not target.is_symlink() else target.unlink()
+        aside.rename(target)
+    if kind.own and after != before:
+        raise AssertionError(f"{name} in the place of {target.name}, seed {seed}: other content without a word")
+    return "done without"
+
+
+def _out_of_patience(*_: object) -> None:
+    raise TimeoutError(f"no end after {PATIENCE} s")
+
+
+def flip(kind: Kind, folder: Path, seed: int, before: str) -> str:
+    """What became of one flipped bit, by its number over all files of the kind: "refused", "same" or "read"."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    place = random.Random(seed).randrange(sum(path.stat().st_size for path in files) * 8)
+    for target in files:
+        if place < (size := target.stat().st_size * 8):
+            break
+        place -= size
+    content = bytearray(target.read_bytes())
+    content[place // 8] ^= 1 << place % 8
+    whole = target.read_bytes()
+    target.write_bytes(content)
+    try:
+        after = kind.read(folder)
+    except FlatscopeError:
+        return "refused"
+    finally:
+        target.write_bytes(whole)
+    if kind.own and after != before:
+        raise AssertionError(f"{target.name}, bit {place}: read as something else without a word")
     return "same" if kind.own else "read"
 
 
@@ -172,6 +247,48 @@ def _stored(folder: Path) -> str:
 _WHOLE_TRIAL = repr(({"lr": 0.1}, {"loss": 0.25}, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], ",epoch,loss\n0,1,0.5\n1,2,0.25\n"))
 
 
+def _many_trials(folder: Path, ending: str) -> None:
+    store = Store(folder / "store")
+    for seed in range(4):
+        store.write({"lr": 0.1, "seed": seed, "words": f"w{seed}"}, {"loss_gap": 0.25 / (seed + 1), "margin": 1.5})
+    store.export(folder / f"export{ending}")
+    shutil.rmtree(folder / "store")
+
+
+def _exported(folder: Path, ending: str) -> str:
+    read: pd.DataFrame = read_looks(str(folder / f"export{ending}"))
+    return repr([(name, str(kind)) for name, kind in read.dtypes.items()]) + read.to_csv()
+
+
+def _run_folder(folder: Path) -> None:
+    frame = pd.DataFrame({"epoch": [1, 2], "train_loss": [0.5, 0.25], "train_error": [0.5, 0.0]})
+    write_with_sum(folder / "history.csv", frame.to_csv(index=False).encode())
+
+
+def _plans(folder: Path) -> None:
+    Store(folder).remember("rates", Sweep.from_dict(PLAN).to_dict())
+
+
+def _planned(folder: Path) -> str:
+    store = Store(folder)
+    for problem in store.damaged_plans().values():
+        raise problem
+    # a name is the file's own: another name is another plan, and of this one there is none
+    return repr({name: plan for name, plan in store.plans().items() if name == "rates"})
+
+
+PLAN = {"name": "rates", "work": "a:b", "base": {"model": {"name": "mlp"}}, "grid": {"train.lr": [0.05, 0.1]}}
+
+
+def _sweep_file(folder: Path) -> None:
+    (folder / "sweep.toml").write_text('name = "rates"\n[base.train]\nepochs = 2\n[grid]\n"train.lr" = [0.1, 0.2]\n')
+
+
+def _directions(folder: Path) -> str:
+    like = {"w": torch.zeros(3)}
+    return repr([found["w"].tolist() for found in kept_directions(folder, like, lambda: [{"w": torch.ones(3)}])])
+
+
 def _study(folder: Path) -> None:
     table = pd.DataFrame({"x": [1.0, 2.0]})
     StudyResult(
@@ -181,7 +298,12 @@ def _study(folder: Path) -> None:
 
 
 def _loaded_study(folder: Path) -> str:
-    found = StudyResult.load(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        try:
+            found = load_result(folder)
+        except UserWarning as word:  # that a picture is gone: not without a word
+            raise InputError("every picture", str(word)) from None
     return repr((found.name, found.title, found.table.to_csv(), found.svg, found.png, found.notes, found.provenance))
 
 
@@ -230,7 +352,13 @@ def kinds() -> dict[str, Kind]:
             lambda folder: _train(folder).history.drop(columns="seconds", errors="ignore").to_csv(),
         ),
         "landscape rows": Kind(lambda folder: void(_rows(folder, True)), lambda folder: _rows(folder, False)),
+        "directions": Kind(lambda folder: void(_directions(folder)), _directions),
         "trial": Kind(_store, _stored),
+        "export.parquet": Kind(lambda f: _many_trials(f, ".parquet"), lambda f: _exported(f, ".parquet")),
+        "export.csv": Kind(lambda f: _many_trials(f, ".csv"), lambda f: _exported(f, ".csv")),
+        "run folder": Kind(_run_folder, lambda f: repr([(n, t.to_csv()) for n, t in read_item(f"a={f}")])),
+        "plan": Kind(_plans, _planned),
+        "sweep of others": Kind(_sweep_file, lambda f: repr(Sweep.from_file(f / "sweep.toml").configs()), own=False),
         "study": Kind(_study, _loaded_study),
         "npz of others": Kind(_foreign_npz, lambda folder: repr(read_npz(folder / "data.npz")), own=False),
         "parquet of others": Kind(_foreign_parquet, lambda f: repr(read_item(str(f / "frame.parquet"))), own=False),
@@ -248,14 +376,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0, help="of the first change")
+    parser.add_argument("--bits", type=int, default=0, help="flip so many single bits, and nothing else")
     given = parser.parse_args()
+    warnings.simplefilter("ignore")
     end, seed, counts = time.monotonic() + 60 * given.minutes, given.seed, {}
     with tempfile.TemporaryDirectory() as folder:
         everything = kinds()
+        if given.bits:
+            raise SystemExit(flip_bits(everything, Path(folder), given.bits, given.seed, end))
         while time.monotonic() < end:
             for name, kind in everything.items():
                 try:
-                    outcome = attack(kind, Path(folder) / name, seed)
+                    outcome = (replace_file if seed % 8 == 7 else attack)(kind, Path(folder) / name, seed)
                 except Exception as problem:
                     outcome = "FAILED"
                     print(f"{name}, seed {seed}: {type(problem).__name__}: {problem}")
@@ -265,6 +397,31 @@ def main() -> None:
         f"{sum(counts.values())} changed files of {len(everything)} kinds, seeds {given.seed} to {seed - 1}: {counts}"
     )
     raise SystemExit("FAILED" in counts)
+
+
+def flip_bits(everything: dict[str, Kind], folder: Path, count: int, seed: int, end: float) -> bool:
+    """Flip single bits of every kind of file that flatscope writes, in turn; whether one was read as something else."""
+    own = {name: kind for name, kind in everything.items() if kind.own}
+    before, counts = {}, {name: Counter[str]() for name in own}
+    for name, kind in own.items():
+        (folder / name).mkdir(parents=True)
+        kind.write(folder / name)
+        before[name] = kind.read(folder / name)
+    tried = 0
+    while tried < count and time.monotonic() < end:
+        for name, kind in own.items():
+            try:
+                outcome = flip(kind, folder / name, seed + tried, before[name])
+            except Exception as problem:
+                outcome = "FAILED"
+                print(f"{name}: {type(problem).__name__}: {problem}", flush=True)
+            counts[name][outcome] += 1
+            tried += 1
+    for name, outcomes in counts.items():
+        print(f"{name}: {dict(outcomes)}")
+    total = sum(counts.values(), Counter[str]())
+    print(f"{tried} single flipped bits over {len(own)} kinds of files: {dict(total)}")
+    return "FAILED" in total
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def test_train_resume_measure(run: Run, tmp_path: Path) -> None:
     common = ["train", *SMALL, "--out", folder, "--lr", "0.1"]
     first = run(*common, "--epochs", "2")
     assert (first.code, "stopped by epochs" in first.out) == (0, True)
-    names = ["checkpoint", "history.csv", "initial.safetensors", "weights.safetensors"]
+    names = ["checkpoint", "history.csv", "history.csv.b2sum", "initial.safetensors", "weights.safetensors"]
     assert sorted(path.name for path in folder.iterdir()) == names
     initial = (folder / "initial.safetensors").read_bytes()
 

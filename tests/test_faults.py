@@ -93,6 +93,7 @@ def test_a_read_only_disk_can_be_read(small_disk: Path) -> None:
         save_weights(old_network(1), small_disk / "w.safetensors")
 
 
+@pytest.mark.filterwarnings("ignore:.* damaged")
 @pytest.mark.parametrize("what", ["file", "marker", "trial", "name"])
 def test_what_leads_out_of_a_store_is_refused_before_it_is_read(tmp_path: Path, what: str) -> None:
     store, elsewhere = Store(tmp_path / "store"), Store(tmp_path / "elsewhere")

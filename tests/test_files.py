@@ -31,6 +31,7 @@ from flatscope_training.weight_files import read_tensors, read_weights, save_wei
 KINDS = fuzz.kinds()
 
 
+@pytest.mark.filterwarnings("ignore:.* no checksum protects")
 @pytest.mark.parametrize("name", list(KINDS))
 def test_a_changed_file_is_refused_or_read_as_it_was(name: str, tmp_path: Path) -> None:
     outcomes = [fuzz.attack(KINDS[name], tmp_path / "files", seed) for seed in range(16)]

@@ -24,7 +24,7 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "version"},
-    {"formatting", "noise", "switches"},
+    {"disk", "formatting", "noise", "switches"},
     {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin"},
     {"files"},
     {"results"},
@@ -92,6 +92,7 @@ USED_INSIDE = {
     "flatscope.bounds.classical",
     "flatscope.bounds.pac_bayes",
     "flatscope_app.cli.output",
+    "flatscope.disk",
     "flatscope.files",
     "flatscope.formatting",
     "flatscope.guards",

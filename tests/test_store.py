@@ -115,6 +115,7 @@ def test_first_whole_result_stays(store: Store) -> None:
     assert store.read(CONFIG).metrics == {"loss": 1.0}
 
 
+@pytest.mark.filterwarnings("ignore:.* damaged")
 @pytest.mark.parametrize("how", ["cut", "empty", "longer", "flipped", "removed"])
 def test_torn_and_damaged_files_are_found_and_the_trial_is_done_again(store: Store, how: str) -> None:
     config = {"x": 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from test_cli import Run
 from test_cli import run as run  # a fixture
 
 from flatscope.errors import InputError
+from flatscope.files import from_json_bytes, json_bytes
 from flatscope_app.cli.run_watch import look
 from flatscope_training.checkpoint import TrainConfig
 from flatscope_training.data.loading import load
@@ -40,14 +42,16 @@ def test_one_that_goes_on_is_looked_at_again_until_it_is_over(
     run: Run, training: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = training / "checkpoint" / "state.json"
-    finished = state.read_text()
-    state.write_text(finished.replace('"stopped_by": "epochs"', '"stopped_by": null'))
+    finished = state.read_bytes()
+    going_on = from_json_bytes(finished)
+    going_on["state"]["stopped_by"] = None
+    state.write_bytes(json_bytes(json.dumps(going_on, indent=1)))
     page = training / "page.html"
     seen = []
 
     def wait(seconds: float) -> None:
         seen.append((seconds, 'http-equiv="refresh" content="2"' in page.read_text()))
-        state.write_text(finished)
+        state.write_bytes(finished)
 
     monkeypatch.setattr("flatscope_app.cli.run_watch.time.sleep", wait)
     outcome = run("watch", training, "--every", 2, "--report", page)

@@ -23,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flatscope.disk import open_file
 from flatscope.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 PICTURES = ("png", "svg", "pdf")
-CHECKSUM = "flatscope_checksum"
+CHECKSUM, FRAME_KEY = "flatscope_checksum", b"flatscope_frame"
 JSON_CHECKSUM, ANNOUNCED = "checksum", "has checksum"
 CHANGED = "its bytes are not those that were written (the checksum differs)"
 LEAST_LIMIT, LARGEST_RATIO = 1 << 30, 50  # unpacked content: a gibibyte, or 50 times the file where that is more
@@ -47,7 +48,7 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
 
 def file_digest(path: str | os.PathLike[str]) -> str:
     """Checksum of a file as it is: what `b2sum -l 128` prints."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
@@ -99,9 +100,24 @@ def from_parquet_bytes(content: bytes, key: bytes) -> tuple[pd.DataFrame, Any]:
     return _pandas(arrow), json.loads(text)
 
 
+def frame_bytes(frame: pd.DataFrame) -> bytes:
+    """A frame with any columns as a Parquet file with a checksum, which `foreign_parquet` compares."""
+    schema = pa.Schema.from_pandas(frame, preserve_index=False)
+    return parquet_bytes(frame, FRAME_KEY, {"schema": _schema_digest(schema)})
+
+
 def foreign_parquet(content: bytes) -> pd.DataFrame:
-    """The frame of anybody's Parquet file."""
-    return _pandas(_arrow(content))
+    """The frame of anybody's Parquet file; one of ours is compared with its checksum."""
+    arrow = _arrow(content)
+    metadata = arrow.schema.metadata or {}
+    if (checksum := metadata.get(CHECKSUM.encode())) is not None:
+        heads = [text for key, text in metadata.items() if key.startswith(b"flatscope") and key != CHECKSUM.encode()]
+        if checksum.decode(errors="replace") not in [_frame_digest(arrow, text) for text in heads]:
+            raise ValueError(CHANGED)
+    head = metadata.get(FRAME_KEY)
+    if head is not None and json.loads(head).get("schema") != _schema_digest(arrow.schema):
+        raise ValueError(CHANGED)
+    return _pandas(arrow)
 
 
 def parquet_metadata(content: bytes) -> dict[bytes, bytes]:
@@ -121,12 +137,12 @@ def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def from_npz_bytes(content: bytes) -> Arrays:
-    """The arrays of an .npz file, without their checksum."""
-    return read_npz(io.BytesIO(content), len(content))
+def from_npz_bytes(content: bytes, *, sealed_only: bool = False) -> Arrays:
+    """The arrays of an .npz file, without their checksum; `sealed_only` refuses a file that has none."""
+    return read_npz(io.BytesIO(content), len(content), sealed_only=sealed_only)
 
 
-def read_npz(file: Any, size: int) -> Arrays:
+def read_npz(file: Any, size: int, *, sealed_only: bool = False) -> Arrays:
     """The same from an open file, or whatever can be read and sought."""
     refuse_bombs(file, size)
     try:
@@ -134,8 +150,10 @@ def read_npz(file: Any, size: int) -> Arrays:
             arrays = {name: stored[name] for name in stored.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as problem:
         raise ValueError(f"damaged: {first_line(problem)}") from problem
+    if strange := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
+        raise ValueError(f"{strange[0]} in it is no array")
     checksum = arrays.pop(CHECKSUM, None)
-    if checksum is not None and str(checksum) != _array_digest(arrays):
+    if sealed_only if checksum is None else str(checksum) != _array_digest(arrays):
         raise ValueError(CHANGED)
     return arrays
 
@@ -211,6 +229,11 @@ def _frame_digest(arrow: pa.Table, head: bytes) -> str:
     for name in arrow.column_names:
         parts.append(f"\n{name}\n{json.dumps(arrow.column(name).to_pylist(), default=str)}".encode())
     return digest(parts)
+
+
+def _schema_digest(schema: pa.Schema) -> str:
+    """Of the columns' types, and of what pandas wrote beside them."""
+    return digest([str(schema.types).encode(), (schema.metadata or {}).get(b"pandas", b"")])
 
 
 def _array_digest(arrays: Mapping[str, Any]) -> str:

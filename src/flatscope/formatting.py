@@ -105,8 +105,17 @@ def numbered(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that any file and page can hold: without control characters and halves of characters (of odd file names)."""
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+    """Text that any file, page and terminal can hold, of names that may be anything.
+
+    Without control characters, which move the cursor, name windows and fill clipboards; without those that turn the
+    direction of what follows; without halves of characters. Each gives way to one sign, so that lengths stay.
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]|\r(?!\n)"
+)
 
 
 def some_of(names: Sequence[str], most: int) -> str:

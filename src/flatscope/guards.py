@@ -1,15 +1,13 @@
-"""What flatscope may not leave behind: moved random states, switched kernels, half-written files."""
+"""What flatscope may not leave behind: moved random states, switched kernels."""
 
 from __future__ import annotations
 
 import gc
-import os
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
-from flatscope.errors import InputError, missing_derivative
+from flatscope.errors import missing_derivative
 from flatscope.switches import float32_products, signals_wait
 
 _outside: list[tuple[torch.dtype, torch.device]] = []  # the caller's default dtype and device, once per open guard
@@ -265,55 +263,3 @@ def _saved_as_they_are() -> Iterator[None]:
             engine._push_saved_tensors_default_hooks(*hooks)
         if forbidden is not None:
             engine._saved_tensors_hooks_disable(forbidden)
-
-
-@contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it takes the name `path` only if the block ends well.
-
-    Flushed to the disk before and after the rename, so that a kill or a power cut at any moment leaves the old
-    file or the new one, never half of one. Missing parent folders are made.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(f"{target} is a folder")
-        _remove_leftovers(target)
-        temporary.touch()
-        try:
-            yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(target)
-            flush_folder(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as problem:
-        found = problem.strerror or str(problem)
-        raise InputError("a place that can be written to", found, str(target), "Choose another path") from problem
-
-
-def write_whole(path: str | os.PathLike[str], payload: bytes) -> None:
-    """Write a file whole or not at all."""
-    with whole_file(path) as temporary:
-        temporary.write_bytes(payload)
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Half-written files of processes that were killed; those of living ones are left alone."""
-    for path in target.parent.glob(f".{target.name}.*.part"):
-        owner = path.name.split(".")[-2]
-        if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
-            path.unlink(missing_ok=True)
-
-
-def flush_folder(folder: Path) -> None:
-    """Bring a rename to the disk: it lies in the folder, which needs a flush of its own."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

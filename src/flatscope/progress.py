@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flatscope.formatting import printable
 
 DELAY_SECONDS = 2.0
 LINE_SECONDS = 10.0
@@ -65,7 +68,7 @@ def _bar(description: str, total: float | None, console: Console, counted: bool)
 
     def advance(steps: float = 1, note: str = "") -> None:
         nonlocal visible
-        bar.update(task, advance=steps, note=note)
+        bar.update(task, advance=steps, note=escape(printable(note)))
         if not visible and time.monotonic() - begun > DELAY_SECONDS:
             bar.start()
             visible = True
@@ -109,7 +112,7 @@ def _lines(description: str, total: float | None, console: Console) -> Iterator[
             share = max(share, min(spent / whole, NEARLY_ALL))  # else it stands still while the time left runs out
         part = f" {share:.0%}" if total else ""
         what = f": {doing}" if doing else ""
-        console.print(f"{description}:{part} after {spent:.0f} s{left}{what}", soft_wrap=True)
+        console.print(printable(f"{description}:{part} after {spent:.0f} s{left}{what}"), soft_wrap=True, markup=False)
 
     _thread.start_new_thread(speak, ())
     try:

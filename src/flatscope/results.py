@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from flatscope.disk import read_file, write_whole, write_with_sum
 from flatscope.errors import FlatscopeError, InputError, refuse_unknown
 from flatscope.files import (
     Arrays,
@@ -34,7 +35,7 @@ from flatscope.files import (
     svg_of,
     without_nan,
 )
-from flatscope.guards import write_whole
+from flatscope.formatting import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         header, rows = self.cells()
-        return pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48)
+        return printable(pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48))
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -143,7 +144,7 @@ class Result(ABC):
         ending = Path(path).suffix.lower()
         if ending not in self.ENDINGS:
             raise InputError(f"a file name ending in {', '.join(self.ENDINGS)}", str(path), where="save")
-        write_whole(path, self._content(ending))
+        (write_with_sum if ending == ".csv" else write_whole)(path, self._content(ending))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -154,7 +155,7 @@ class Result(ABC):
             raise InputError(readable, str(path), where="load")
         with reading(f"the {cls.WORD} that flatscope saved", str(path)):
             try:
-                content = Path(path).read_bytes()
+                content = read_file(path)
             except OSError as problem:
                 raise InputError("a file that can be read", str(problem), where="load") from problem
             return cls._from_content(ending, content)

@@ -161,7 +161,8 @@ def export(
 ) -> None:
     """Write every claim with its verdict to one file; as Markdown, with a folder of pages beside it."""
     from flatscope import report
-    from flatscope.guards import whole_file
+    from flatscope.disk import write_whole, write_with_sum
+    from flatscope.files import frame_bytes
     from flatscope_papers.known_studies import studies
     from flatscope_papers.pages.written import write_pages
     from flatscope_papers.reproduction import claim_frame, latest, load_results
@@ -180,8 +181,10 @@ def export(
         report(found, out, title="Reproduction of the four papers")
     else:
         frame = claim_frame(saved)
-        with whole_file(out) as temporary:
-            frame.to_csv(temporary, index=False) if out.suffix == ".csv" else frame.to_parquet(temporary)
+        if out.suffix == ".csv":
+            write_with_sum(out, frame.to_csv(index=False).encode())
+        else:
+            write_whole(out, frame_bytes(frame))
     show_note(f"wrote {out}")
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -14,10 +15,10 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.disk import MOST_TEXT, read_file, write_whole
 from flatscope.errors import DataFileError
 from flatscope.files import CHANGED, digest, from_json_bytes, json_bytes, without_nan
 from flatscope.formatting import numbered
-from flatscope.guards import write_whole
 from flatscope_papers.claims import Answer, Claim, Finding, counted, judge, number_text
 
 UNKNOWN: dict[str, Any] = {"date": "a day not noted", "device": "a device not noted", "seconds": math.nan}
@@ -155,10 +156,10 @@ class StudyResult:
         """The result that `save` wrote."""
         target = Path(folder)
         try:
-            saved = from_json_bytes((target / VERDICTS_FILE).read_bytes())
+            saved = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_TEXT))
             # Pictures may be gone: those of a scale that a larger one has superseded are not kept.
             here = [TABLE_FILE, *(name for name in (FIGURE_FILE, PICTURE_FILE) if (target / name).exists())]
-            files = {name: (target / name).read_bytes() for name in here}
+            files = {name: read_file(target / name) for name in here}
             for name, checksum in saved.pop("files", {}).items():
                 if name in files and digest([files[name]]) != checksum:
                     raise ValueError(f"{name}: {CHANGED}")
@@ -189,8 +190,12 @@ def _again(facts: Mapping[str, Any]) -> str:
 
 
 def load_result(folder: str | Path) -> StudyResult:
-    """The result that `StudyResult.save` wrote into a folder."""
-    return StudyResult.load(folder)
+    """The result that `StudyResult.save` wrote into a folder; says which of its pictures are gone."""
+    result, target = StudyResult.load(folder), Path(folder)
+    written = from_json_bytes(read_file(target / VERDICTS_FILE, MOST_TEXT)).get("files", {})
+    if gone := [name for name in written if not (target / name).exists()]:
+        warnings.warn(f"{target}: {', '.join(gone)} of this study is gone; it is shown without", stacklevel=2)
+    return result
 
 
 def answer_text(answer: Answer) -> str:

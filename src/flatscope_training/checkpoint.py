@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatscope.disk import write_whole
 from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
 from flatscope.files import digest, json_bytes, without_nan
-from flatscope.guards import write_whole
 from flatscope_training.weight_files import (
     MODEL_PREFIX,
     STATE_FILE,

@@ -19,10 +19,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from flatscope.errors import WeightsError, first_line
+from flatscope.disk import check_file, open_file, write_whole
+from flatscope.errors import InputError, WeightsError, first_line
 from flatscope.files import CHANGED, CHECKSUM, LARGEST_RATIO, LEAST_LIMIT, digest
 from flatscope.formatting import some_of
-from flatscope.guards import write_whole
 from flatscope.params import plain_names
 
 WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.json"  # of a checkpoint: its weights, how far it is
@@ -68,11 +68,13 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if (path / WEIGHTS_FILE).is_file():
         path = path / WEIGHTS_FILE
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(9)
     except OSError as error:
         got = error.strerror or str(error)
         raise WeightsError("a readable weight file", got, str(path), "Check the path") from None
+    except InputError as problem:
+        raise WeightsError(problem.expected, problem.got, str(path), problem.fix) from None
     # By content, not by suffix: an eight-byte length and an opening brace begin every safetensors file.
     if head[8:9] == b"{" or not head.startswith((b"PK", b"\x80")):
         return _read_safetensors(path)
@@ -128,9 +130,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         # an open file, since torch.load guesses the format from the suffix of a path
-        with path.open("rb") as file, warnings.catch_warnings():
+        with open_file(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error below says what matters
-            _refuse_changed_archive(file, path.stat().st_size)
+            is_protected = _refuse_changed_archive(file, path.stat().st_size)
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         got = "a pickle that is damaged or wants to run code of its own; nothing in it was run"
@@ -142,6 +144,9 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             reason, fix = "an .npz of arrays", f"Data go to --data; weights to a file of their own. {fix}"
         raise WeightsError("a whole state dict", f"one that cannot be read ({reason})", str(path), fix) from None
+    if not is_protected:
+        unprotected = f"{path}: written in torch's old format, in which no checksum protects the numbers"
+        warnings.warn(f"{unprotected}; torch.save(state_dict, path) writes the newer one", stacklevel=3)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -151,9 +156,9 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     return plain_tensors(content, where=str(path))
 
 
-def _refuse_changed_archive(file: BinaryIO, size: int) -> None:
-    """A state dict is a zip of stored members with their checksums, which torch does not compare."""
-    if zipfile.is_zipfile(file):
+def _refuse_changed_archive(file: BinaryIO, size: int) -> bool:
+    """Whether checksums protect it: in a zip each member has its own, which torch does not compare; this does."""
+    if is_zip := zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > 2 * size:
                 raise ValueError("it declares more than twice its own bytes")
@@ -168,6 +173,7 @@ def _refuse_changed_archive(file: BinaryIO, size: int) -> None:
                 if entry.CRC and found != entry.CRC:
                     raise ValueError(f"the checksum of {entry.filename} in it differs")
     file.seek(0)
+    return is_zip
 
 
 def _refuse_expanded(state: Mapping[str, object], path: Path) -> None:
@@ -198,6 +204,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors of a safetensors file, which stays open while they live, and its header without the checksum."""
     try:
+        check_file(path)
         with safetensors.safe_open(path, framework="pt") as file:
             head = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.context import Context
+from flatscope.disk import MOST_TEXT, read_file, write_whole
 from flatscope.errors import InputError, NumericalWarning, refuse_unknown, refuse_unless_whole
 from flatscope.files import from_json_bytes, from_npz_bytes, json_bytes, npz_bytes
 from flatscope.forms import folded_context
-from flatscope.guards import own_settings, untouched_randomness, write_whole
+from flatscope.guards import own_settings, untouched_randomness
 from flatscope.landscapes.directions import (
     NAMES,
     PathPlane,
@@ -302,7 +303,7 @@ class KeptRows:
             write_whole(written, json_bytes(json.dumps({"key": key, "centre": centre}, indent=1)))
             return
         try:
-            known = from_json_bytes(written.read_bytes())
+            known = from_json_bytes(read_file(written, MOST_TEXT))
             same = known["key"] == json.loads(json.dumps(key))
             same = same and math.isclose(known["centre"], centre, rel_tol=1e-5, abs_tol=1e-9)
             differing = [name for name in key if known["key"].get(name) != json.loads(json.dumps(key[name]))]
@@ -318,7 +319,7 @@ class KeptRows:
         if self._folder is None:
             return None
         try:
-            stored = from_npz_bytes((self._folder / f"row-{number:05d}.npz").read_bytes())
+            stored = from_npz_bytes(read_file(self._folder / f"row-{number:05d}.npz"), sealed_only=True)
             arrays = {name: torch.from_numpy(array) for name, array in stored.items()}
             row = arrays["loss"], arrays.get("error"), arrays["poles"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -345,7 +346,7 @@ def kept_directions(
     path = Path(folder) / "directions.npz"
     if path.exists():
         try:
-            stored = from_npz_bytes(path.read_bytes())
+            stored = from_npz_bytes(read_file(path), sealed_only=True)
             vectors = [torch.from_numpy(stored[name]) for name in sorted(stored)]
         except (OSError, ValueError) as problem:
             raise InputError("directions of a landscape", str(problem), where=str(path)) from problem

@@ -16,6 +16,7 @@ from pathlib import Path
 import typer
 
 from flatscope.errors import FlatscopeError, InputError
+from flatscope.formatting import printable
 from flatscope.version import __version__
 from flatscope_app.cli.commands import ALONE, Commands
 from flatscope_app.cli.output import show_error, show_warning
@@ -88,7 +89,7 @@ def _interrupt_behind(leaving: BaseException | None) -> KeyboardInterrupt | None
 
 def _fail(problem: Exception, debug: bool, code: int) -> None:
     if debug:
-        traceback.print_exception(problem)
+        sys.stderr.write(printable("".join(traceback.format_exception(problem))))
     elif isinstance(problem, FlatscopeError):
         show_error(str(problem))
     else:

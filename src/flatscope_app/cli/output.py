@@ -17,6 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flatscope.errors import InputError
+from flatscope.formatting import printable
 from flatscope_app.cli.options import OutputOptions
 
 if TYPE_CHECKING:
@@ -26,19 +27,36 @@ PADDING = 3  # columns of blank beside each column of a table
 RIGHT = ("value", "± s.e.", "train", "test", "classes", "bytes")
 
 
+class Screen(Console):
+    """A terminal that no text can steer: names in files are as their writers pleased."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As rich prints, without control characters in texts."""
+        super().print(*(_without_control(each) for each in objects), **settings)
+
+
+def _without_control(shown: Any) -> Any:
+    if isinstance(shown, str):
+        return printable(shown)
+    if isinstance(shown, Text):
+        shown = shown.copy()
+        shown.plain = printable(shown.plain)  # as long as before: what is bold stays so
+    return shown
+
+
 def show_error(message: str) -> None:
     """An error, in red, on stderr."""
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), message))
+    Screen(stderr=True, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), message))
 
 
 def say(message: str) -> None:
     """What a command is doing, on stderr."""
-    Console(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
+    Screen(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
 
 
 def show_note(message: str) -> None:
     """A remark on stderr."""
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))
+    Screen(stderr=True, soft_wrap=True).print(Text.assemble(("Note: ", "bold yellow"), message))
 
 
 def note_missing_weights(weights: Path | None) -> None:
@@ -159,7 +177,8 @@ def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title
     No word is broken: where the columns do not fit, further ones come as a second table with the first column again.
     """
     screen = console()
-    shown = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    shown = [[_without_control(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows]
+    header, title = [printable(name) for name in header], printable(title)
     widths = [max(map(_longest_word, column)) for column in zip([Text(name) for name in header], *shown, strict=True)]
     for part in _fitting(widths, screen.width):
         grid = Grid(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
@@ -193,7 +212,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
     return parts
 
 
-def console() -> Console:
+def console() -> Screen:
     """Where results go; piped to a file or a pager there is no width to fit."""
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=160)
+    screen = Screen()
+    return screen if screen.is_terminal else Screen(width=160)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.disk import read_with_sum
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.files import foreign_parquet
 from flatscope.formatting import some_of
@@ -46,7 +47,7 @@ def read_looks(source: str) -> pd.DataFrame:
         if ending not in (".parquet", ".csv"):
             raise InputError("a .parquet or .csv table, or a store", path.name, where=source)
         with reading("a table that can be read", source):
-            content = path.read_bytes()
+            content = read_with_sum(path)
             return (
                 foreign_parquet(content) if ending == ".parquet" else pd.read_csv(io.BytesIO(content), low_memory=False)
             )

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, Interrupted
 from flatscope.files import from_json_bytes
 from flatscope.inspection import usable_device
@@ -120,7 +121,7 @@ def _run_folder(given: StabilityCommand, loaded: Any) -> Run:
         fix = "Name the --out of flatscope train, or files of weights and --lr"
         raise InputError(f"a folder with checkpoint/{STATE_FILE}", "none", where=str(folder), fix=fix)
     with reading("the state of a training", str(state)):
-        saved = from_json_bytes(state.read_bytes())
+        saved = from_json_bytes(read_file(state, MOST_TEXT))
         config = TrainConfig.from_dict(EARLIER | saved["config"])
         digest, epochs = str(saved["data"]), int(saved["state"]["epochs"])
     if config.optimizer != "sgd":

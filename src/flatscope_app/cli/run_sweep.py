@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import numbered
+from flatscope.formatting import numbered, some_of
 from flatscope_app.cli.options import EngineOptions
 from flatscope_app.cli.output import check_place, show_grid, show_note
 from flatscope_training.sweeps.configuration import TRAIN_AND_MEASURE, Sweep
@@ -35,13 +35,19 @@ def run_remembered(name: str | None, given: EngineOptions) -> None:
 
 
 def show_status(store: str) -> None:
-    """How far the sweeps of a store are."""
+    """How far the sweeps of a store are, and what is damaged in it."""
     kept = Store(store)
     show_grid(*status_rows(kept))
     failures = kept.failures()
     for key, error in failures.items():
         show_note(f"{key[:8]} failed: {error.splitlines()[0]}")
-    if failures:
+    damaged, plans = kept.damaged(), kept.damaged_plans()
+    if damaged:
+        count = numbered(len(damaged), "trial")
+        show_note(f"{count} damaged ({some_of([key[:8] for key in damaged], 3)}): run the sweep again")
+    for problem in plans.values():
+        show_note(str(problem))
+    if failures or damaged or plans:
         raise typer.Exit(code=1)
 
 
@@ -93,15 +99,21 @@ def _note_changes(sweep: Sweep, store: Store) -> None:
 def _plans(store: Store) -> dict[str, Sweep]:
     plans = {name: Sweep.from_dict(plan, f"plan {name}") for name, plan in store.plans().items()}
     if not plans:
+        for problem in store.damaged_plans().values():
+            raise problem
         fix = "Run one: flatscope sweep run FILE.toml --store DIR"
         raise InputError("a store with a sweep", "none there", where=f"store {store.root}", fix=fix)
     return plans
 
 
 def _remembered(store: Store, name: str | None) -> Sweep:
-    plans = _plans(store)
-    if name is None and len(plans) > 1:
-        raise InputError("the name of one of its sweeps", ", ".join(plans), f"store {store.root}", "Give --name")
+    plans, damaged = _plans(store), store.damaged_plans()
+    if name in damaged:
+        raise damaged[name]
+    if name is None and len(plans) + len(damaged) > 1:
+        raise InputError(
+            "the name of one of its sweeps", ", ".join((*plans, *damaged)), f"store {store.root}", "Give --name"
+        )
     chosen = name if name is not None else next(iter(plans))
     refuse_unknown(chosen, plans, "sweep")
     return plans[chosen]

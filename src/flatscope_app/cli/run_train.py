@@ -18,9 +18,10 @@ from typing import Any
 import typer
 from torch import nn
 
+from flatscope.disk import write_whole, write_with_sum
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown, refuse_unless_whole
+from flatscope.files import frame_bytes
 from flatscope.formatting import number, numbered
-from flatscope.guards import whole_file, write_whole
 from flatscope.inspection import usable_device
 from flatscope_app.cli.options import INITIAL_FILE, KEPT_FOLDER, TrainCommand
 from flatscope_app.cli.output import check_folder, show_grid, show_note
@@ -71,7 +72,7 @@ def run_train(given: TrainCommand, typed: list[str]) -> None:
     if result.resumed_from:
         show_note(f"resumed after epoch {result.resumed_from}")
     save_weights(result.model, given.out / "weights.safetensors")
-    write_whole(given.out / "history.csv", result.history.to_csv(index=False).encode())
+    write_with_sum(given.out / "history.csv", result.history.to_csv(index=False).encode())
     last = result.history.iloc[-1]
     shown = ["epoch", "train_loss", "train_error", "test_loss", "test_error"]
     show_grid(shown, [[number(float(last[name])) for name in shown]], title=f"stopped by {result.stopped_by}")
@@ -156,14 +157,13 @@ def save_population(population: Population, out: Path) -> None:
         save_weights(model, folder / "weights.safetensors")
         model.load_state_dict(population.initial(i), strict=False)
         save_weights(model, folder / "initial.safetensors")
-        write_whole(folder / "history.csv", population.histories[i].to_csv(index=False).encode())
+        write_with_sum(folder / "history.csv", population.histories[i].to_csv(index=False).encode())
     frame = population.frame()
     for column in frame:
         if any(isinstance(value, list | tuple | dict) for value in frame[column]):
             frame[column] = [json.dumps(value) for value in frame[column]]
-    write_whole(out / "frame.csv", frame.to_csv(index=False).encode())
-    with whole_file(out / "frame.parquet") as temporary:
-        frame.to_parquet(temporary, index=False)
+    write_with_sum(out / "frame.csv", frame.to_csv(index=False).encode())
+    write_whole(out / "frame.parquet", frame_bytes(frame))
 
 
 def _named(table: Any, kind: str, path: Path) -> tuple[str, dict[str, Any]]:

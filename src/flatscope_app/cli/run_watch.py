@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError
+from flatscope.files import from_json_bytes
 from flatscope.formatting import number
 from flatscope.results import reading
 from flatscope_app.cli.output import check_place, command_line, show_grid, show_note
@@ -65,11 +68,11 @@ def look(place: str) -> Moment:
             return _training(folder.name, state)
     if (folder / HISTORY_FILE).is_file():
         with reading("the history of a training", str(folder / HISTORY_FILE)):
-            return _curves({folder.name: pd.read_csv(folder / HISTORY_FILE)}, over=True)
+            return _curves({folder.name: pd.read_csv(io.BytesIO(read_with_sum(folder / HISTORY_FILE)))}, over=True)
     if histories := _population(folder / "checkpoint"):
         return _curves(histories, over=(folder / "frame.parquet").is_file())
     store = Store(place)
-    if not store.plans():
+    if not store.plans() and not store.damaged_plans():
         fix = "Name the --out of flatscope train, or the --store of flatscope sweep"
         raise InputError("a training or a sweep", "neither", where=place, fix=fix)
     header, rows = status_rows(store)
@@ -81,7 +84,7 @@ def look(place: str) -> Moment:
 
 def _training(name: str, path: Path) -> Moment:
     with reading("the state of a training", str(path)):
-        state = json.loads(path.read_text(encoding="utf-8"))["state"]
+        state = from_json_bytes(read_file(path, MOST_TEXT))["state"]
         history = pd.DataFrame([{key: float(value) for key, value in row.items()} for row in state["rows"]])
         return _curves({name: history}, over=bool(state.get("stopped_by")))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatscope.disk import MOST_TEXT, read_file, read_with_sum
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.files import file_digest, from_json_bytes
 from flatscope.guards import private_randomness
@@ -143,11 +144,11 @@ def saved_error(weights: Path | None) -> float | None:
     folder = weights if weights.is_dir() else weights.parent
     try:
         if (folder / "history.csv").is_file():  # of `flatscope train`
-            rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
+            rows = list(csv.DictReader(read_with_sum(folder / "history.csv").decode().splitlines()))
         elif (folder / STATE_FILE).is_file():  # of a checkpoint
-            rows = from_json_bytes((folder / STATE_FILE).read_bytes())["state"]["rows"]
+            rows = from_json_bytes(read_file(folder / STATE_FILE, MOST_TEXT))["state"]["rows"]
         else:  # of a trial in a store
-            rows = [from_json_bytes((folder / "metrics.json").read_bytes())["metrics"]]
+            rows = [from_json_bytes(read_file(folder / "metrics.json", MOST_TEXT))["metrics"]]
         found = float(rows[-1]["train_error"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
 from flatscope.formatting import labelled, percent, with_error, written
-from flatscope.guards import whole_file
 from flatscope.table import Table, rows_of
 from flatscope_app.reports.markup import Colours
 from flatscope_app.reports.measured import comparison_data

@@ -13,7 +13,8 @@ import pandas as pd
 
 from flatscope.auditing import Audit
 from flatscope.comparing.comparison import Comparison
-from flatscope.errors import InputError
+from flatscope.disk import read_with_sum
+from flatscope.errors import FlatscopeError, InputError
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
@@ -144,7 +145,9 @@ def by_kind(items: object) -> dict[str, dict[str, Any]]:
     """
     named: dict[str, list[tuple[str | None, Any]]] = {kind: [] for kind in shown_kinds()}
     for name, item in _flat(items, None):
-        named[_kind_of(item)].append((name, item))
+        if (kind := _kind_of(item)) == "histories" and isinstance(item, pd.DataFrame):
+            _refuse_words(item, name)
+        named[kind].append((name, item))
     if not any(named.values()):
         raise InputError("at least one thing to show", "none", where="report", fix=_accepted())
     return {
@@ -177,6 +180,16 @@ def _kind_of(item: object) -> str:
     if isinstance(item, pd.DataFrame):
         got = f"a frame with columns {', '.join(map(str, item.columns[:6])) or 'none'}"
     raise InputError("something a report can show", got, where="report", fix=_accepted())
+
+
+def _refuse_words(history: pd.DataFrame, name: str | None) -> None:
+    """Refuse a history in which something else than a number stands for a loss or an error."""
+    for column in map(str, history.columns):
+        if column.startswith(("epoch", "train_", "test_")) and not pd.api.types.is_numeric_dtype(history[column]):
+            wrong = [value for value in history[column] if isinstance(value, str) or pd.isna(value)]
+            raise InputError(
+                f"numbers in the column {column}", ", ".join(map(repr, wrong[:3])), f"history of {name or 'a network'}"
+            )
 
 
 def _accepted() -> str:
@@ -263,7 +276,9 @@ def _folder(path: Path, name: str) -> list[tuple[str, Any]]:
 def _content(path: Path, read: Callable[[bytes], T], words: str) -> T:
     """What is in a file, as one of our readers of bytes gives it."""
     try:
-        return read(path.read_bytes())
+        return read(read_with_sum(path))
+    except FlatscopeError:
+        raise
     except (OSError, ValueError) as problem:  # what pandas cannot parse is a ValueError too
         raise InputError(f"{words} that can be read", str(problem), where=str(path), fix=ACCEPTED) from problem
 

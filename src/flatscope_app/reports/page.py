@@ -15,9 +15,9 @@ from typing import Any
 from markupsafe import Markup
 
 from flatscope.comparing.comparison import Comparison
+from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
-from flatscope.guards import whole_file
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope.version import __version__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatscope.guards import write_whole
+from flatscope.disk import write_whole
 from flatscope.registry import PAPERS
 from flatscope_papers.known_studies import studies
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page

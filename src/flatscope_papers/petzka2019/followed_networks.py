@@ -6,19 +6,21 @@ Every stop rule is read off these looks afterwards (see `stop_rules`), so none o
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
 from flatscope import Population, train_population
-from flatscope.guards import own_settings, write_whole
+from flatscope.disk import read_file, write_whole
+from flatscope.files import from_npz_bytes, json_bytes, npz_bytes
+from flatscope.guards import own_settings
 from flatscope_training.data.loading import Data, load
 from flatscope_training.loop import evaluate
 from flatscope_training.population import PopulationView
@@ -84,7 +86,10 @@ class _Followed:
         """Keep what is seen in that folder; work that was broken off there goes on."""
         self._folder = folder
         if folder is not None and (folder / SEEN_FILE).exists():
-            self.rows = from_json((folder / SEEN_FILE).read_bytes())
+            try:
+                self.rows = from_json(read_file(folder / SEEN_FILE), sealed_only=True)["rows"]
+            except ValueError:  # damaged: the work begins anew
+                shutil.rmtree(folder)
 
     def look(self, epoch: int, view: PopulationView) -> None:
         """Look at the networks that took part in the epoch, if it is time for it."""
@@ -103,10 +108,10 @@ class _Followed:
         if self._folder is None:
             return
         if next_time:  # a run that is broken off between the two epochs needs them
-            kept = {str(trial): self._before[trial] for trial in next_time}
-            write_whole(self._folder / f"before-{epoch + 1}-{next_time[0]}", safetensors.torch.save(kept))
+            kept = {str(trial): self._before[trial].cpu().numpy() for trial in next_time}
+            write_whole(self._folder / f"before-{epoch + 1}-{next_time[0]}", npz_bytes(kept))
         if due:
-            write_whole(self._folder / SEEN_FILE, to_json(self.rows).encode())
+            write_whole(self._folder / SEEN_FILE, json_bytes(to_json({"rows": self.rows})))
 
     def _seen(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
         follow = self._configs[trials[0]]["follow"]
@@ -137,7 +142,8 @@ class _Followed:
         train = self._configs[trial]["train"]
         if trial not in self._before and self._folder is not None:
             for path in self._folder.glob(f"before-{epoch}-*"):
-                self._before |= {int(number): weight for number, weight in safetensors.torch.load_file(path).items()}
+                stored = from_npz_bytes(read_file(path), sealed_only=True)
+                self._before |= {int(number): torch.from_numpy(weight) for number, weight in stored.items()}
         if trial not in self._before or train.get("momentum"):
             return math.nan
         steps = math.ceil(len(self._samples["train"][1]) / train["batch_size"])

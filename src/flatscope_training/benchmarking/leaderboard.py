@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 
 from flatscope.context import Context
+from flatscope.disk import write_whole
 from flatscope.errors import InputError
 from flatscope.files import from_parquet_bytes, parquet_bytes
-from flatscope.guards import own_settings, write_whole
+from flatscope.guards import own_settings
 from flatscope.measuring import measure
 from flatscope.problem import Problem
 from flatscope.progress import progress

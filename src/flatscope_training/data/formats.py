@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatscope import files
+from flatscope.disk import open_file
 from flatscope.errors import DataFileError
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,7 +45,7 @@ _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarEr
 def read_bytes(path: Path, expected_size: int | None = None) -> bytes:
     """Content of a file, unpacked where it is gzip or xz (told by its first bytes); the size is for messages only."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(len(XZ_MAGIC))
             file.seek(0)
             opener: Any = gzip.open if head.startswith(GZIP_MAGIC) else lzma.open if head == XZ_MAGIC else nullcontext
@@ -64,7 +65,7 @@ def read_tar(path: Path, names: Collection[str]) -> dict[str, bytes]:
     """Those members of a tar archive (any compression) that are there, by base name; nothing is extracted."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:*") as tar:
+        with open_file(path) as file, tarfile.open(fileobj=file, mode="r:*") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 if name not in names or name in found or not member.isfile():
@@ -137,7 +138,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Arrays of a user's npz: `x_train`, `y_train` and, if there, `x_test`, `y_test`, `classes`."""
     wanted = "an npz file with arrays x_train, y_train and optionally x_test, y_test, classes"
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             arrays = files.read_npz(file, path.stat().st_size)
     except FileNotFoundError as error:
         raise DataFileError(wanted, "no such file", str(path), "Check the path") from error

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flatscope.disk import MOST_TEXT, read_file
 from flatscope.errors import InputError, UnknownNameError, refuse_unless_whole
 from flatscope.files import from_json_bytes
 
@@ -207,10 +208,14 @@ class Sweep:
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a TOML file."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_file(path, MOST_TEXT).decode())
     except OSError as error:
         raise InputError("a readable TOML file", error.strerror or str(error), where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError("TOML", "one nested too deeply", where=str(path)) from None
+    except ValueError as error:  # no TOML, no text, a number with thousands of digits
         raise InputError("TOML", str(error), where=str(path)) from None
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,21 @@ import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
+from flatscope.disk import MOST_TEXT, read_file, write_whole, write_with_sum
 from flatscope.errors import InputError
-from flatscope.guards import whole_file, write_whole
+from flatscope.files import foreign_parquet, frame_bytes, json_bytes
+from flatscope.formatting import numbered, some_of
 from flatscope.version import __version__
 from flatscope_training.sweeps.configuration import flat, from_json, key_of, plain, to_json
-from flatscope_training.sweeps.trial_files import PARTIAL, DamagedTrial, Leases, TrialFiles
+from flatscope_training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedTrial, Leases, TrialFiles
 from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors, tensor_bytes
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
 
-CONFIG_FILE = "config.json"
 CLAIMS, FAILED, PLANS, UNFINISHED = ".claims", ".failed", ".plans", ".unfinished"
+KEYS_ENDING = ".keys"  # of the list of trials beside their checkpoints
 LEASE_SECONDS = 60.0
+DO_AGAIN = "Run the sweep again: damaged trials are done anew"
 PLAIN_NAME = re.compile(r"\w[\w.-]*")
 TAKEN_NAMES = {"config", "metrics", "weights"}
 
@@ -73,7 +76,7 @@ class Stored:
 
     def frame(self, name: str) -> pd.DataFrame:
         """A stored frame."""
-        return pd.read_parquet(io.BytesIO(self._content(f"{name}.parquet", f"frame {name!r}")))
+        return foreign_parquet(self._content(f"{name}.parquet", f"frame {name!r}"))
 
     def _content(self, file: str, what: str) -> bytes:
         if file not in self._files:
@@ -144,7 +147,7 @@ class Store:
         for name, frame in (frames or {}).items():
             if not PLAIN_NAME.fullmatch(name) or name in TAKEN_NAMES:
                 raise InputError("a plain name for a frame", repr(name), where="frames")
-            contents[f"{name}.parquet"] = frame.to_parquet(index=False)
+            contents[f"{name}.parquet"] = frame_bytes(frame)
         self._trials.write(key_of(resolved), contents, measured)
         self.forgive(config)
 
@@ -158,11 +161,21 @@ class Store:
         return Stored(self._trials, key_of(config))
 
     def stored(self) -> Iterator[Stored]:
-        """Every whole trial, in the order of their keys."""
+        """Every whole trial, in the order of their keys; says how many are damaged, if there are any."""
         for key in self._trials.keys():  # noqa: SIM118  not a dictionary
             if self._trials.holds(key):
-                with contextlib.suppress(DamagedTrial):
+                with contextlib.suppress(DamagedTrial):  # which it has become meanwhile
                     yield Stored(self._trials, key)
+        if damaged := self.damaged():
+            warnings.warn(f"{self._damage_words(damaged)}; left out here. {DO_AGAIN}", stacklevel=2)
+
+    def damaged(self) -> list[str]:
+        """Keys of trials whose files are not those that were written."""
+        return self._trials.damaged()
+
+    def _damage_words(self, damaged: Sequence[str]) -> str:
+        shown = some_of([key[:8] for key in damaged], 3)
+        return f"{len(damaged)} of {numbered(len(self._trials.keys()), 'trial')} damaged ({shown})"
 
     def frame(self, configs: Iterable[Mapping[str, Any]] | None = None) -> pd.DataFrame:
         """One row per whole trial: configuration ("train.lr"), metrics, key.
@@ -177,10 +190,12 @@ class Store:
         return pd.DataFrame(cells, columns=[*dict.fromkeys(names), "key"])
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write `frame()` to a file: Parquet, or CSV if the name ends in .csv."""
+        """Write `frame()` to a file: Parquet, or CSV if the name ends in .csv; refused where trials are damaged."""
+        if damaged := self.damaged():
+            raise DamagedTrial("whole trials", self._damage_words(damaged), f"store {self.root}", DO_AGAIN)
         target, frame = Path(path), self.frame()
         if target.suffix.lower() == ".csv":
-            write_whole(target, frame.to_csv(index=False).encode())
+            write_with_sum(target, frame.to_csv(index=False).encode())
         elif target.suffix.lower() == ".parquet":
             for name in frame.columns:  # a column of Parquet has one kind of value
                 if (
@@ -188,8 +203,7 @@ class Store:
                     and len({type(value) for value in frame[name] if not pd.isna(value)}) > 1
                 ):
                     frame[name] = [None if pd.isna(value) else str(value) for value in frame[name]]
-            with whole_file(target) as temporary:
-                frame.to_parquet(temporary, index=False)
+            write_whole(target, frame_bytes(frame))
         else:
             raise InputError("a file name ending in .parquet or .csv", str(target), where="export")
 
@@ -217,8 +231,11 @@ class Store:
             return
         names = [__version__, *map(key_of, configs)]
         folder = Path(self._path) / UNFINISHED / hashlib.blake2b(" ".join(names).encode(), digest_size=16).hexdigest()
+        listed = folder.with_suffix(KEYS_ENDING)
+        write_whole(listed, " ".join(names[1:]).encode())
         yield folder
         shutil.rmtree(folder, ignore_errors=True)
+        listed.unlink(missing_ok=True)
 
     def running(self) -> set[str]:
         """Keys that somebody is working on now."""
@@ -239,9 +256,16 @@ class Store:
         return False
 
     def clear_leftovers(self) -> None:
-        """Remove what killed processes left behind: half-written trials, and leases that have ended."""
+        """Remove what killed processes left behind: half-written trials, ended leases, checkpoints of finished work."""
         self._trials.clear_leftovers()
         self._leases.clear()
+        if not self._trials.renames:
+            return
+        for listed in (Path(self._path) / UNFINISHED).glob(f"*{KEYS_ENDING}"):
+            with contextlib.suppress(OSError, ValueError):
+                if all(map(self._trials.holds, read_file(listed, MOST_TEXT).decode().split())):
+                    shutil.rmtree(listed.with_suffix(""), ignore_errors=True)
+                    listed.unlink(missing_ok=True)
 
     def fail(self, config: Mapping[str, Any], error: str) -> None:
         """Record that a trial could not be done."""
@@ -255,36 +279,61 @@ class Store:
 
     def failures(self) -> dict[str, str]:
         """Error by key, of the trials that could not be done."""
-        return {key: str(entry["error"]) for key, entry in self._records(FAILED)}
+        return {
+            key: str(entry.get("error", "")) if isinstance(entry, dict) else f"the record of its failure: {entry}"
+            for key, entry in self._records(FAILED)
+        }
 
     def remember(self, name: str, plan: Mapping[str, Any]) -> None:
         """Keep the plan of a sweep, so that it can be resumed from the store alone."""
         if not PLAIN_NAME.fullmatch(name):
             raise InputError("a plain name for a sweep", repr(name), where="sweep")
-        self._put(PLANS, name, plain(plan, f"plan {name}"))
+        kept = plain(plan, f"plan {name}")
+        if self.plans().get(name) != kept:  # a disk that can only be read may have all that there is to do
+            self._put(PLANS, name, kept)
 
     def plans(self) -> dict[str, dict[str, Any]]:
         """The plans kept here, by name."""
-        return dict(self._records(PLANS))
+        return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, dict)}
+
+    def damaged_plans(self) -> dict[str, InputError]:
+        """What is wrong with the other plans, by name."""
+        return {name: entry for name, entry in self._records(PLANS) if isinstance(entry, InputError)}
 
     def _put(self, folder: str, name: str, entry: Mapping[str, Any]) -> None:
-        path, payload = f"{self._path}/{folder}/{name}.json", to_json(entry, indent=1).encode()
+        path, payload = f"{self._path}/{folder}/{name}.json", json_bytes(to_json(entry, indent=1))
         if self._trials.renames:
             write_whole(path, payload)
         else:
             self._fs.pipe_file(path, payload)
 
-    def _records(self, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _records(self, folder: str) -> Iterator[tuple[str, dict[str, Any] | InputError]]:
+        """What is kept in a folder, by name; in place of one that is damaged, what is wrong with it."""
         self._fs.invalidate_cache()
         try:
             paths = sorted(self._fs.ls(f"{self._path}/{folder}", detail=False))
         except FileNotFoundError:
             return
-        for path in paths:
-            if path.endswith(".json"):
-                with contextlib.suppress(FileNotFoundError, ValueError):  # gone meanwhile, or torn
-                    name = path.rpartition("/")[2]
-                    yield (
-                        name.removesuffix(".json"),
-                        from_json(self._fs.cat_file(self._trials.place(f"{folder}/{name}"))),
-                    )
+        except OSError as problem:
+            where = f"{self._path}/{folder}"
+            raise InputError("a folder", problem.strerror or str(problem), where, "Remove it") from None
+        for name in (path.rpartition("/")[2] for path in paths if path.endswith(".json")):
+            with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                yield name.removesuffix(".json"), self._record(f"{folder}/{name}", sealed_only=folder == PLANS)
+
+    def _record(self, name: str, *, sealed_only: bool) -> dict[str, Any] | InputError:
+        try:
+            found = from_json(self._trials.read(name), sealed_only=sealed_only)
+            if isinstance(found, dict):
+                return found
+            got = f"JSON of a {type(found).__name__}"
+        except FileNotFoundError:
+            if not self._trials.renames or not os.path.lexists(self._trials.place(name)):
+                raise
+            got = "a link to nothing"
+        except (OSError, ValueError) as problem:
+            got = str(problem).rstrip(".")
+        where = f"{self._path}/{name}"
+        return InputError(
+            "the file that flatscope wrote", got, where, "Run the sweep from its file, or remove this one"
+        )

@@ -36,9 +36,9 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from flatscope.disk import flush_folder, read_file
 from flatscope.errors import DataFileError, InputError
 from flatscope.files import digest, json_bytes
-from flatscope.guards import flush_folder
 from flatscope.version import __version__
 from flatscope_training.sweeps.configuration import from_json, to_json
 
@@ -148,7 +148,11 @@ class Leases:
     @contextlib.contextmanager
     def hold(self, key: str, lease: float) -> Iterator[bool]:
         """Whether `key` is ours for the length of the block; signs of life are given meanwhile."""
-        files = self._take(key, lease)
+        try:
+            files = self._take(key, lease)
+        except OSError as problem:
+            got = problem.strerror or str(problem)
+            raise InputError("a folder that can be written to", got, self._folder, "Remove it") from None
         if not files:
             yield False
             return
@@ -204,6 +208,8 @@ class Leases:
             paths = self._fs.ls(self._folder, detail=False)
         except FileNotFoundError:
             return []
+        except OSError as problem:
+            raise InputError("a folder", problem.strerror or str(problem), self._folder, "Remove it") from None
         found = [_Lease.from_name(path.rpartition("/")[2]) for path in paths]
         return [lease for lease in found if lease is not None]
 
@@ -220,7 +226,7 @@ class Leases:
 
 
 FORMAT = 1
-MARKER_FILE = "metrics.json"
+MARKER_FILE, CONFIG_FILE = "metrics.json", "config.json"
 PARTIAL = ".partial"
 KEY = re.compile(r"[0-9a-f]{32}")
 
@@ -244,6 +250,25 @@ class TrialFiles:
             raise InputError("files inside of the store", "one that leads out of it", path, "Put it there")
         return path
 
+    def read(self, name: str) -> bytes:
+        """A file of the store, by its name in it; what is no regular file is as good as none."""
+        path = self.place(name)
+        if not self.renames:
+            found: bytes = self._fs.cat_file(path)
+            return found
+        try:
+            return read_file(path)
+        except InputError as problem:
+            raise OSError(str(problem)) from problem
+
+    def damaged(self) -> list[str]:
+        """Keys of trials that were written and cannot be read any more."""
+        return [key for key in self.keys() if not self.holds(key) and (self.renames or self._is_marked(key))]
+
+    def _is_marked(self, key: str) -> bool:
+        """Whether a marker is there: without, a trial is being written."""
+        return bool(self._fs.exists(self.place(f"{key}/{MARKER_FILE}")))
+
     def keys(self) -> list[str]:
         """Names of all folders of trials, whole or not."""
         self._fs.invalidate_cache()
@@ -255,11 +280,12 @@ class TrialFiles:
         return sorted(name for name in names if KEY.fullmatch(name))
 
     def holds(self, key: str) -> bool:
-        """Whether the marker can be read and every file has its size."""
+        """Whether marker and configuration are as they were written, and every file has its size."""
         try:
             marker = self.marker(key)
+            self.content(key, CONFIG_FILE, marker["files"][CONFIG_FILE])
             sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in self._fs.ls(self.place(key), True)}
-        except (InputError, OSError):
+        except (InputError, OSError, KeyError):
             return False
         return all(sizes.get(name) == expected["size"] for name, expected in marker["files"].items())
 
@@ -267,9 +293,11 @@ class TrialFiles:
         """What the marker says, once its own checksum has been found right."""
         self._fs.invalidate_cache()
         try:
-            lines = self._fs.cat_file(self.place(f"{key}/{MARKER_FILE}"))
-        except FileNotFoundError:
+            lines = self.read(f"{key}/{MARKER_FILE}")
+        except (FileNotFoundError, NotADirectoryError):
             raise InputError("a finished trial", "none with this configuration", where=f"trial {key}") from None
+        except OSError:
+            raise _damaged(key, MARKER_FILE) from None
         try:
             marker: dict[str, Any] = from_json(lines, sealed_only=True)
         except ValueError:
@@ -282,8 +310,8 @@ class TrialFiles:
     def content(self, key: str, file: str, expected: Mapping[str, Any]) -> bytes:
         """A file of the trial, checked against what the marker says about it."""
         try:
-            found: bytes = self._fs.cat_file(self.place(f"{key}/{file}"))
-        except FileNotFoundError:
+            found = self.read(f"{key}/{file}")
+        except OSError:
             raise _damaged(key, file) from None
         if len(found) != expected["size"] or digest([found]) != expected["checksum"]:
             raise _damaged(key, file)
@@ -313,9 +341,9 @@ class TrialFiles:
 
     def remove(self, key: str) -> None:
         """Remove a trial; the marker goes first, so that what is left counts as absent."""
-        for name in (f"{key}/{MARKER_FILE}", key):
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(self.place(name), recursive=True)
+        for path in (self.place(f"{key}/{MARKER_FILE}"), self.place(key)):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                remove_any(Path(path)) if self.renames else self._fs.rm(path, recursive=True)
 
     def clear_leftovers(self) -> None:
         """Remove what killed processes of this machine had half written."""
@@ -347,7 +375,7 @@ class TrialFiles:
             except OSError:
                 if self.holds(key):  # somebody was faster
                     return
-                shutil.rmtree(target)
+                remove_any(target)
                 partial.rename(target)
         except OSError as error:
             got, fix = error.strerror or str(error), "Choose another store, or make room there"
@@ -355,6 +383,14 @@ class TrialFiles:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         flush_folder(target.parent)
+
+
+def remove_any(path: Path) -> None:
+    """Remove a folder with all that is in it, or whatever has its name; a link, and not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _damaged(key: str, file: str) -> DamagedTrial:
