@@ -36,7 +36,7 @@ LEVELS = (
     {"context", "symmetries"},
     {"stopping"},
     {"curvature", "perturbation"},
-    {"planning", "standing", "forms", "doubts"},
+    {"planning", "standing", "forms", "doubts", "searching"},
     {"measuring"},
     {"measures"},
     {"bounds"},
