@@ -55,8 +55,7 @@ def test_probabilities_are_told_from_logits(model: nn.Module, words: str) -> Non
         table = fs.measure(problem, ["margin", "gradient_norm"])
         twin = fs.measure(problem.with_model(problem.model), "margin")
     assert words in table.meta["remarks"][0]
-    assert table.meta["remarks"] == twin.meta["remarks"]
-    assert table.meta["remarks"][0] == problem.remarks[0]
+    assert table.meta["remarks"][0] == twin.meta["remarks"][0] == problem.remarks[0]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_endings(tmp_path: Path) -> None:
             Table.load(tmp_path / name)
     with pytest.raises(InputError, match=r"can be read.*No such file"):
         Table.load(tmp_path / "none.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.html", "t.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.csv.b2sum", "t.html", "t.md"]
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

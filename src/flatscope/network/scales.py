@@ -102,8 +102,8 @@ def keep(step: Step) -> Tensor:
 
 
 def cast(step: Step) -> Tensor | None:
-    """Another type of number; whole numbers are a wall."""
-    return keep(step) if step.result.is_floating_point() else None
+    """Another type of number; whole numbers, and numbers of Python, are a wall."""
+    return keep(step) if isinstance(step.result, Tensor) and step.result.is_floating_point() else None
 
 
 def prelu(step: Step) -> Tensor:
