@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
 from flatscope.loss import Loss, TargetLook
 from flatscope.network.passes import held_by, keep_out, own_passes, put_back
-from flatscope.params import Params, copied
+from flatscope.params import Params, copied, plain_names
 from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
 
 # Other weights at which outputs must still look like probabilities. Outputs of a linear layer of random weights are as
@@ -330,3 +330,18 @@ def settle(model: nn.Module, inputs: Inputs, run: Callable[[Inputs], Tensor]) ->
     if kept and torch.equal(run(copies(inputs)), outputs):
         put_back(model, kept, before)
         keep_out(model, kept)
+
+
+def initial_weights(initial: nn.Module | Mapping[str, Tensor], params: Params) -> Params:
+    """The weights before training, in the type and on the device of those after it, one for each of them."""
+    if not isinstance(initial, nn.Module | Mapping):
+        raise InputError("a module or a state dict", type(initial).__name__, where="initial")
+    given = plain_names(initial.state_dict() if isinstance(initial, nn.Module) else initial)
+    for name, value in params.items():
+        found = given.get(name)
+        if not isinstance(found, Tensor) or found.shape != value.shape:
+            shown = tuple(found.shape) if isinstance(found, Tensor) else "no tensor of that name"
+            raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{shown}", where=f"initial, {name}")
+        if not found.isfinite().all():
+            raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
+    return {name: given[name].detach().to(value.device, value.dtype, copy=True) for name, value in params.items()}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 Params = dict[str, Tensor]
@@ -41,11 +42,32 @@ class _ComputedTensors(TorchFunctionMode):
         return memo.setdefault(id(value), value.detach().clone())
 
 
-def has_tied(model: nn.Module) -> bool:
-    """Whether two names are one tensor; a pass at other weights would look for such names each time."""
-    kinds = (model.named_parameters, model.named_buffers)
-    held = [value for named in kinds for _, value in named(remove_duplicate=False)]
-    return len({id(value) for value in held}) < len(held)
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Names beside the first one of tensors that several modules hold, each with that first one."""
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for prefix, module in model.named_modules():  # one that is registered in several places comes once
+        for key, value in (*module._parameters.items(), *module._buffers.items()):
+            name = f"{prefix}.{key}" if prefix else key
+            if value is not None and first.setdefault(id(value), name) != name:
+                found[name] = first[id(value)]
+    return found
+
+
+def called_with(model: nn.Module, state: Params, tied: Mapping[str, str], args: Any, keywords: dict[str, Any]) -> Any:
+    """What a module returns with other tensors in the place of its own, which it has back afterwards.
+
+    torch's own way of tying leaves other tensors behind in a module that is registered in several places.
+
+    Args:
+        model: the module.
+        state: parameters and buffers by name.
+        tied: as `tied_names` gives it.
+        args: positional arguments.
+        keywords: the others.
+    """
+    everywhere = state | {name: state[first] for name, first in tied.items() if first in state}
+    return functional_call(model, everywhere, args, keywords, tie_weights=False)
 
 
 def named_parameters(model: nn.Module) -> Params:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flatscope.errors import InputError, first_line, refuse_unless_whole
 from flatscope.guards import own_settings, running_model, untouched_randomness
@@ -24,6 +23,7 @@ from flatscope.inspection import (
     data_remarks,
     failing_module,
     frozen_remarks,
+    initial_weights,
     look_through,
     refuse_active_layers,
     refuse_hidden_uses,
@@ -49,7 +49,7 @@ from flatscope.network.layers import ACTING
 from flatscope.network.operations import Choices
 from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import refuse_if_different, watched
-from flatscope.params import Params, has_tied, named_parameters, non_finite_name, plain_names, trainable_names
+from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
     Batch,
     Inputs,
@@ -161,7 +161,7 @@ class Problem:
             strange = data_remarks(self.loss, numbered, looks, self.n_train)
             parts = [self.train] if self.test is None else [self.train, self.test]
             self.ranks = agreeing_ranks(shard, parts, [*self.params.values(), *self.buffers.values()])
-        self.initial = None if initial is None else self._checked_initial(initial)
+        self.initial = None if initial is None else initial_weights(initial, self.params)
         self.remarks = (
             *doubts,
             *strange,
@@ -176,7 +176,7 @@ class Problem:
         self.trainable = trainable_names(self.model)
         self.params: Params = named_parameters(self.model)
         self.buffers: Params = {name: value.detach().clone() for name, value in self.model.named_buffers()}
-        self._tied = has_tied(self.model)
+        self._tied = tied_names(self.model)
 
     def __repr__(self) -> str:
         network = f"{type(self.model).__name__} of {sum(value.numel() for value in self.params.values()):,} parameters"
@@ -273,7 +273,7 @@ class Problem:
         args, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         dtype = next((value.dtype for value in state.values() if value.is_floating_point()), self.dtype)
         with running_model(dtype, self.device):
-            return output_tensor(functional_call(self.model, state, args, keywords, tie_weights=self._tied))
+            return output_tensor(called_with(self.model, state, self._tied, args, keywords))
 
     def example(self, size: int = 2) -> Inputs:
         """The first few training inputs, on the device."""
@@ -373,16 +373,3 @@ class Problem:
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
             where, fix = f"{part}, {failing_module(self.model, inputs)}", "Check the input shape and dtype"
             raise InputError("inputs that the model accepts", got, where, fix) from problem
-
-    def _checked_initial(self, initial: nn.Module | Mapping[str, Tensor]) -> Params:
-        if not isinstance(initial, nn.Module | Mapping):
-            raise InputError("a module or a state dict", type(initial).__name__, where="initial")
-        given = plain_names(initial.state_dict() if isinstance(initial, nn.Module) else initial)
-        for name, value in self.params.items():
-            found = given.get(name)
-            if not isinstance(found, Tensor) or found.shape != value.shape:
-                shown = tuple(found.shape) if isinstance(found, Tensor) else "no tensor of that name"
-                raise InputError(f"a tensor of shape {tuple(value.shape)}", f"{shown}", where=f"initial, {name}")
-            if not found.isfinite().all():
-                raise InputError("finite weights", "NaN or infinity", where=f"initial, {name}")
-        return {name: given[name].detach().to(self.device, self.dtype, copy=True) for name in self.params}

@@ -82,6 +82,8 @@ def _read_batch(ctx: Context, inputs: Inputs) -> Reading:
                 found.setdefault(name, "a lookup")
             if call.opaque:
                 found.setdefault(name, "used through a view of it")
+            if call.masked and name == call.weight:
+                found.setdefault(name, "a mask holds some of its entries at zero")
             if call.weight in mixed:
                 found.setdefault(name, "its input does not have the samples as its first axis")
     for name, uses in rows.items():

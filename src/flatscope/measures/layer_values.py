@@ -18,7 +18,9 @@ from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.products import probed
 from flatscope.curvature.sums import Curvature
 from flatscope.curvature.sweep import swept
+from flatscope.formatting import some_of
 from flatscope.network.layers import Layer
+from flatscope.network.plain import made_of
 from flatscope.registry import Value
 
 MOST_REASONS = 3
@@ -50,11 +52,12 @@ def layer_values(
         key, mean = (layer.weight, quantity), covered.of(layer.weight, quantity)
         if key in rest.values:
             ways = "" if rest.exact else f"; sampled, {rest.products} products"
-            reason = _joined(matrix_remark(ctx, layer.weight), f"{covered.left_out[layer.weight]}{ways}")
+            remarks = made_remark(ctx, layer.weight), matrix_remark(ctx, layer.weight)
+            reason = _joined(*remarks, f"{covered.left_out[layer.weight]}{ways}")
             found = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
             result[layer.name] = _judged(ctx, found, precision, rest.missed)
         elif mean is not None:
-            reason = _joined(matrix_remark(ctx, layer.weight), _sampling(covered))
+            reason = _joined(made_remark(ctx, layer.weight), matrix_remark(ctx, layer.weight), _sampling(covered))
             found = _value(mean.value, mean.stderr, mean.data_stderr, not covered.draws, reason, quantity)
             result[layer.name] = _judged(ctx, found, precision, covered.missed)
         else:
@@ -115,6 +118,12 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
         parts.append(f"{tensors} by {ways}: {next(iter(covered.left_out.values()))}")
     reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), *parts)
     return network_value(ctx, "trace", precision, most_products, reason)
+
+
+def made_remark(ctx: Context, weight: str) -> str:
+    """What a weight is computed from, where its values are those of no parameter; empty for parameters."""
+    params = made_of(ctx.problem.model).get(weight)
+    return f"of the weight that is computed from {some_of(list(params), MOST_REASONS)}" if params else ""
 
 
 def matrix_remark(ctx: Context, *names: str) -> str:

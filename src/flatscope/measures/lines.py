@@ -280,7 +280,7 @@ def layers_ahead(ctx: Context, *, moved: tuple[str, ...]) -> Ahead:
 def _is_ahead(call: Call, moved: tuple[str, ...], uses: Counter[str]) -> bool:
     moves = call.weight in moved or call.bias in moved
     once = uses[call.weight] == 1 and (call.bias is None or uses[call.bias] == 1)
-    return moves and once and not (call.opaque or call.kind == "lookup" or call.input.requires_grad)
+    return moves and once and not (call.opaque or call.masked or call.kind == "lookup" or call.input.requires_grad)
 
 
 def _fits(ctx: Context, ahead: Ahead) -> bool:

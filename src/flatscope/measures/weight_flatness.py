@@ -16,6 +16,7 @@ from flatscope.guards import coarse_products
 from flatscope.measures.layer_values import (
     GAUSS_NEWTON,
     layer_values,
+    made_remark,
     matrix_remark,
     measured_layers,
     trace_of_everything,
@@ -116,7 +117,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
     """
     pairs = ctx.sweep(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
     return {
-        layer.name: as_value(ctx, pairs[layer.name], abs(pairs[layer.name].value), matrix_remark(ctx, layer.weight))
+        layer.name: as_value(ctx, pairs[layer.name], abs(pairs[layer.name].value), _remarks(ctx, layer.weight))
         for layer in measured_layers(ctx)
     }
 
@@ -164,6 +165,10 @@ def hessian_min_eigenvalue(ctx: Context, *, tolerance: float = 0.01, most_produc
     """
     refuse_unless_whole(most_products, "most_products")
     return _whole_eigenvalue(ctx, Wanted(0, 1, tolerance, CLOUD), accepted(ctx, None), most_products)
+
+
+def _remarks(ctx: Context, weight: str) -> str:
+    return "; ".join(filter(None, (made_remark(ctx, weight), matrix_remark(ctx, weight))))
 
 
 def eigen_tolerance(ctx: Context, given: float | None) -> float:

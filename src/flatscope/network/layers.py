@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.formatting import some_of
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.units import INPUT_FIRST
 from flatscope.params import Params
@@ -68,6 +68,7 @@ class Call:
     output_shape: tuple[int, ...]
     edge: GradientEdge | None
     opaque: bool = False
+    masked: bool = False  # whether a fixed mask holds some entries of the weight at zero
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class LayerRecorder:
         kind, order = LAYER_CALLS[op.name]
         given = op.named(*order)
         weight = given["weight"]
-        name = self._names.get(id(weight))
+        name = self._names.get(id(weight)) or masked_name(weight)
         viewed = None if name is not None else self._memory.get(_memory(weight))
         if name is None and viewed is None:
             return op.run()
@@ -160,7 +161,8 @@ class LayerRecorder:
         chosen = {name: given.get(name) for name in settings}
         bias, shape = self._names.get(id(given.get("bias"))), tuple(output.shape)
         name = layer_name(weight, self._modules)
-        self.calls.append(Call(name, weight, bias, kind, chosen, given["input"], shape, edge, opaque))
+        masked = masked_name(given["weight"]) is not None
+        self.calls.append(Call(name, weight, bias, kind, chosen, given["input"], shape, edge, opaque, masked))
 
     def _batch_norm(self, op: Operation) -> Any:
         """A BatchNorm is not a layer, but its scale and shift are parameters with curvature of their own."""

@@ -134,7 +134,7 @@ def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
     if not sums:
         return set()
     try:
-        slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True)
+        slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True, retain_graph=True)
     except Exception:  # written in place over what the gradient needs, or a backward pass of the user's that fails
         return set(free)
     return {name for name, slope in zip(free, slopes, strict=True) if slope is not None}
@@ -259,9 +259,14 @@ def only_rearranges(model: nn.Module) -> bool:
 
 def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]]) -> None:
     """Give the module its new parameters; what they are made of is a constant unless something else reads it."""
-    for name, (_, value) in made.items():
+    masks: dict[str, str] = {}
+    for name, (key, value) in made.items():
+        mask = fixed_mask(twin, key, value, uses)
         parameter = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
         twin.register_parameter(acting_name(name), parameter)
+        if mask is not None and not mask.all():
+            masks[acting_name(name)] = mask_name(acting_name(name))
+            twin.register_buffer(masks[acting_name(name)], mask.to(value.dtype))
     keys = {key for key, _ in made.values()}
     absorbed = {name for use in uses if use.key in keys for name in use.params}
     kept = {name for use in uses if use.key not in keys for name in use.params}
@@ -270,7 +275,46 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
             value.requires_grad_(False)
     acting = {key: acting_name(name) for name, (key, _) in made.items()}
     plan = plan_of(twin) or WeightPlan()
-    set_plan(twin, replace(plan, acting=acting, absorbed=frozenset(absorbed - kept)))
+    set_plan(twin, replace(plan, acting=acting, masks=masks, absorbed=frozenset(absorbed - kept)))
+
+
+def fixed_mask(model: nn.Module, key: Key, value: Tensor, uses: list[Use]) -> Tensor | None:
+    """Zeros and ones of which a weight is the product with a single parameter; None for any other weight.
+
+    Only where nothing else reads the parameter: otherwise it can be moved in ways in which the weight is not.
+    """
+    if key[0] != "made" or len(key[1]) != 1 or any(key[1][0] in use.params and use.key != key for use in uses):
+        return None
+    parameter = dict(model.named_parameters())[key[1][0]]
+    if not value.requires_grad or not parameter.requires_grad:
+        return None
+    drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(value)
+    (found,) = torch.autograd.grad(value, parameter, drawn, retain_graph=True, allow_unused=True)
+    for way in (lambda w: w, lambda w: w.transpose(-2, -1)) if found is not None and parameter.ndim > 1 else ():
+        slope, whole = way(found), way(parameter)
+        mask = slope != 0
+        if mask.shape == value.shape and torch.equal(slope, drawn * mask) and torch.equal(whole * mask, value):
+            return mask
+    return None
+
+
+def mask_name(weight: str) -> str:
+    """Name of the buffer with the mask of a new parameter, if it has one."""
+    return f"{weight}:mask"
+
+
+def masks_of(model: nn.Module) -> dict[str, Tensor]:
+    """The fixed masks of a plain network's weights, by the names of their buffers."""
+    plan, buffers = plan_of(model), dict(model.named_buffers())
+    return {} if plan is None else {name: buffers[name] for name in plan.masks.values()}
+
+
+def made_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Of the new parameters of a plain network those that are computed: {name: parameters of which they are}."""
+    plan: WeightPlan | None = plan_of(model)
+    acting = {} if plan is None else plan.acting
+    made = {name: key[1] for key, name in acting.items() if key[0] == "made"}
+    return {name: params for name, params in made.items() if plan is None or name not in plan.masks}
 
 
 def acting_name(name: str) -> str:
@@ -298,8 +342,8 @@ def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
     same = [other for other in uses if other.key == use.key]
     if any(not torch.equal(other.value, use.value) for other in same):
         return False  # computed in several ways
-    if use.key[0] == "made":
-        return True
+    if use.key[0] == "made":  # of something that is no weight itself, whose row would lack this use
+        return all(other.key is None or other.key[0] == "made" for other in uses if use.params & other.params)
     others = {other.key for other in uses if use.params & other.params} - {use.key}
     if any(key is None or key[0] != "view" for key in others):
         return False  # also read as a whole, or in another role

@@ -74,6 +74,21 @@ def negative_slope(op: Operation) -> Tensor:
     return torch.as_tensor(given, dtype=torch.float64)
 
 
+_MASKED = "_flatscope_masked"
+
+
+def masked(weight: Tensor, mask: Tensor, name: str) -> Tensor:
+    """The weight that acts where a parameter of that name has a fixed mask of zeros and ones."""
+    found = weight * mask
+    setattr(found, _MASKED, name)
+    return found
+
+
+def masked_name(weight: Any) -> str | None:
+    """Name of the parameter that is behind a weight with a mask; None for any other weight."""
+    return getattr(weight, _MASKED, None)
+
+
 @dataclass(frozen=True)
 class Product:
     """A product of a signal with a weight."""

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.guards import own_settings, running_model
 from flatscope.network.passes import digits_of, writes_in_place
-from flatscope.params import Params
+from flatscope.params import Params, called_with, tied_names
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
 _SPELLINGS = {
@@ -100,7 +99,7 @@ def replay(model: nn.Module, inputs: Inputs, rule: Rule, params: Params | None =
         with running_model(first.dtype, first.device), watched(rule, stack):
             if params is None:
                 return model(*positional, **keywords)
-            return functional_call(model, params, positional, keywords)
+            return called_with(model, params, tied_names(model), positional, keywords)
     finally:
         for handle in handles:
             handle.remove()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatscope.guards import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER
+from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER, masked_name
 from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.scales import Step, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
@@ -156,7 +156,7 @@ class _Tracer:
         if kind == "batchnorm":
             self.book.wall(labels, f"{step.op.place}, not folded")
         channels = self.book.tie_over(labels, others, step.op.place).flatten()
-        name = self._names.get(id(weight))
+        name = self._names.get(id(weight)) or masked_name(weight)
         if name is None or (bias is not None and id(bias) not in self._names):
             return self._constant_map(step, kind, given, channels, axis), sources
         groups = weight.shape[0] if kind == "batchnorm" else int(given.get("groups", 1))

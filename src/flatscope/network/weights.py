@@ -15,7 +15,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.liveness import ABOUT, Dead
 from flatscope.network.operations import TABLE
-from flatscope.network.products import PRODUCTS, Product, as_product
+from flatscope.network.products import PRODUCTS, Product, as_product, masked
 from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
@@ -40,6 +40,7 @@ class WeightPlan:
     # running means of those that became layers, with the names of weight and bias
     affine: dict[str, tuple[str, str]] = field(default_factory=dict)
     biases: dict[str, str] = field(default_factory=dict)  # names of biases that folding gave to weights without one
+    masks: dict[str, str] = field(default_factory=dict)  # names of buffers: masks of some of the new parameters
     dead: Dead | None = None  # operations that do not reach the output: they are run, and no other rule sees them
 
     def rule(self, model: nn.Module) -> Rule:
@@ -141,6 +142,7 @@ class Writer:
         self.weights, self.plan = Weights(model), plan
         self._number, self._as_known = 0, True  # operations so far, and whether they were those of `plan.dead`
         buffers = dict(model.named_buffers())
+        self._masks = {name: buffers[mask] for name, mask in plan.masks.items()}
         self._skipped = {id(buffers[name]) for name in plan.skipped if name in buffers}
         self._affine = {id(buffers[name]): pair for name, pair in plan.affine.items() if name in buffers}
 
@@ -196,7 +198,10 @@ class Writer:
         if name is None and source is not None and (lost := source.params & self.plan.absorbed):
             names = ", ".join(sorted(lost))
             raise NotApplicable(f"samples decide how a weight is made of {names}, differently in some batches")
-        return value if name is None else self.weights.named[name]
+        if name is None:
+            return value
+        found = self.weights.named[name]
+        return masked(found, self._masks[name], name) if name in self._masks else found
 
     def _batch_norm(self, op: Operation) -> Tensor | None:
         given = op.named("input", "running_mean")

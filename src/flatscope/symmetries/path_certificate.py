@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from flatscope.errors import NotApplicable
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
-from flatscope.network.products import LAYER_CALLS
+from flatscope.network.products import LAYER_CALLS, masked_name
 from flatscope.network.program import Operation, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, moved
@@ -175,7 +175,7 @@ class _Run:
             raise NotApplicable(f"needs inputs of real numbers; {op.place} looks words up in a table")
         given = op.named(*order)
         weight, signal, bias = given["weight"], given["input"], given.get("bias")
-        layer = self._of.layers.get(self._names.get(id(weight), ""))
+        layer = self._of.layers.get(self._names.get(id(weight)) or masked_name(weight) or "")
         if layer is None:
             raise NotApplicable(f"needs a network of layers and ReLUs; the weight of {op.place} is computed")
         shape = [1] * signal.ndim

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, NotApplicable
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
+from flatscope.network.plain import mask_name, masks_of
 from flatscope.network.program import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer
@@ -89,7 +90,7 @@ def drawn(base: nn.Module, graph: Graph, example: Inputs, by: str, low: float, h
     """A network with other weights and the same function, drawn in one of the ways; compared on the example."""
     params = named_parameters(base)
     if by == "permutation":
-        changed = permuted_params(graph, params, random_permutation(graph, seed))
+        changed = permuted_params(graph, params | masks_of(base), random_permutation(graph, seed))
     else:
         changed = rescaled_params(graph, params, random_scales(graph, by, low, high, seed))
     return with_weights(base, changed, example, f"rescale by {by}")
@@ -185,12 +186,16 @@ def random_permutation(graph: Graph, seed: int = 0) -> dict[int, int]:
 
 
 def permuted_params(graph: Graph, params: Params, permutation: Mapping[int, int]) -> Params:
-    """Parameters with unit u (as numbered in `output_units`) replaced by unit `permutation[u]`, everywhere."""
+    """Parameters with unit u (as numbered in `output_units`) replaced by unit `permutation[u]`, everywhere.
+
+    Fixed masks of weights go with them, where they are among the parameters.
+    """
     result = dict(params)
     for layer in graph.layers:
         outputs = _places(layer.output_units, permutation)
         inputs = _places(layer.input_units, permutation)
-        result[layer.weight] = _reindexed(layer, params[layer.weight], outputs, inputs)
+        for name in {layer.weight, mask_name(layer.weight)} & params.keys():
+            result[name] = _reindexed(layer, params[name], outputs, inputs)
         for bias in layer.biases:
             result[bias] = params[bias][outputs.to(params[bias].device)]
     return result
@@ -251,11 +256,12 @@ def _layer_groups(graph: Graph) -> list[list[int]]:
 
 
 def with_weights(base: nn.Module, params: Params, example: Inputs, what: str) -> nn.Module:
-    """A copy of `base` with these parameters, compared with it on the example."""
+    """A copy of `base` with these parameters, and masks if there are any, compared with it on the example."""
     twin = copied(base)
     with torch.no_grad():
-        for name, value in twin.named_parameters():
-            value.copy_(params[name])
+        for name, value in [*twin.named_parameters(), *twin.named_buffers()]:
+            if name in params:
+                value.copy_(params[name])
     refuse_if_different(base, twin, example, what)
     return twin
 
