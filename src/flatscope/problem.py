@@ -45,9 +45,8 @@ from flatscope.loss import (
     in_double_where_possible,
     missing_classes,
 )
-from flatscope.network.layers import ACTING
 from flatscope.network.operations import Choices
-from flatscope.network.plain import mark_uncovered, plain, uncovered, write_out
+from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import refuse_if_different, watched
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
@@ -240,7 +239,7 @@ class Problem:
         """`plain` where it is another: a problem that held itself would keep its data until the collector comes."""
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
         twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
-        if not any(name.startswith(ACTING) for name, _ in twin.named_parameters()):
+        if not is_rewritten(twin):
             mark_uncovered(self.model, uncovered(twin))
             return None
         refuse_if_different(self.model, twin, self.example(), "reading the network's weights")

@@ -23,7 +23,7 @@ from flatscope.network.layers import Layer
 from flatscope.network.plain import made_of
 from flatscope.registry import Value
 
-MOST_REASONS = 3
+MOST_REASONS, MOST_PARTS = 3, 6  # named in a remark: reasons, and parameters that a weight is made of
 ASKED = "; asked for "  # begins the remark of a value that is less precise than that
 GAUSS_NEWTON = "of the Gauss-Newton matrix"
 # The products that give what the sweep does not cover of a quantity.
@@ -123,7 +123,7 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
 def made_remark(ctx: Context, weight: str) -> str:
     """What a weight is computed from, where its values are those of no parameter; empty for parameters."""
     params = made_of(ctx.problem.model).get(weight)
-    return f"of the weight that is computed from {some_of(list(params), MOST_REASONS)}" if params else ""
+    return f"of the weight that is computed from {some_of(list(params), MOST_PARTS)}" if params else ""
 
 
 def matrix_remark(ctx: Context, *names: str) -> str:

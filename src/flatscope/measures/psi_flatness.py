@@ -340,7 +340,8 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     """The basis paths of the network at this point."""
     graph = trace_network(ctx.problem.model, ctx.problem.example())
     if not graph.layers:
-        raise NotApplicable("needs a network with layers")
+        fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
+        raise NotApplicable(f"needs layers that read the samples{fixed}")
     paths = PathCoordinates(graph, ctx.params, rule)
     held = [block.name for block in paths.blocks if block.name not in ctx.problem.trainable]
     if held:

@@ -20,9 +20,10 @@ from flatscope.guards import own_settings
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.layers import ACTING
 from flatscope.network.liveness import dead_operations
+from flatscope.network.masks import fixed_mask, mask_name
 from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of, set_plan
-from flatscope.network.products import LAYER_CALLS, Product
+from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
 from flatscope.network.program import Operation, output_tensors, replay, returned_tensors
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
@@ -53,11 +54,13 @@ class Survey(Writer):
         model: whose forward is about to run.
         uses: what is noted.
         n: number of samples.
+        constants: whether what multiplies rows of constants is a layer.
     """
 
-    def __init__(self, model: nn.Module, uses: list[Use], n: int) -> None:
-        super().__init__(model, WeightPlan())
+    def __init__(self, model: nn.Module, uses: list[Use], n: int, constants: bool) -> None:
+        super().__init__(model, WeightPlan(constants=constants))
         self.uses, self.changed, self._n = uses, False, n
+        self.rows = False  # whether a product with rows of constants meets a signal in another way than as a weight
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what it does with parameters."""
@@ -81,6 +84,7 @@ class Survey(Writer):
                 continue
             source = self.weights.source(origin)
             assert source is not None
+            self.rows |= source.rows and op.name in LOOKUPS
             lost = value.requires_grad and not result.requires_grad
             if (copied := self.weights.source(product.signal)) is not None and copied.params:
                 wide = [name for name in copied.params if _is_matrix(self.weights.named[name])]
@@ -105,6 +109,7 @@ class Survey(Writer):
         for weight in weights:
             source = self.weights.source(weight)
             assert source is not None
+            self.rows |= source.rows
             wide = _is_matrix(weight)
             harmless = meaning is not None and meaning.takes_vectors and not (meaning.multiplies and spread and wide)
             harmless &= op.within != "cdist"  # a distance to every row of a matrix is no shift
@@ -115,10 +120,20 @@ def _is_matrix(value: Tensor) -> bool:
     return sum(size > 1 for size in value.shape) > 1
 
 
-def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool, set[str]]:
-    """How parameters meet signals in one forward pass, whether anything is written in other words, what is reached."""
+@dataclass(frozen=True)
+class Surveyed:
+    """How parameters meet signals in one forward pass."""
+
+    uses: list[Use]
+    changed: bool  # whether anything is written in other words
+    alive: set[str]  # parameters that gradients of the outputs reach
+    rows: bool  # whether what multiplies rows of constants has to be a layer for parameters to be followed
+
+
+def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Surveyed:
+    """Look at one forward pass; with `constants` what multiplies rows of constants is a layer."""
     uses: list[Use] = []
-    found = Survey(model, uses, len(parts_of(example)[0]))
+    found = Survey(model, uses, len(parts_of(example)[0]), constants)
     with torch.enable_grad():
         raw = replay(model, example, found.follow)
         outputs = [tensor for tensor in output_tensors(raw) if tensor.requires_grad]
@@ -126,7 +141,7 @@ def survey(model: nn.Module, example: Inputs) -> tuple[list[Use], bool, set[str]
         alive = _reached([output.sum() for output in outputs], free)
     # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
     uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
-    return uses, found.changed, alive
+    return Surveyed(uses, found.changed, alive, found.rows)
 
 
 def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
@@ -158,13 +173,15 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
     found: list[list[Use]] = []
-    changed, reached, idle = False, set[str](), idle_parameters(twin)
+    changed, constants, reached, idle = False, False, set[str](), idle_parameters(twin)
     with own_settings():
         for example in chain([first], examples):
             for part in (example, one_more(example)) if not found else (example,):
-                some, other_words, alive = survey(twin, part)
-                found.append(some)
-                changed, reached = changed | other_words, reached | alive
+                seen = survey(twin, part, constants)
+                if seen.rows and not constants:
+                    constants, seen = True, survey(twin, part, constants=True)
+                found.append(seen.uses)
+                changed, reached = changed | seen.changed, reached | seen.alive
             if not everything and trainable - idle <= {name for some in found for use in some for name in use.params}:
                 break
     uses = _in_one_way(found)
@@ -173,8 +190,8 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
         uses.append(Use(frozenset({name}), None, value, "an operation that cannot be followed", harmless=False))
     made = _acting_weights(twin, uses) if acting else {}
     mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
-    if changed or made:
-        _write_plainly(twin, uses, made)
+    if changed or made or constants:
+        _write_plainly(twin, uses, made, constants)
     if frozen:
         twin.requires_grad_(False)
     return twin
@@ -210,7 +227,7 @@ def write_out(model: nn.Module, example: Inputs, others: Iterable[Batch] | None 
     examples = chain([example, one_more(example)], (inputs for inputs, _ in others or ()))
     leave_out_dead(model, examples, lambda raw: [output_tensor(raw)])
     with own_settings():
-        changed = others is not None or survey(model, example)[1]
+        changed = others is not None or survey(model, example).changed
     if changed:
         set_plan(model, plan_of(model) or WeightPlan())
 
@@ -240,6 +257,12 @@ def uncovered(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def is_rewritten(model: nn.Module) -> bool:
+    """Whether a plain network has other layers than the network that it was made of shows."""
+    plan: WeightPlan | None = plan_of(model)
+    return plan is not None and bool(plan.acting or plan.constants)
+
+
 def only_rearranges(model: nn.Module) -> bool:
     """Whether the new parameters of a plain network are the given ones in another order, each entry once.
 
@@ -257,11 +280,12 @@ def only_rearranges(model: nn.Module) -> bool:
     return all(count == params[name].numel() for name, count in counts.items())
 
 
-def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]]) -> None:
+def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, Tensor]], constants: bool) -> None:
     """Give the module its new parameters; what they are made of is a constant unless something else reads it."""
-    masks: dict[str, str] = {}
+    masks, named = dict[str, str](), dict(twin.named_parameters())
     for name, (key, value) in made.items():
-        mask = fixed_mask(twin, key, value, uses)
+        alone = not any(set(key[1]) & use.params and use.key != key for use in uses)  # nothing else reads what it is of
+        mask = fixed_mask(named[key[1][0]], value) if key[0] == "made" and len(key[1]) == 1 and alone else None
         parameter = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
         twin.register_parameter(acting_name(name), parameter)
         if mask is not None and not mask.all():
@@ -274,39 +298,8 @@ def _write_plainly(twin: nn.Module, uses: list[Use], made: dict[str, tuple[Key, 
         if name in absorbed - kept:
             value.requires_grad_(False)
     acting = {key: acting_name(name) for name, (key, _) in made.items()}
-    plan = plan_of(twin) or WeightPlan()
+    plan = replace(plan_of(twin) or WeightPlan(), constants=constants)
     set_plan(twin, replace(plan, acting=acting, masks=masks, absorbed=frozenset(absorbed - kept)))
-
-
-def fixed_mask(model: nn.Module, key: Key, value: Tensor, uses: list[Use]) -> Tensor | None:
-    """Zeros and ones of which a weight is the product with a single parameter; None for any other weight.
-
-    Only where nothing else reads the parameter: otherwise it can be moved in ways in which the weight is not.
-    """
-    if key[0] != "made" or len(key[1]) != 1 or any(key[1][0] in use.params and use.key != key for use in uses):
-        return None
-    parameter = dict(model.named_parameters())[key[1][0]]
-    if not value.requires_grad or not parameter.requires_grad:
-        return None
-    drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(value)
-    (found,) = torch.autograd.grad(value, parameter, drawn, retain_graph=True, allow_unused=True)
-    for way in (lambda w: w, lambda w: w.transpose(-2, -1)) if found is not None and parameter.ndim > 1 else ():
-        slope, whole = way(found), way(parameter)
-        mask = slope != 0
-        if mask.shape == value.shape and torch.equal(slope, drawn * mask) and torch.equal(whole * mask, value):
-            return mask
-    return None
-
-
-def mask_name(weight: str) -> str:
-    """Name of the buffer with the mask of a new parameter, if it has one."""
-    return f"{weight}:mask"
-
-
-def masks_of(model: nn.Module) -> dict[str, Tensor]:
-    """The fixed masks of a plain network's weights, by the names of their buffers."""
-    plan, buffers = plan_of(model), dict(model.named_buffers())
-    return {} if plan is None else {name: buffers[name] for name in plan.masks.values()}
 
 
 def made_of(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -31,7 +31,8 @@ LAYER_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"conv_transpose{n}d": ("transposed", TRANSPOSED_ORDER) for n in (1, 2, 3)},
     "embedding": ("lookup", LOOKUP_ORDER),
 }
-PRODUCTS = frozenset((*LAYER_CALLS, "matmul", "getitem", "index_select"))
+LOOKUPS = ("embedding", "getitem", "index_select")
+PRODUCTS = frozenset((*LAYER_CALLS, "matmul", *LOOKUPS))
 
 
 def per_axis(value: Any, axes: int) -> list[int]:

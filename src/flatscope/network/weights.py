@@ -27,6 +27,7 @@ class Source:
 
     params: frozenset[str]  # names of the parameters; none for a constant
     view: str | None = None  # the parameter of which it is a view, if it is one
+    rows: bool = False  # whether a product of a weight with rows of constants is in it, as with those of a graph
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class WeightPlan:
     affine: dict[str, tuple[str, str]] = field(default_factory=dict)
     biases: dict[str, str] = field(default_factory=dict)  # names of biases that folding gave to weights without one
     masks: dict[str, str] = field(default_factory=dict)  # names of buffers: masks of some of the new parameters
+    constants: bool = False  # whether what multiplies rows of constants is a layer, as in a network on a fixed graph
     dead: Dead | None = None  # operations that do not reach the output: they are run, and no other rule sees them
 
     def rule(self, model: nn.Module) -> Rule:
@@ -51,8 +53,9 @@ class WeightPlan:
 class Weights:
     """The tensors of one forward pass that are made of parameters and constants alone."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, constants: bool = False) -> None:
         self.named: dict[str, Tensor] = dict(model.named_parameters())
+        self._constants = constants  # whether rows of constants are signals
         self._known: dict[Tensor, Source] = {}
         self.copies: set[int] = set()  # of these, those with a copy of parameters for every sample
         for name, value in self.named.items():
@@ -71,7 +74,11 @@ class Weights:
 
     def is_signal(self, value: Any) -> bool:
         """Whether a tensor depends on the input, or is a parameter with a copy for every sample."""
-        return isinstance(value, Tensor) and (value not in self._known or id(value) in self.copies)
+        if not isinstance(value, Tensor):
+            return False
+        if self._constants and (source := self._known.get(value)) is not None and _are_rows(value, source):
+            return True
+        return value not in self._known or id(value) in self.copies
 
     def note(self, op: Operation, result: Any) -> None:
         """Remember the results of operations that no signal enters."""
@@ -83,12 +90,16 @@ class Weights:
         if None in sources:
             return
         params = frozenset().union(*(source.params for source in sources if source))
+        rows = any(source.rows for source in sources if source)
+        if op.name in PRODUCTS and params:
+            pairs = zip(op.tensors, sources, strict=False)
+            rows |= any(source is not None and _are_rows(tensor, source) for tensor, source in pairs)
         views = {source.view for source in sources if source}
         first = views.pop() if len(views) == 1 else None
         for tensor in tensors_in(result):
             if tensor not in self._known:
                 view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
-                self._known[tensor] = Source(params, view)
+                self._known[tensor] = Source(params, view, rows and bool(params))
 
     def _forget_written(self, op: Operation) -> None:
         """A constant into which a signal is written is a signal, and so are all views of it."""
@@ -123,6 +134,11 @@ class Weights:
         return "made", tuple(sorted(source.params)), tuple(value.shape)
 
 
+def _are_rows(value: Tensor, source: Source) -> bool:
+    """Whether a tensor that no signal has entered holds several vectors of constants."""
+    return not source.params and value.ndim > 1 and value.is_floating_point()
+
+
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
     try:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
@@ -139,7 +155,7 @@ class Writer:
     """
 
     def __init__(self, model: nn.Module, plan: WeightPlan) -> None:
-        self.weights, self.plan = Weights(model), plan
+        self.weights, self.plan = Weights(model, plan.constants), plan
         self._number, self._as_known = 0, True  # operations so far, and whether they were those of `plan.dead`
         buffers = dict(model.named_buffers())
         self._masks = {name: buffers[mask] for name, mask in plan.masks.items()}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flatscope.errors import InputError, NotApplicable
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
-from flatscope.network.plain import mask_name, masks_of
+from flatscope.network.masks import mask_name, masks_of
 from flatscope.network.program import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer
