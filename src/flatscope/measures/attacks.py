@@ -18,13 +18,13 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.samples import Inputs, each_part, parts_of
 
-SAMPLES, KINDS = 8, 8
-LENGTHS = (1e-3, 0.1, 1.0)  # of the moves that are tried, relative to the samples
-POWERS = 4  # products with the Jacobian and its transpose
-HALVINGS = 12
-STEPS = 12  # towards another class
-PASSES = {"sample": 700.0}  # what it takes to look for quotients, in passes of one sample
-MARGIN_PASSES = {"sample": 1300.0}
+SAMPLES, KINDS = 6, 6
+LENGTHS = (1e-2, 1.0)  # of the moves that are tried, relative to the samples
+POWERS = 3  # products with the Jacobian and its transpose
+HALVINGS = 10
+STEPS = 8  # towards another class
+PASSES = {"sample": 400.0}  # what it takes to look for quotients, in passes of one sample
+MARGIN_PASSES = {"forward": 2.0, "sample": 500.0}
 TOLERANCE = 1e-6  # by which norms found by iteration may be too small
 ROUNDING = 1e3  # times the accuracy of the type: how far outputs may be off
 WAY_OUT = "Please report the network: an operation in it is not followed as it is"
@@ -154,19 +154,16 @@ class _Moving:
     def outputs(self, rows: Tensor, copies: int = 1) -> Tensor:
         """Outputs (rows, all) of these points, each in the place of its sample; of several copies of the samples."""
         self.ctx.count("forward", len(rows))
-        n = len(self.start)
-        found = [self._forward(rows[n * copy : n * (copy + 1)]) for copy in range(copies)]
-        return torch.cat(found).flatten(1) if found[0].ndim > 1 else torch.cat(found)[:, None]
+        return self._forward(rows, copies).reshape(len(rows), -1)
 
-    def _forward(self, rows: Tensor) -> Tensor:
+    def _forward(self, rows: Tensor, copies: int = 1) -> Tensor:
         pieces = iter(torch.split(rows, [shape.numel() for shape in self.shapes], 1))
         shapes = iter(self.shapes)
 
         def moved(part: Tensor) -> Tensor:
             if not part.is_floating_point():
-                return part
-            moved_part: Tensor = next(pieces).reshape(len(part), *next(shapes))
-            return moved_part
+                return torch.cat([part] * copies)
+            return torch.reshape(next(pieces), (len(rows), *next(shapes)))
 
         return self.ctx.forward(each_part(self.inputs, moved))
 

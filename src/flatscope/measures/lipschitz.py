@@ -80,7 +80,7 @@ def lipschitz_linf(ctx: Context, *, log: bool = False) -> Value:
     invariant_under={"layer_scaling", "permutation", "output_scaling"},
     needs={"classes"},
     cost="sweep",
-    typical={"forward": 1, **MARGIN_PASSES},
+    typical=MARGIN_PASSES,
     conventions="ℓ2 distance of inputs as the network receives them; `margin` over √2 times `lipschitz_l2`",
 )
 def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
