@@ -329,3 +329,43 @@ def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, ag
     assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, None) == agrees
     places = ctx.sweep(find_bends)
     assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, places), "with its bends it does"
+
+
+class Tanh(torch.autograd.Function):
+    """By a function of the user's, as sparsemax and many kernels are: its own operations are run without gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return slope * (1 - y * y)
+
+
+class ByFunction(nn.Module):
+    def __init__(self, tanh: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.tanh = tanh
+        self.inner, self.middle, self.outer = nn.Linear(6, 30), nn.Linear(30, 30), nn.Linear(30, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.tanh(self.middle(torch.sigmoid(self.inner(x)))))
+
+
+def test_what_a_function_of_the_users_computes_inside_is_no_curved_operation() -> None:
+    x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(8)).double(), torch.arange(40) % 3
+    found, wanted = (
+        fs.measure(
+            fs.Problem(ByFunction(tanh).double(), train=(x, y)), ["hessian_trace", "rho_sum"], precision=precision
+        )
+        for tanh, precision in ((Tanh.apply, 0.02), (torch.tanh, 0))
+    )
+    frame = found.to_frame().set_index("measure")
+    for name in ("hessian_trace", "rho_sum"):
+        error = float(frame.loc[name, "stderr"])
+        assert abs(found[name] - wanted[name]) <= max(4 * error, 1e-9 * abs(wanted[name])), name

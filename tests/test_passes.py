@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -169,3 +170,70 @@ class Continuing(nn.Module):
 def test_a_network_with_a_memory_is_refused_as_before() -> None:
     with pytest.raises(fs.InputError, match="the same outputs from two forward passes"):
         fs.Problem(Continuing(), train=(INPUTS, LABELS))
+
+
+class Slopes(nn.Module):
+    """The derivative of a network by its inputs, taken in its forward, beside a layer of the usual kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.inner = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.outer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.func.vmap(torch.func.grad(lambda row: self.inner(row).squeeze(-1)))(x))
+
+
+def exact_trace(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Trace of the Hessian of the mean cross-entropy, one row of it after the other, in float64."""
+    twin = copy.deepcopy(model).double()
+    params = list(twin.parameters())
+    loss = functional.cross_entropy(twin(x.double()), y)
+    total = 0.0
+    for param, slope in zip(
+        params, torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True), strict=True
+    ):
+        for place, entry in enumerate(slope.flatten()):
+            if entry.requires_grad:
+                (row,) = torch.autograd.grad(entry, param, retain_graph=True, materialize_grads=True)
+                total += float(row.flatten()[place])
+    return total
+
+
+def test_derivatives_inside_a_network_are_served_or_refused_with_a_reason() -> None:
+    problem = fs.Problem(Slopes(), train=(INPUTS, LABELS))
+    names = ["hessian_trace", "gradient_noise", "rho_sum", "kappa_trace_sum", "psi_trace", "layer_trace"]
+    frame = fs.measure(problem, names, precision=0).to_frame()
+    assert not frame["reason"].str.contains("failed").any(), frame["reason"].tolist()
+    by_name = frame[frame["layer"] == ""].set_index("measure")
+    assert by_name.loc["hessian_trace", "value"] == pytest.approx(exact_trace(Slopes(), INPUTS, LABELS), rel=1e-5)
+    for name in ("rho_sum", "kappa_trace_sum"):  # a sum of the outer layer alone would not be that of the network
+        assert torch.tensor(by_name.loc[name, "value"]).isnan()
+        assert "inside torch.func" in by_name.loc[name, "reason"]
+    value = by_name.loc["psi_trace", "value"]
+    assert value == pytest.approx(by_name.loc["hessian_trace", "value"], rel=1e-5), "no unit can be rescaled"
+
+
+class Halved(nn.Module):
+    """Asks for bfloat16 in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.outer(torch.relu(self.inner(x))).float()
+
+
+def test_a_network_that_asks_for_autocast_is_measured_in_full_precision() -> None:
+    plainly = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    plainly.load_state_dict(dict(zip(plainly.state_dict(), Halved().state_dict().values(), strict=True)))
+    names = ["gradient_norm", "hessian_trace", "rho_sum", "psi_trace", "l2_path_norm"]
+    found, wanted = (fs.measure(fs.Problem(m, train=(INPUTS, LABELS)), names) for m in (Halved(), plainly))
+    for name in names:
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5), name
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.mm(INPUTS.T, INPUTS).dtype == torch.bfloat16, "the caller's own autocast is left alone"

@@ -245,7 +245,7 @@ def _find_layers(ctx: Context) -> Network:
         axes = sample_axes(calls, recorder.layer_calls)
     met = {name for call in finder.calls for name in (call.weight, call.bias)}
     unmet = {name for name in problem.trainable if problem.params[name].ndim > 1} - met
-    unmet -= {*uncovered(problem.model), *idle_parameters(problem.model)}
+    unmet -= {*uncovered(problem.model), *idle_parameters(problem.model), *finder.transformed}
     chain = finder.is_chain
     if unmet:
         for more, _ in problem.batches():
@@ -257,7 +257,7 @@ def _find_layers(ctx: Context) -> Network:
             unmet -= {call.weight for call in new}
             if not unmet:
                 break
-    return Network(layers_of(calls, axes), chain, uncovered(problem.model), axes)
+    return Network(layers_of(calls, axes), chain, uncovered(problem.model) | finder.transformed, axes)
 
 
 def _scores(ctx: Context, part: str) -> Scores:

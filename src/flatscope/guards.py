@@ -91,6 +91,7 @@ def own_settings(generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
                 stack.enter_context(untouched_randomness(generators))
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(derivatives())
+            stack.enter_context(_without_autocast())
             stack.enter_context(_own_defaults())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_own_switches())
@@ -120,6 +121,18 @@ def derivatives() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """A network that asks for autocast in its forward runs without: its rounding is no part of the function."""
+    kept = torch.autocast.__enter__, torch.autocast.__exit__
+    torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
+    torch.autocast.__exit__ = lambda self, *raised: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__, torch.autocast.__exit__ = kept  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
 from flatscope.stopping import end_in_time
 
@@ -125,7 +126,22 @@ def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int:
             storages[storage.data_ptr()] = storage.nbytes()
         return value
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        kept = run()
-        del kept
+    def follow(op: Operation) -> Any:
+        result = op.run()
+        for tensor in tensors_in(result):
+            if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                note(tensor)
+        return result
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+            kept = run()
+            del kept
+    except RuntimeError as problem:  # torch.func has no such hooks: then all that is computed counts as kept
+        if "saved tensor hooks" not in str(problem):
+            raise
+        storages.clear()
+        with watched(follow):
+            kept = run()
+            del kept
     return sum(storages.values())

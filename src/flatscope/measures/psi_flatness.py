@@ -346,6 +346,10 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
     held = [block.name for block in paths.blocks if block.name not in ctx.problem.trainable]
     if held:
         raise NotApplicable("trainable weights in all layers, since units are rescaled", held[0])
+    followed = {block.name for block in paths.blocks}
+    lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]
+    if lost:
+        raise NotApplicable("parameters whose way to the outputs can be followed", lost[0])
     return paths
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -112,6 +113,8 @@ class LayerRecorder:
         self, params: Params, model: nn.Module, isolate: bool = False, axes: Mapping[str, int] | None = None
     ) -> None:
         self.calls: list[Call] = []
+        self.transformed: dict[str, str] = {}  # weights read inside torch.func, where a sample's rows cannot be seen
+        self._level = torch._C._functorch.maybe_current_level()
         self._axes = axes or {}
         self._names = {id(value): name for name, value in params.items()}
         self._memory = {_memory(value): name for name, value in params.items()}
@@ -135,6 +138,9 @@ class LayerRecorder:
         name = self._names.get(id(weight)) or masked_name(weight)
         viewed = None if name is not None else self._memory.get(_memory(weight))
         if name is None and viewed is None:
+            return op.run()
+        if torch._C._functorch.maybe_current_level() != self._level:
+            self.transformed[name or str(viewed)] = f"{op.place} inside torch.func"
             return op.run()
         axis = self._axes.get(name or "", 0)
         axis = axis if given["input"].ndim > axis + 1 else 0

@@ -87,7 +87,10 @@ class _Tracer:
         result = op.run()
         outcomes = list(tensors_in(result))
         if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in (*op.tensors, *outcomes)):
-            return result  # inside vmap or grad; what comes out of them will be found to have no labels
+            for tensor in op.tensors:  # inside vmap or grad; what comes out of them will be found to have no labels
+                for name in getattr(self._weights.source(tensor), "params", ()):
+                    self.other_uses.setdefault(name, f"{op.place} inside torch.func")
+            return result
         with torch.no_grad():
             self._weights.note(op, result)
             if self._is_about_weights(op):
