@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_double import OwnDouble
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -321,3 +322,33 @@ def test_what_is_not_twice_differentiable_at_all_is_refused_with_a_reason() -> N
     assert math.isnan(frame["value"][0])
     assert "differentiated twice" in frame["reason"][0]
     assert not frame["reason"][0].startswith("failed")
+
+
+@pytest.mark.parametrize("padding", [3, -6])
+@pytest.mark.parametrize("tied", [False, True])
+def test_no_false_alarm_at_the_word_of_padding(padding: int, tied: bool) -> None:
+    """The table gives it no gradient, whatever its vector does to the outputs."""
+
+    class Texts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 4, padding_idx=padding)
+            nn.init.normal_(self.words.weight)
+            self.inner, self.head = nn.Linear(20, 4), nn.Linear(4, 9)
+            if tied:
+                self.head.weight = self.words.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.inner(self.words(tokens).flatten(1))))
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 9, (8, 5), generator=torch.Generator().manual_seed(1))
+    assert (tokens == 3).any()
+    model = Texts().double().eval()
+    problem = fs.Problem(model, train=(tokens, torch.arange(8) % 3))
+    found = look_at_second_derivative(Context(problem))
+    assert found.checked
+    assert not found.wrong
+    own = OwnDouble(model, tokens, torch.arange(8) % 3, "cross_entropy")
+    value = fs.measure(problem, "hessian_trace", precision=0)["hessian_trace"]
+    assert value == pytest.approx(float(own.hessian.trace()), rel=1e-9)

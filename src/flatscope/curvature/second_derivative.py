@@ -5,7 +5,8 @@ gradient; the derivative of that gradient then lacks terms, and autograd says no
 with differences of the gradient, for every parameter by itself. Where a step crosses a kink (a ReLU that switches,
 another largest entry) the differences count the jump: they are believed only where steps of two sizes in both
 directions agree. What a network takes for a constant (detached values, straight-through estimators, statistics of
-weights under no_grad) stays as it was at the weights themselves, for the differences as for the product.
+weights under no_grad, the word of padding in a table) stays as it was at the weights themselves, for the differences as
+for the product.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flatscope.curvature.probe import in_precision, picked, telling_samples
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.network.operations import TO_PYTHON
+from flatscope.network.products import LOOKUP_ORDER
 from flatscope.network.program import Operation, Rule, is_in_place, watched, with_tensors
 from flatscope.params import Params
 from flatscope.problem import Problem
@@ -224,6 +226,8 @@ class _Constants:
         return self._follow
 
     def _follow(self, op: Operation) -> Any:
+        if op.name == "embedding" and torch.is_grad_enabled():
+            return self._looked_up(op)
         if op.name == "set_grad_enabled":  # by no_grad and enable_grad, not by the forward of an autograd function
             self._stopped = not op.args[0]
             return op.run()
@@ -241,6 +245,18 @@ class _Constants:
         with torch.no_grad():
             written.copy_(kept)
         return result
+
+    def _looked_up(self, op: Operation) -> Any:
+        """A lookup gives the word of padding no gradient: what it looks up there is a constant."""
+        result, given = op.run(), op.named(*LOOKUP_ORDER)
+        if given.get("padding_idx") is None:
+            return result
+        if self._first:
+            self._kept.append(result.detach().clone())
+            return result
+        kept, self._at = self._kept[self._at], self._at + 1
+        padding = given["input"] == given["padding_idx"] % len(given["weight"])
+        return torch.where(padding.unsqueeze(-1), kept, result)
 
 
 def _direction(ctx: Context, dtype: torch.dtype, attempt: int) -> Params:
