@@ -7,7 +7,7 @@ how their weights are read are given by the subject; the table's layer names are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,7 @@ class Subject:
         input_first: patterns of parameters whose inputs are in front, or with a minus before them are not, whatever
             their module says.
         initial: weights before training, if there are any.
+        groups: for weights (groups, outputs, inputs) of products side by side how many there are.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Subject:
         acting: dict[str, str] | None = None,
         input_first: tuple[str, ...] = (),
         initial: dict[str, Tensor] | None = None,
+        groups: Mapping[str, int] | None = None,
     ) -> None:
+        self.groups = groups or {}
         self.own, self.layers, self.first, self.initial = own, layers, input_first, initial
         self.acting = layers if acting is None else acting
         self.matrices = len(self.acting) - sum(
@@ -79,9 +82,11 @@ class Subject:
         other = OwnDouble(model, own.inputs, own.targets, own.loss, own.dtype)
         torch.testing.assert_close(other.outputs(), own.outputs(), rtol=1e-9, atol=1e-9)
         kept = {layer: name for layer, name in self.acting.items() if name in other.everything}
-        return Subject(other, self.layers, kept, self.first)
+        return Subject(other, self.layers, kept, self.first, groups=self.groups)
 
     def reading(self, name: str) -> Reading:
+        if name in self.groups:
+            return reading(self.own.everything[name].flatten(0, -2), groups=self.groups[name])
         owner, _, kind = name.rpartition(".")
         modules = dict(self.own.model.named_modules())
         module = modules.get(owner)

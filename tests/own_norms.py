@@ -70,6 +70,8 @@ def operator_norm(s: Subject, name: str) -> float:
     with torch.no_grad(), seen:
         s.own.outputs(inputs=s.own.cut(slice(0, 1)))
     call = seen.calls.get(weight.data_ptr())
+    if name in s.groups:
+        return max(float(torch.linalg.matrix_norm(part, 2)) for part in s.rows(name).chunk(s.groups[name]))
     if call is None:
         return float(torch.linalg.matrix_norm(weight.reshape(weight.shape[0], -1), 2))
     func, shape, _, args, kwargs = call
@@ -96,8 +98,8 @@ _norm("spectral_norm", operator_norm)
 
 
 LINEAR = """
-linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d relu relu_ leaky_relu add __add__ __iadd__ add_ abs pad
-matmul __matmul__ sum cat stack flatten reshape view transpose permute t contiguous max_pool1d max_pool2d dropout
+linear prelu conv1d conv2d conv3d conv_transpose1d conv_transpose2d relu relu_ leaky_relu add __add__ __iadd__ add_ pad
+abs matmul __matmul__ sum cat stack flatten reshape view transpose permute t contiguous max_pool1d max_pool2d dropout
 squeeze unsqueeze chunk split unbind narrow identity __getitem__ __get__ __len__ dim size
 """
 

@@ -39,7 +39,7 @@ OF_MADE = (*OF_MADE.split(), "pac_bayes_kl", "lipschitz_linf")
 BOUNDS = ("lipschitz_l2", "certified_radius", "psi_activation_radius")  # checked as bounds where not otherwise
 LARGE = 2500  # parameters from which the own values are estimates too
 SIGMAS = 4.0
-CHANCES = 200  # draws of noise of the own computation
+CHANCES = 40  # draws of noise of the own computation
 
 
 @dataclass
@@ -53,6 +53,7 @@ class Made:
         layers: {layer in the table: parameter}, where the names do not say.
         refused: {pattern of measures: what the reason has to say} of what has no value here.
         unchecked: {pattern of measures: why nothing independent was computed}.
+        groups: for weights (groups, outputs, inputs) of products side by side how many there are.
         written: the same function with each weight that is computed as a parameter; layer rows are of these.
         exact: relative agreement of exact rows.
     """
@@ -69,6 +70,7 @@ class Made:
     unchecked: Mapping[str, str] = field(default_factory=dict)
     written: nn.Module | None = None
     initial: dict[str, Tensor] | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
     exact: float = 1e-6
     dtype: torch.dtype = torch.float64
     train: Any = None  # what the problem gets where it is not (inputs, targets)
@@ -124,7 +126,7 @@ def compared(made: Made, names: list[str] | None = None) -> Outcome:
     for name in twin.params if made.written is None else ():
         if twin.params[name].ndim > 1 and name not in layers.values() and not matching(name, made.no_layers):
             found.wrong.append(f"matrix {name} has no layer row")
-    subject = Subject(own, layers, acting, made.input_first, made.initial)
+    subject = Subject(own, layers, acting, made.input_first, made.initial, made.groups)
     of_made = subject if twin is own else Subject(twin, layers, acting, made.input_first)
     for name in frame["measure"].unique():
         rows = frame[frame["measure"] == name]
