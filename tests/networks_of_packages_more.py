@@ -31,7 +31,11 @@ def splines_of_pykan() -> Made:
     loose = {"*_max": "scale_base", "*_sum": "scale_base", "vc_dimension": "scale_base"}
     groups, scales = {"model.coef": 2}, ("*scale*",)
     return made(
-        reads(layer, lambda m, x: m(x)[0]), numbers(7, 2) / 3, no_layers=scales, groups=groups, refused=loose | {"*": ""}
+        reads(layer, lambda m, x: m(x)[0]),
+        numbers(7, 2) / 3,
+        no_layers=scales,
+        groups=groups,
+        refused=loose | {"*": ""},
     )
 
 
@@ -101,7 +105,10 @@ def attention_of_nystrom() -> Made:
     nystrom = package("nystrom_attention")
     torch.manual_seed(0)
     parts = nn.ModuleList(
-        [nystrom.NystromAttention(dim=6, dim_head=3, heads=2, num_landmarks=2, pinv_iterations=3, residual=False), nn.Linear(6, 3)]
+        [
+            nystrom.NystromAttention(dim=6, dim_head=3, heads=2, num_landmarks=2, pinv_iterations=3, residual=False),
+            nn.Linear(6, 3),
+        ]
     )
     return made(reads(parts, lambda m, x: m[1](m[0](x).mean(1))), numbers(4, 4, 6))
 
@@ -193,4 +200,3 @@ def script_of_silero() -> Made:
     """A network as a file of TorchScript."""
     model = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     return Made(model.eval(), numbers(4, 3).float(), whole(2, 4))
-

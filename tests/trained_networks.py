@@ -57,7 +57,9 @@ def pitch_head() -> Made:
 def pitch_norms() -> Made:
     """CREPE with nothing to be trained but scales and shifts: no layer is."""
     model = reads(only(_crepe(), "conv6_BN.*"), lambda m, x: m(x)[:, 150:153])
-    refused = FROZEN | dict.fromkeys(("layer_*", "kappa*", "rho*", "relative_flatness"), "no weight matrix is to be trained")
+    refused = FROZEN | dict.fromkeys(
+        ("layer_*", "kappa*", "rho*", "relative_flatness"), "no weight matrix is to be trained"
+    )
     return Made(model, numbers(3, 1024), whole(2, 3, 3).double(), loss=bernoulli, refused=refused)
 
 
