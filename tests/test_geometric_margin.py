@@ -197,7 +197,8 @@ def test_only_networks_that_are_shallow_are_called_exact() -> None:
 
     x = normals(6, 3)
     around = as_shallow(fs.Context(labelled(with_weights(Around()), x)))
-    assert around is not None and around.affine  # what does not reach the outputs is no part of the network
+    assert around is not None
+    assert around.affine  # what does not reach the outputs is no part of the network
     assert as_shallow(fs.Context(labelled(hidden_layer(3, 11, 2), x))) is None
     deep = with_weights(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
     assert as_shallow(fs.Context(labelled(deep, x))) is None

@@ -175,12 +175,12 @@ class Linearity:
 
     def follow(self, op: Operation) -> Any:
         """Run one operation, and note what its result depends on."""
+        for tensor in op.tensors:  # as they are before one of them is written to
+            self._notice(tensor)
         result = op.run()
         outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() or tensor.is_complex()]
         if op.name == "setitem" or is_in_place(op):
             outcomes.append(op.tensors[0])
-        for tensor in op.tensors:
-            self._notice(tensor)
         masks = [self.mask(tensor) for tensor in op.tensors]
         total = 0
         for mask in masks:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.network.program import Operation, with_tensors
+from flatscope.network.program import Operation, tensors_in, with_tensors
 from flatscope.network.ties import CONSTANT, ZERO, Labels
 
 
@@ -52,7 +52,11 @@ def move(step: Step) -> Any:
 
     # Labels may lie in memory otherwise than the tensor: what is a view there need not be one here.
     function = Tensor.reshape if step.op.name == "view" else step.op.function
-    return function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
+    found = function(*with_tensors(step.op.args, labelled), **with_tensors(step.op.kwargs, labelled))
+    moved = zip(tensors_in(step.result), tensors_in(found), strict=True)
+    # An index or a mask that takes the shape of a signal carries no scale, as `index.expand_as(signal)` does.
+    labels = [new if tensor.is_floating_point() else constant_labels(tensor) for tensor, new in moved]
+    return labels[0] if isinstance(step.result, Tensor) else labels
 
 
 def choose(step: Step) -> Any:

@@ -94,12 +94,21 @@ class Weights:
         if op.name in PRODUCTS and params:
             pairs = zip(op.tensors, sources, strict=False)
             rows |= any(source is not None and _are_rows(tensor, source) for tensor, source in pairs)
+        if op.name == "setitem" or is_in_place(op):
+            self._note_written(op.tensors[0], params, rows)
         views = {source.view for source in sources if source}
         first = views.pop() if len(views) == 1 else None
         for tensor in tensors_in(result):
             if tensor not in self._known:
                 view = first if first is not None and _shares_memory(tensor, self.named[first]) else None
                 self._known[tensor] = Source(params, view, rows and bool(params))
+
+    def _note_written(self, target: Tensor, params: frozenset[str], rows: bool) -> None:
+        """A constant into which a weight is written is made of its parameters, and so are all views of it."""
+        for tensor, source in list(self._known.items()):
+            if source.view is None and (tensor is target or _shares_memory(tensor, target)):
+                made_of = source.params | params
+                self._known[tensor] = Source(made_of, None, (source.rows or rows) and bool(made_of))
 
     def _forget_written(self, op: Operation) -> None:
         """A constant into which a signal is written is a signal, and so are all views of it."""
