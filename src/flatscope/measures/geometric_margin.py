@@ -53,8 +53,10 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
     """Length of the shortest change of an input that changes its class, as a certified interval for each sample.
 
     The value, which is also the upper end, is the length of a change that was found and does change the class. The
-    lower end is min_j (f_y − f_j)/L_j, where L_j is a Lipschitz constant of f_y − f_j. Affine networks, and those with
-    one hidden layer of up to ten ReLUs, are solved exactly: then the interval is a point.
+    lower end is min_j (f_y − f_j)/L_j, where L_j is a Lipschitz constant of f_y − f_j. It is missing where none is
+    known, as of networks that compare, round or choose by value, and where a pair of inputs is found that breaks it.
+    Affine networks, and those with one hidden layer of up to ten ReLUs, are solved exactly: then the interval is a
+    point.
 
     Args:
         samples: how many, from the first one on.

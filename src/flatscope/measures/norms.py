@@ -64,7 +64,8 @@ def vc_dimension(ctx: Context, *, with_log: bool = False) -> float:
 def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
     """Product over layers of the Frobenius norms of the weights; per layer, the norm itself.
 
-    On a branching network a product over layers says nothing about the function: only the layers get a value.
+    On a branching network a product over layers says nothing about the function: only the layers get a value. Where
+    layers are rescaled the product stands still and the values of the layers move, here and in the other norms.
 
     Args:
         log: give the natural logarithm instead.
@@ -75,8 +76,8 @@ def l2_norm(ctx: Context, *, log: bool = False) -> dict[str, Value]:
 @layer_norm(
     symbol=r"\prod_i \|W_i\|_2",
     cost="sweep",
-    conventions="weights only, no biases; a convolution as the linear map on an input of its true size; padding other "
-    "than zeros comes before it and is not part of it",
+    conventions="weights only, no biases; a convolution as the linear map on the largest input that it receives; "
+    "padding other than zeros comes before it and is not part of it",
 )
 def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> dict[str, Value]:
     """Product over layers of the spectral norms of the weights; per layer, the norm itself.
