@@ -28,9 +28,9 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
         operator = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
         operator._operator.groups = operator.groups = groups
         values, variances = [], []
-        for seed in range(300):
-            draws = ProductDraws(operator, Signs(seed, "t"), 2, bool)
-            draws.take(2)
+        for seed in range(150):
+            draws = ProductDraws(operator, Signs(seed, "t"), 12, bool)
+            draws.take(12)  # the errors of fewer are wider: Student's
             values.append(float(draws.spread.values({})["", "trace"]))
             variances.append(float(draws.spread.stderrs["", "trace"]) ** 2)
         spreads.append(statistics.stdev(values))

@@ -184,7 +184,7 @@ def test_rows_say_that_they_are_sampled() -> None:
 def test_a_time_limit_ends_the_draws() -> None:
     problem = many_classes(300, n=200).problem()
     late = Context(problem, effort=Effort(precision=0.03, deadline=0.0)).sweep(column_sweep)
-    assert late.draws == sweep.FIRST_LOOK
+    assert late.draws == sweep.FEWEST
     assert "time limit" in late.missed
 
 

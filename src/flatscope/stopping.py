@@ -1,4 +1,12 @@
-"""Means over random draws that stop when they are precise enough, and say how many draws that took."""
+"""Means over random draws that stop when they are precise enough, and say how many draws that took.
+
+One rule for all estimators, whatever is drawn. The spread of the draws gives a standard error with some degrees of
+freedom: for single numbers one less than there are, for sums over samples or groups with draws of their own what Welch
+and Satterthwaite found, so that few samples which make up a sum count as few. `student` widens the error by what these
+degrees leave open. An estimate stops when this error is at most the precision asked for, and not before there are
+`FREEDOM` degrees. It is looked at again only after many more draws: stopping at the first moment that looks good would
+stop by luck.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +17,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
 
-FIRST_LOOK = 32
+FREEDOM = 15  # degrees of freedom below which no error is small enough
+FIRST_LOOK = FREEDOM + 1  # draws of single numbers
+LEVEL = 0.975  # two-sided 95 %
+
+
+def student(stderrs: Tensor, freedom: Tensor) -> Tensor:
+    """Standard errors so wide that 1.96 of them to either side make Student's 95 % interval.
+
+    Args:
+        stderrs: as they follow from the spread.
+        freedom: degrees of freedom of that, of the same shape.
+
+    Example:
+        >>> student(torch.tensor([1.0, 1.0]), torch.tensor([5.0, 50.0]))
+        tensor([1.3116, 1.0248])
+    """
+    degrees = freedom.clamp(1.0, 1e6).double().cpu().numpy()
+    return stderrs * torch.as_tensor(stdtrit(degrees, LEVEL) / ndtri(LEVEL)).to(stderrs)
 
 
 @dataclass(frozen=True)
@@ -33,8 +59,9 @@ class Draws:
 
     @property
     def stderrs(self) -> list[float]:
-        """Standard error of each mean."""
-        found: list[float] = (self.samples.std(0) / math.sqrt(len(self.samples))).tolist()
+        """Standard error of each mean, widened as `student` does."""
+        n = len(self.samples)
+        found: list[float] = student(self.samples.std(0) / math.sqrt(n), torch.tensor(n - 1.0)).tolist()
         return found
 
     def precise(self, precision: float) -> bool:
@@ -55,23 +82,20 @@ def draw_until_precise(
     blocks: Iterable[Tensor],
     most: int,
     precision: float | None = None,
-    first: int = FIRST_LOOK,
 ) -> Draws:
     """Take draws until every mean has the relative standard error that is asked for, or there are no more.
 
-    The error is looked at only after `first`, twice, four times as many draws, …: stopping at the first moment that
-    looks good would stop by luck. Where the measurement has a deadline, it ends with the draws that it has, two at
-    least.
+    The error is looked at after 16, 32, 64, … draws. Where the measurement has a deadline, it ends with the draws that
+    it has, two at least.
 
     Args:
         ctx: its effort says how precise is precise enough, and until when.
         blocks: draws, some at a time: (k,) or (k, quantities), any number of them. No more are made than are needed.
         most: how many are taken at most, but for the rest of a block.
         precision: instead of that of the effort; 0 takes all draws.
-        first: draws before the first look; fewer than 32 where each is dear.
     """
     precision = ctx.effort.precision if precision is None else precision
-    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), first
+    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), FIRST_LOOK
     for block in blocks:
         rows = block.double().cpu().reshape(len(block), -1)
         found = replace(found, samples=torch.cat([found.samples, rows]) if len(found.samples) else rows)

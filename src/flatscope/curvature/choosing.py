@@ -7,10 +7,11 @@ the last layers of a network it is the other way round.
 from __future__ import annotations
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import FIRST_LOOK, ProductDraws, relative_error
+from flatscope.curvature.estimators import ProductDraws, relative_error
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import Curvature
+from flatscope.stopping import FIRST_LOOK
 
 SOON = 16  # a layer that is precise after so many draws stays with the columns
 DRAW = 1.0  # what a draw of columns costs, in products: about two, but it serves more than one quantity

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from flatscope.curvature.grouped import DiagonalOperator, Key, Parts, Readings
 from flatscope.curvature.signs import Signs
+from flatscope.stopping import FIRST_LOOK, FREEDOM, student
 
 # So few directions are taken one by one, which is exact.
 FEW = 512
 # And no more than so many, even where exact values are asked for.
 MOST_EXACT = 16_384
-FIRST_LOOK = 16  # draws, of all groups together
-# Of so many draws the spread is known, however few samples it comes from; of fewer where enough samples count.
-SURE, ENOUGH = 16, 100
 HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
@@ -68,16 +66,19 @@ class Spread:
 
     @property
     def stderrs(self) -> Readings:
-        """Standard errors of these sums, groups being independent; infinite for a single column."""
-        freedom = self.n * (self.n - 1) if self.n > 1 else 0.0
-        spreads = {key: deviations.sum(0) for key, deviations in self._deviations.items()}
-        return {key: (d / freedom).sqrt() if freedom else d + math.inf for key, d in spreads.items()}
+        """Standard errors of these sums, groups being independent, widened by `student`; infinite for one column."""
+        if self.n < 2:
+            return {key: deviations.sum(0) + math.inf for key, deviations in self._deviations.items()}
+        pairs = self.n * (self.n - 1)
+        return {
+            key: student((deviations.sum(0) / pairs).sqrt(), self.freedom(key))
+            for key, deviations in self._deviations.items()
+        }
 
-    def unsure(self, key: Key) -> Tensor:
-        """Whether so few groups make up a value that their few draws do not tell its error, (units,)."""
-        sizes = self._means[key].abs()
-        groups = sizes.sum(0).square() / sizes.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-        return too_few((self.n - 1) * groups, self.n) & (self._deviations[key].sum(0) > 0)
+    def freedom(self, key: Key) -> Tensor:
+        """Degrees of freedom of a value's error, over the groups by which it varies, (units,)."""
+        deviations = self._deviations[key]
+        return degrees(deviations.sum(0), deviations.square().sum(0) / (self.n + 1))
 
 
 def diagonal_sums(
@@ -244,12 +245,12 @@ def _errors(
     precision: float,
 ) -> list[float]:
     """The relative standard errors of the values that have a row; so large where they are unsure that draws go on."""
-    found, more = [], precision * math.sqrt(1.001 * SURE / spread.n)
+    found = []
     for key in (key for key in values if operator.has_row(key[0])):
         known, least = offsets.get(key, (0.0, 0.0))
         close = precision > 0 and bool((stderrs[key] <= least).all())
-        unsure = spread.unsure(key)
-        found.append(0.0 if close else relative_error(values[key], stderrs[key], known, unsure, more))
+        freedom = spread.freedom(key)
+        found.append(0.0 if close else relative_error(values[key], stderrs[key], known, freedom, precision))
     return found
 
 
@@ -262,7 +263,7 @@ def within_reach(errors: Iterable[float], look: int, wanted: float, most: int) -
 
 
 def relative_error(
-    values: Tensor, stderrs: Tensor, known: float = 0.0, unsure: Tensor | None = None, least: float = 0.0
+    values: Tensor, stderrs: Tensor, known: float = 0.0, freedom: Tensor | None = None, wanted: float = 0.0
 ) -> float:
     """Relative standard error of the largest of some units' values, to which a known part is added.
 
@@ -270,17 +271,27 @@ def relative_error(
         values: of the units.
         stderrs: of these.
         known: the part.
-        unsure: whether an error is that of too few draws; none is where it is not given.
-        least: what such an error is at least.
+        freedom: their degrees of freedom. Of too few an error is never small enough: it is given as that from which as
+            many draws more seem to be needed as bring them to `FREEDOM`.
+        wanted: what is small enough.
     """
     top = values.abs().argmax()
     value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
-    least = least if unsure is not None and bool(unsure.flatten()[top]) else 0.0
     if not error > 0:
-        return least
-    return max(least, error / value if value > 0 else math.inf)
+        return 0.0
+    relative, known_by = error / value if value > 0 else math.inf, FREEDOM
+    if freedom is not None:
+        known_by = max(1.0, float(freedom.flatten()[top]))
+    return max(relative, wanted * math.sqrt(1.001 * FREEDOM / known_by)) if known_by < FREEDOM else relative
 
 
-def too_few(freedom: Tensor, draws: int) -> Tensor:
-    """Whether errors with so many degrees of freedom, of the samples that count, are not to be relied on."""
-    return (freedom < ENOUGH) & torch.tensor(draws < SURE, device=freedom.device)
+def degrees(spread: Tensor, squares: Tensor) -> Tensor:
+    """Degrees of freedom of a sum of variances (Welch, 1938; Satterthwaite, 1946), of one n − 1.
+
+    The square of a sum that is itself drawn is too large by two degrees on average.
+
+    Args:
+        spread: Σ d_i of the sums of squared deviations from each one's own mean.
+        squares: Σ d_i² / (n_i + 1) over these, n_i numbers each.
+    """
+    return spread.square() / squares.clamp_min(torch.finfo(torch.float64).tiny) - 2

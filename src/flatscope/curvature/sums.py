@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from flatscope.curvature.estimators import SURE, relative_error, too_few
+from flatscope.curvature.estimators import degrees, relative_error
 from flatscope.params import Params, add_to
 from flatscope.ranks import Ranks
+from flatscope.stopping import student
+
+SUMMED = ("total", "squares", "within", "within_squares")  # parts of a mean that ranks add up
 
 
 def _zero() -> Tensor:
@@ -34,6 +36,8 @@ class Mean:
     squares: Tensor = field(default_factory=_zero)
     # sum over passes and samples of the squared deviations of the draws from the sample's mean
     within: Tensor = field(default_factory=_zero)
+    # sum over passes and samples of (that sum)² / (draws of the pass + 1)
+    within_squares: Tensor = field(default_factory=_zero)
 
     def add(self, sums: Tensor, squares: Tensor | None = None) -> None:
         """Let some samples in.
@@ -44,14 +48,16 @@ class Mean:
         """
         self.n += len(sums)
         if self.total.device != sums.device:  # stays on a GPU: moving every batch's sums would wait for it
-            self.total, self.squares, self.within = (
-                part.to(sums.device) for part in (self.total, self.squares, self.within)
+            self.total, self.squares, self.within, self.within_squares = (
+                part.to(sums.device) for part in (self.total, self.squares, self.within, self.within_squares)
             )
         self.total = self.total + sums.sum(0)
         mean_squares = sums.square() / self.draws
         self.squares = self.squares + mean_squares.sum(0)
         if squares is not None:
-            self.within = self.within + (squares - mean_squares).clamp_min(0).sum(0)
+            within = (squares - mean_squares).clamp_min(0)
+            self.within = self.within + within.sum(0)
+            self.within_squares = self.within_squares + within.square().sum(0) / (self.draws + 1)
 
     def joined(self, other: Mean) -> Mean:
         """This and another pass over the same samples."""
@@ -62,6 +68,7 @@ class Mean:
             self.total + other.total,
             self.squares + other.squares,
             self.within + other.within,
+            self.within_squares + other.within_squares,
         )
 
     @property
@@ -71,21 +78,24 @@ class Mean:
 
     @property
     def stderr(self) -> Tensor:
-        """Standard error of the draws; zero for an exact pass."""
-        return (self._noise / self.draws).sqrt() / self.n
+        """Standard error of the draws, widened as `student` does; zero for an exact pass."""
+        return student(self._spread, self.freedom)
 
     @property
-    def unsure(self) -> Tensor:
-        """Whether so few samples make up the mean that their few draws do not tell its error."""
-        samples = self.total.square() / (self.draws * self.squares).clamp_min(torch.finfo(torch.float64).tiny)
-        return too_few((self.draws - self.passes) * samples, self.draws) & (self.within > 0)
+    def freedom(self) -> Tensor:
+        """Degrees of freedom of that error, over the samples by which the mean varies."""
+        return degrees(self.within, self.within_squares).expand(self.total.shape)
 
     @property
     def data_stderr(self) -> Tensor:
         """Standard error that the spread of the x_i gives, without that of the draws; zero for a single sample."""
         mean_square = (self.squares - self.passes * self._noise) / (self.n * self.draws)
-        variance = (mean_square - self.value.square() + self.stderr.square()).clamp_min(0)
+        variance = (mean_square - self.value.square() + self._spread.square()).clamp_min(0)
         return (variance / max(self.n - 1, 1)).sqrt()
+
+    @property
+    def _spread(self) -> Tensor:
+        return (self._noise / self.draws).sqrt() / self.n
 
     @property
     def _noise(self) -> Tensor:
@@ -196,12 +206,12 @@ class Curvature:
         counts = torch.tensor([float(mean.n) for mean in means], dtype=torch.float64)
         own = [counts, *self.diagonals.values()]
         for mean in means:
-            own += [mean.total.cpu(), mean.squares.cpu(), mean.within.cpu()]
+            own += [getattr(mean, name).cpu() for name in SUMMED]
         summed = iter(ranks.summed(own))
         counts = next(summed)
         diagonals = {name: next(summed) for name in self.diagonals}
         together = [
-            replace(mean, n=round(n), total=next(summed), squares=next(summed), within=next(summed))
+            replace(mean, n=round(n), **{name: next(summed) for name in SUMMED})
             for n, mean in zip(counts.tolist(), means, strict=True)
         ]
         return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
@@ -209,12 +219,11 @@ class Curvature:
     def errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
         """Relative standard errors of the values of the network and the layers; of units that of the largest.
 
-        Where too few draws are known of a value, its error is at least so large that `SURE` draws are asked for.
+        An error of too few degrees of freedom is at least so large that more draws are asked for.
         """
         rows = {name for name, quantity in self.means if not name or quantity == "relative_flatness"}
-        least = wanted * math.sqrt(1.001 * SURE / max(1, self.draws))
         return [  # a bias or a BatchNorm scale has no row of its own
-            relative_error(mean.value, mean.stderr, unsure=mean.unsure, least=least)
+            relative_error(mean.value, mean.stderr, freedom=mean.freedom, wanted=wanted)
             for (name, quantity), mean in self.means.items()
             if name in rows and (quantities is None or quantity in quantities)
         ]

@@ -41,7 +41,7 @@ from flatscope.samples import Batch, cut, parts_of
 from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
-FIRST_LOOK, SETTLED_LOOK = 2, 6
+FEWEST, SETTLED_LOOK = 2, 6  # draws: of a first pass, and before another way is taken
 NO_BENDS = Places()
 # So few columns are always taken all: values without noise, at the price of a few draws.
 FEW_COLUMNS = 16
@@ -80,7 +80,7 @@ def column_sweep(
     shape = ctx.sweep(sweep_shape)
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return run(None)
-    found, look, missed = run(range(FIRST_LOOK)), FIRST_LOOK, ""
+    found, look, missed = run(range(FEWEST)), FEWEST, ""
     chosen = not bends or ctx.effort.deadline is not None
     # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
     quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
@@ -92,7 +92,7 @@ def column_sweep(
             chosen = True
             if moved := better_by_products(ctx, found, wanted):
                 run = partial(run, left_out=left_out | moved)
-                found, look = run(range(FIRST_LOOK)), FIRST_LOOK
+                found, look = run(range(FEWEST)), FEWEST
                 continue
         if bends:
             reached = within_reach(errors, look, wanted, MOST_DRAWS)

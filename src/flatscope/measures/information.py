@@ -29,7 +29,6 @@ from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import Draws, draw_until_precise
 
 WRITTEN_OUT = 1024  # parameters
-FIRST_LOOK = 4  # draws
 BELOW = 1e-3  # the node of Radau's rule, in units of −α: what rounding makes of zero eigenvalues lies above it
 OUTSIDE = 1e-8  # share of the gradients' squares that may lie where the matrix is zero
 
@@ -75,7 +74,7 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
             start = torch.randn(operator.size, generator=generator, dtype=torch.float64)
             yield operator.size * (1 - alpha * _enclosed(operator, start / start.norm(), alpha, steps, generator))
 
-    return _estimate(operator, draw_until_precise(ctx, counts(), draws, first=FIRST_LOOK))
+    return _estimate(operator, draw_until_precise(ctx, counts(), draws))
 
 
 @_decided(
@@ -130,7 +129,7 @@ def takeuchi_trace(
             square = float(start.square().sum())  # zero where all signs are equal and the mean is taken out
             yield square * _enclosed(operator, start, damping, steps, generator) if square else torch.zeros(1, 2)
 
-    return _estimate(operator, draw_until_precise(ctx, squares(), draws, first=FIRST_LOOK))
+    return _estimate(operator, draw_until_precise(ctx, squares(), draws))
 
 
 def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:

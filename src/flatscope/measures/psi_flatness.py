@@ -43,13 +43,13 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.searching import begun, bracketed_rise, highest
-from flatscope.stopping import draw_until_precise, time_limit
+from flatscope.stopping import FIRST_LOOK, draw_until_precise, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
 COLUMNS, FEW_UNITS = 4, 64
-DRAWS, LOOK = 4, 8  # random columns of a pass, and passes before the first look at their spread
+DRAWS = 2  # random columns of a pass
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
 _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=PATH_SYMMETRIES, on_folded=True)
@@ -121,9 +121,9 @@ def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[flo
 
     shape = ctx.sweep(sweep_shape)
     most = shape.columns // (2 * DRAWS * shape.per_draw)  # passes; that many take half of the time of all columns
-    if wanted > 0 and most >= LOOK:
+    if wanted > 0 and most >= FIRST_LOOK:
         blocks = (torch.tensor([part(range(DRAWS * i, DRAWS * (i + 1)))]) for i in range(most))
-        found = draw_until_precise(ctx, blocks, most, wanted, LOOK)
+        found = draw_until_precise(ctx, blocks, most, wanted)
         if found.late or found.precise(wanted):
             return found.means[0], found.stderrs[0], DRAWS * len(found.samples)
     return part(None), 0.0, 0

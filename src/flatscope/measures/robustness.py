@@ -18,7 +18,7 @@ from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs
-from flatscope.stopping import FIRST_LOOK, out_of_time
+from flatscope.stopping import out_of_time
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
@@ -65,6 +65,9 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
     return rows
 
 
+UNDECIDED = 32  # samples whose draws differ: from fewer of them the error of a rate is not known
+
+
 @dataclass(frozen=True)
 class ErrorRate:
     """Errors of all samples under noise."""
@@ -83,7 +86,7 @@ class ErrorRate:
 
     def precise(self, precision: float) -> bool:
         """Whether it has at most this relative standard error, by samples enough to know."""
-        return self.undecided >= FIRST_LOOK and self.stderr <= precision * self.rate
+        return self.undecided >= UNDECIDED and self.stderr <= precision * self.rate
 
 
 def errors_until_precise(ctx: Context, gammas: tuple[float, ...], draws: int) -> dict[float, ErrorRate]:
