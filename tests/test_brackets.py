@@ -16,6 +16,9 @@ from flatscope.curvature.brackets import UNSEEN, ends, log_least_part, rounding
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
 from flatscope.formatting import within
+from flatscope.measures import weight_flatness
+from flatscope.planning import make_schedule
+from flatscope.registry import declarations
 
 SIZE = 800
 
@@ -121,6 +124,20 @@ def test_a_search_that_ends_at_once_has_an_interval() -> None:
     assert pair.products == 1
     assert not pair.converged
     assert pair.low == pair.value <= 1.0 <= pair.high < math.inf
+
+
+def test_a_measure_whose_time_is_up_has_the_interval_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eigenvalue of a large network begins where there is some time, and ends with what it has."""
+    name, problem = "hessian_max_eigenvalue", next(networks())[1]
+    found = fs.measure(problem, name).to_frame().iloc[0]
+    monkeypatch.setattr(weight_flatness, "out_of_time", lambda ctx: True)
+    late = fs.measure(problem, name).to_frame().iloc[0]
+    assert late["low"] <= found["value"] <= late["high"] < math.inf
+    assert late["high"] - late["low"] > 10 * (found["high"] - found["low"])
+    assert "ended by the time limit" in late["reason"]
+    assert not late["exact"]
+    entry = declarations()[name]
+    assert make_schedule(fs.Context(problem), [entry]).stops(entry)
 
 
 @pytest.mark.parametrize(

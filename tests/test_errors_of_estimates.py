@@ -78,8 +78,8 @@ DRAWN: dict[str, dict[str, Any]] = {
     "m_sharpness": {"m": 16},
 }
 ENCLOSED: dict[str, dict[str, Any]] = {
-    "effective_dimension": {"alpha": 1e-2, "steps": 12},
-    "takeuchi_trace": {"damping": 0.1, "steps": 12},
+    "effective_dimension": {"alpha": 1e-2, "steps": 6},
+    "takeuchi_trace": {"damping": 0.1, "steps": 6},
 }
 
 
@@ -146,5 +146,5 @@ def test_what_lanczos_encloses_is_as_far_off_as_it_says(name: str, monkeypatch: 
     truth = fs.measure(problem, name, options=options).to_frame().set_index(["measure", "layer"])
     assert truth["exact"].all()
     monkeypatch.setattr(information, "WRITTEN_OUT", 0)
-    found = [fs.measure(problem, name, seed, options, precision=0.05).to_frame() for seed in range(SEEDS)]
-    judge([frame.set_index(["measure", "layer"]) for frame in found], truth, "precision 0.05")
+    found = [fs.measure(problem, name, seed, options, precision=0.1).to_frame() for seed in range(SEEDS)]
+    judge([frame.set_index(["measure", "layer"]) for frame in found], truth, "precision 0.1")

@@ -279,9 +279,8 @@ def relative_error(
     value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
     if not error > 0:
         return 0.0
-    relative, known_by = error / value if value > 0 else math.inf, FREEDOM
-    if freedom is not None:
-        known_by = max(1.0, float(freedom.flatten()[top]))
+    relative = error / value if value > 0 else math.inf
+    known_by = float(FREEDOM) if freedom is None else max(1.0, float(freedom.flatten()[top]))
     return max(relative, wanted * math.sqrt(1.001 * FREEDOM / known_by)) if known_by < FREEDOM else relative
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -210,10 +211,10 @@ class Curvature:
         summed = iter(ranks.summed(own))
         counts = next(summed)
         diagonals = {name: next(summed) for name in self.diagonals}
-        together = [
-            replace(mean, n=round(n), **{name: next(summed) for name in SUMMED})
-            for n, mean in zip(counts.tolist(), means, strict=True)
-        ]
+        together = []
+        for n, mean in zip(counts.tolist(), means, strict=True):
+            parts: dict[str, Any] = {name: next(summed) for name in SUMMED}
+            together.append(replace(mean, n=round(n), **parts))
         return replace(self, means=dict(zip(self.means, together, strict=True)), diagonals=diagonals)
 
     def errors(self, wanted: float, quantities: Sequence[str] | None = None) -> list[float]:
