@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 import torch
+from scipy import stats
 
 import flatscope as fs
 from flatscope.context import Context
@@ -20,7 +21,9 @@ from flatscope.ranks import Ranks
 def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
     """Of samples that are alike one pass with a vector for each group tells as much as several with one for all."""
     generator = torch.Generator().manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     x, y = torch.randn(16, 3, generator=generator).repeat(8, 1), torch.arange(2).repeat(64)
     ctx = Context(fs.Problem(model.double(), train=(x.double(), y)))
     spreads = []
@@ -28,11 +31,13 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
         operator = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
         operator._operator.groups = operator.groups = groups
         values, variances = [], []
-        for seed in range(150):
+        for seed in range(300):
             draws = ProductDraws(operator, Signs(seed, "t"), 12, bool)
-            draws.take(12)  # the errors of fewer are wider: Student's
+            draws.take(12)
             values.append(float(draws.spread.values({})["", "trace"]))
-            variances.append(float(draws.spread.stderrs["", "trace"]) ** 2)
+            freedom = max(1.0, float(draws.spread.freedom(("", "trace"))))
+            student = float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))
+            variances.append((float(draws.spread.stderrs["", "trace"]) / student) ** 2)
         spreads.append(statistics.stdev(values))
         assert statistics.mean(variances) ** 0.5 == pytest.approx(spreads[-1], rel=0.2)
     assert spreads[1] == pytest.approx(spreads[0] / 2, rel=0.15)
