@@ -98,7 +98,7 @@ def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, re
 def best_apart(found: Ascent, kept: int) -> Tensor:
     """Numbers of the highest ways that do not lead to the same place, and then of the highest others: (kept,)."""
     flat = [value.flatten(1) for value in found.where.values()]
-    products = sum((value @ value.T).cpu() for value in flat)
+    products = torch.stack([(value @ value.T).cpu() for value in flat]).sum(0)
     lengths = products.diagonal().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     alike = products / lengths[:, None] / lengths > ALIKE
     chosen: list[int] = []

@@ -235,7 +235,7 @@ class _Langevin:
         losses, found = each_on_its_own(
             ctx, joined([there, here]), joined_inputs([inputs, inputs]), torch.cat([targets, targets])
         )
-        changes = {name: (value[:k] - value[k:]).unflatten(0, (self.chains, 2)) for name, value in found.items()}
+        changes = {name: torch.unflatten(value[:k] - value[k:], 0, (self.chains, 2)) for name, value in found.items()}
         gradients = {name: value.mean(1) + ctx.gradient()[name] for name, value in changes.items()}
         apart = sum(float((value[:, 0] - value[:, 1]).square().sum()) for value in changes.values())
         # The rise less its first-order term on these samples, and with that on all of them.
@@ -247,8 +247,12 @@ class _Langevin:
 
 def _steepest(before: dict[str, tuple[Tensor, Tensor]], uphill: Params, moved: Params) -> float:
     """The largest change of a gradient over the step that made it, of all chains."""
-    steps = sum((moved[name] - was).flatten(1).square().sum(1) for name, (was, _) in before.items())
-    changes = sum((uphill[name] - was).flatten(1).square().sum(1) for name, (_, was) in before.items())
+
+    def squares(parts: list[Tensor]) -> Tensor:
+        return torch.stack([part.flatten(1).square().sum(1) for part in parts]).sum(0)
+
+    steps = squares([moved[name] - was for name, (was, _) in before.items()])
+    changes = squares([uphill[name] - was for name, (_, was) in before.items()])
     return float((changes / steps).sqrt().nan_to_num(nan=0.0, posinf=0.0).max())
 
 
@@ -289,8 +293,8 @@ def _together(ctx: Context, stacked: Params, inputs: Inputs, targets: Tensor) ->
         return ctx.problem.loss(ctx.forward(inputs, {**ctx.params, **point}), targets).mean()
 
     with torch.enable_grad():
-        apart = each_part(inputs, lambda part: part.unflatten(0, (k, -1)))
-        losses = on_stacked(loss, apart, targets.unflatten(0, (k, -1)), *leaves.values())
+        apart = each_part(inputs, lambda part: torch.unflatten(part, 0, (k, -1)))
+        losses = on_stacked(loss, apart, torch.unflatten(targets, 0, (k, -1)), *leaves.values())
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return losses.detach(), {name: part.double() for name, part in zip(leaves, found, strict=True)}
 

@@ -132,7 +132,8 @@ def _kendall_without(x: Floats, y: Floats) -> Floats:
 def _ratio(together: Floats, squared: Floats, scale: float) -> Floats:
     """A correlation from a product and the square of its greatest size; 0 where that is rounding."""
     known = squared > EXPLAINED * EXPLAINED * scale
-    return np.clip(np.divide(together, np.sqrt(np.where(known, squared, 1.0))) * known, -1, 1)
+    found: Floats = np.clip(together / np.sqrt(np.where(known, squared, 1.0)) * known, -1, 1)
+    return found
 
 
 def row_pearson(x: Floats, y: Floats) -> Floats:

@@ -155,7 +155,8 @@ def sign_error(
         return SignError(nothing, nothing, "", {})
     by_environment = {key: _error(*pairs, level, dropped) for key, pairs in pooled.items()}
     key = max(by_environment, key=lambda k: by_environment[k].value)
-    mean = _error(*(np.concatenate(side) for side in zip(*pooled.values(), strict=True)), level, dropped)
+    wrong, first, second = (np.concatenate(side) for side in zip(*pooled.values(), strict=True))
+    mean = _error(wrong, first, second, level, dropped)
     # Whichever is worst here was picked for it: its lower end must hold for all of them at once.
     together = [_error(*pairs, 1 - (1 - level) / len(pooled), dropped).low for pairs in pooled.values()]
     highest = max(error.high for error in by_environment.values())
