@@ -28,8 +28,9 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import Value
 
-BEGUN = 4  # short ascents for each that is taken to the end, beside that along the gradient
+BEGUN = 3  # short ascents for each that is taken to the end, beside that along the gradient
 SHORT = (0.2, 0.4)  # of the steps: after so many the better ones are chosen, and after so many the best
+WAVES = 64  # of random weights as a function of a sample's place among the losses
 ALIKE = 0.95  # cosine of two perturbations that are on the way to one place
 AGREE = 0.05  # of the rise: what a search misses at the least, though all its ascents end alike
 
@@ -42,14 +43,15 @@ def begun(restarts: int) -> int:
 def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
     """The gradient, and stacked below it as many gradients in which the samples have random weights: float64.
 
-    Every third has a random half of the samples, the others normal weights. A random direction where no sample has a
-    gradient.
+    Every third has a random half of the samples, the others normal weights: random functions of the place of a sample
+    among all by its loss, so that neither their order nor copies of them matter. A random direction where no sample has
+    a gradient.
     """
     along = {name: value.double()[None] for name, value in ctx.gradient().items()}
     if not many:
         return along
     generator, n, at = ctx.generator(stream), ctx.problem.n_train, ctx.trainable
-    weights = torch.randn(many, n, generator=generator, dtype=torch.float64)
+    weights = torch.randn(many, WAVES, generator=generator, dtype=torch.float64) @ _waves(ctx.scores().losses)
     weights[::3] = (weights[::3] > 0).double()
     totals = {name: value.new_zeros(many, *value.shape[1:]) for name, value in along.items()}
     seen = 0
@@ -67,6 +69,15 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
         for name, value in totals.items():
             value[nowhere.to(value.device)] = drawn[name][nowhere.to(value.device)]
     return joined([along, totals])
+
+
+def _waves(losses: Tensor) -> Tensor:
+    """Cosines of the places of samples by their losses, from 0 to 1; equal losses share theirs: (waves, n)."""
+    rounded = (losses / losses.abs().max().clamp_min(torch.finfo(losses.dtype).tiny) * 1e6).round()
+    ordered = rounded.sort().values
+    below, upto = (torch.searchsorted(ordered, rounded, right=right) for right in (False, True))
+    places = (below + upto) / (2 * len(losses))
+    return (math.pi * torch.arange(1, WAVES + 1, dtype=torch.float64)[:, None] * places).cos()
 
 
 def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, restarts: int, steps: int) -> Ascent:

@@ -40,7 +40,7 @@ Logits = Literal["as given", "normalised"]
     equation="Kwon et al. 2021 for the worst case; Andriushchenko et al. 2023 for the average, and for normalised "
     "logits",
     invariant_under=FUNCTION_SYMMETRIES,
-    typical={"forward": 155, "backward": 155},
+    typical={"forward": 180, "backward": 180},
     conventions="all trainable parameters, biases included; elementwise |w|, to which nothing is added; full training "
     "set; the worst case is a lower bound of the maximum; symmetries are those of scale='weights'",
     search="lower",
@@ -69,7 +69,7 @@ def adaptive_sharpness(
         scale: "weights": weights move by |w| u; "none": by u itself, whatever their size: plain sharpness.
         logits: "as given", or "normalised": the logits of each sample divided by their standard deviation over the
             classes, so that scaling all of them changes nothing; for classifiers by cross-entropy.
-        restarts: number of ascents that are taken to the end, the best of four times as many and one that are begun;
+        restarts: number of ascents that are taken to the end, the best of three times as many and one that are begun;
             high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
         steps: steps of each ascent.
         draws: the most perturbed networks for the average, mirror images included; even.

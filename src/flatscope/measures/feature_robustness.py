@@ -64,7 +64,7 @@ def feature_robustness(
         kind: "worst": the largest rise over matrices of spectral norm at most 1, a lower bound by ascent; "random":
             the mean over random orthogonal matrices, which is also the mean over noise on each sample's features,
             uniform in direction and as long as δ times the features.
-        restarts: ascents of "worst" that are taken to the end, the best of four times as many and two that are begun:
+        restarts: ascents of "worst" that are taken to the end, the best of three times as many and two that are begun:
             from the gradient, from the top eigenvector of the layer's Hessian, and from gradients with random weights
             of the samples. 1: from the gradient.
         steps: steps of each ascent.

@@ -214,7 +214,7 @@ def psi_epsilon(
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
         epsilon: radius of the ball; below 1 if relative.
         relative: whether the radius is epsilon times the smallest |P(u)S(u)| (times 1 where no unit has a scale).
-        restarts: number of ascents that are taken to the end, the best of four times as many and one that are begun;
+        restarts: number of ascents that are taken to the end, the best of three times as many and one that are begun;
             high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
         steps: steps of each ascent.
     """

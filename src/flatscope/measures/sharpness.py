@@ -49,7 +49,7 @@ EVALUATIONS = 20
     paper="yi2019",
     equation="Definition 2.1, eq (1)",
     invariant_under={"permutation"},
-    passes={"forward": 165, "backward": 160, "curvature": 10},
+    passes={"forward": 195, "backward": 192, "curvature": 10},
     conventions="all trainable parameters, biases included; full training set; a lower bound of the maximum",
     search="lower",
     bracketed=True,
@@ -66,7 +66,7 @@ def epsilon_flatness(
     Args:
         epsilon: radius of the ball.
         relative: whether the radius is epsilon times the norm of the weights.
-        restarts: number of ascents that are taken to the end, the best of four times as many and two that are begun;
+        restarts: number of ascents that are taken to the end, the best of three times as many and two that are begun;
             high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
         steps: steps of each ascent.
     """
@@ -171,7 +171,7 @@ def sharpness(
         momentum: of the ascent.
         normalised: whether to divide by 1 + loss; False gives the numerator.
         restarts: further stochastic ascents, from random points of the box (the paper's starts at its centre); the
-            sign steps are taken to the end from two corners, and one more for each of these: the best of four times as
+            sign steps are taken to the end from two corners, and one more for each of these: the best of three times as
             many, along gradients with random weights of the samples, and that of the gradient.
     """
     _positive(alpha=alpha, steps=steps, batch=batch, lr=lr)
