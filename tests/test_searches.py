@@ -93,11 +93,11 @@ def test_ways_to_different_places_go_on_before_the_higher_of_one() -> None:
 
 
 def test_a_bracket_explains_a_difference_that_rounding_does_not() -> None:
-    one, other = (Readings.one(value, width=0.05) for value in (1.0, 1.08))
+    one, other = (Readings.one(value, above=above) for value, above in ((1.0, 0.1), (1.08, 0.0)))
     assert excess(one, other, scale=1.0, rounding=1e-6)[0] < 1
     row = rows(trained("mlp"), "adaptive_sharpness", {"steps": 10})
-    assert Readings.of(row, True).width > 0
-    assert Readings.of(row).width == 0
+    assert Readings.of(row, True).above > 0
+    assert Readings.of(row).above == 0
     assert not Readings.of(row, True).searched
     assert Readings.of(row).searched
 
