@@ -178,3 +178,18 @@ def test_batches_without_labels_and_with_words() -> None:
         fs.Problem(bert(), [BATCH])
     with pytest.raises(fs.InputError, match="train, text"):
         fs.Problem(bert(), BATCH | {"text": ["a"] * 6, "labels": Y})
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_gradient_noise_of_texts_without_a_mask_is_that_with_one_of_ones(batch_size: int) -> None:
+    """Without a mask a stacked pass runs until a weight cannot be told from a signal: then samples go one by one."""
+    ids = torch.randint(0, 10, (8, 6), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "labels": next_tokens(ids)}
+    names = ["gradient_noise", "gradient_noise_scale"]
+    masked = batch | {"attention_mask": torch.ones_like(ids)}
+    found, wanted = (
+        fs.measure(fs.Problem(gpt(), train, loss="next_token", batch_size=batch_size), names)
+        for train in (batch, masked)
+    )
+    for name in names:
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5), name

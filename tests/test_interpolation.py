@@ -195,3 +195,15 @@ def test_bad_arguments(change: dict[str, Any], error: type[Exception], says: str
     given: dict[str, Any] = {"networks": [nn.Linear(4, 3) for _ in range(2)], "data": (torch.ones(3, 4), [0, 1, 2])}
     with pytest.raises(error, match=says):
         fs.interpolate(**(given | change))
+
+
+def test_copies_with_other_weights_are_named_and_networks_trained_a_little_further_are_not() -> None:
+    tiny = networks.mlp()
+    copy_of_it = fs.rescale(tiny.model, tiny.x, by="permutation", seed=1)
+    found = fs.interpolate([tiny.model, copy_of_it], (tiny.x, tiny.y), resolution=4)
+    assert "networks 1 and 2 are one function written with other weights" in found.meta["remarks"][0]
+    assert found.meta["remarks"][0] in repr(found)
+    further = fs.rescale(tiny.model, tiny.x, by="permutation", seed=1)
+    further.load_state_dict({name: value * (1 + 1e-6) for name, value in tiny.model.state_dict().items()})
+    for other in (further, tiny.model, three(networks.mlp)[1][1]):
+        assert "remarks" not in fs.interpolate([tiny.model, other], (tiny.x, tiny.y), resolution=2).meta

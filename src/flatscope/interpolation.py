@@ -26,7 +26,7 @@ from flatscope.formatting import number
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.inspection import replica
 from flatscope.loss import PerSample
-from flatscope.params import Params, named_parameters
+from flatscope.params import Params, named_parameters, norm
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.results import DrawnResult
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = ("recompute", "fold")
+COMPARED = 256  # samples on which networks are compared
+SAME = 1e-4  # of the largest output; weights of the same function must differ by a hundred times that
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
 
 
@@ -140,7 +142,8 @@ class Simplex(DrawnResult):
     def __repr__(self) -> str:
         corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
-        return f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
+        found = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
+        return "\n".join([found, *self.meta.get("remarks", ())])
 
     def _head(self) -> dict[str, Any]:
         return {"classes": self.accuracy is not None, "meta": self.meta}
@@ -215,13 +218,32 @@ def interpolate(
             found.append(_evaluated(problem, _mixed(points, mixture), recompute))
             advance()
     values = torch.tensor(found, dtype=torch.float64)
+    with torch.no_grad():
+        remarks = _copies(problem, points, models)
     meta = {
         "resolution": resolution,
         "batchnorm": "recompute" if recompute else "fold" if any(map(has_batchnorm, networks)) else "none",
         "samples": problem.n_train,
+        **({"remarks": remarks} if remarks else {}),
         **problem.provenance(begun),
     }
     return Simplex(weights, values[:, 0].clone(), values[:, 1].clone() if problem.classification else None, meta)
+
+
+def _copies(problem: Problem, points: Sequence[Params], models: Sequence[nn.Module]) -> list[str]:
+    """Which of the networks are one function written with other weights, so that a barrier is no fact about minima."""
+    inputs, found = problem.example(COMPARED), []
+    outputs = [problem.forward(inputs, point, dict(m.named_buffers())) for point, m in zip(points, models, strict=True)]
+    for first, second in itertools.combinations(range(len(points)), 2):
+        one, other = outputs[first], outputs[second]
+        apart = norm({name: value - points[second][name] for name, value in points[first].items()})
+        rewritten = apart > 100 * SAME * norm(points[first])
+        if rewritten and bool((one - other).abs().max() <= SAME * one.abs().max()):
+            found.append(
+                f"networks {first + 1} and {second + 1} are one function written with other weights (units in another "
+                "order or rescaled): what lies between them says nothing about two minima"
+            )
+    return found
 
 
 def _check(networks: Sequence[nn.Module], resolution: int, batchnorm: str) -> None:

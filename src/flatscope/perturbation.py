@@ -298,9 +298,13 @@ def same_together(
 ) -> bool:
     """Whether a call on stacked networks or samples works, and gives what they give one by one."""
     try:
-        pairs = list(zip(together(), one_by_one(), strict=True))
+        found = list(together())
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, NotApplicable):
+        return False  # an operation without a batching rule, one that looks at values, or a weight that cannot be told
+    try:
+        pairs = list(zip(found, one_by_one(), strict=True))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False  # an operation without a batching rule, or one that looks at values
+        return False
     return all(agree(ctx, *pair) for pair in pairs)
 
 
