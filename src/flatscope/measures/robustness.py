@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
+from flatscope.curvature.signs import Signs
 from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm
@@ -22,6 +23,7 @@ from flatscope.stopping import out_of_time
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
+MOST_OUTPUTS, DRAWS = 128, 64  # backward passes: of all outputs up to so many, else of so many random mixtures
 PAST = "the input reaches the output past the first layer as well"
 IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
 
@@ -159,8 +161,9 @@ def _noise(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
     invariant_under=FUNCTION_SYMMETRIES,
     cost="sweep",
     typical={"forward": 1, "column": 0.5},
-    conventions="Jacobian of all outputs, Frobenius norm, training samples in the order of the data; high: bound by "
-    "the gradient of a dense first layer, which holds for every such network, whatever its activation patterns",
+    conventions="Jacobian of all outputs, Frobenius norm, training samples in the order of the data; of more than "
+    f"{MOST_OUTPUTS} outputs from {DRAWS} random vectors for each sample, exact with precision=0; high: bound by the "
+    "gradient of a dense first layer, which holds for every such network, whatever its activation patterns",
 )
 def input_sensitivity(ctx: Context) -> Value:
     """How steeply the outputs depend on each input, and its bound by how steeply they depend on the first layer.
@@ -168,8 +171,10 @@ def input_sensitivity(ctx: Context) -> Value:
     With G = ∂f/∂W₁ = s xᵀ for a first layer that is dense on the input itself, ∂f/∂x = W₁ᵀ G x / ‖x‖² exactly. A
     convolution sums s uᵀ over its patches, and that sum can vanish where ∂f/∂x does not: no such bound there.
     """
-    norms, bounds, refusal = list[Tensor](), list[Tensor](), ""
+    norms, errors, bounds, refusal = list[Tensor](), list[Tensor](), list[Tensor](), ""
     size: float | None = None
+    sampled = ctx.effort.precision > 0 and ctx.problem.n_outputs > MOST_OUTPUTS
+    signs, seen = Signs(ctx.seed, "outputs of input_sensitivity"), ctx.problem.ranks.share(ctx.problem.n_train)[0]
     for inputs, targets in ctx.share():
         x = _numbers(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
@@ -179,6 +184,14 @@ def input_sensitivity(ctx: Context) -> Value:
         refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)
         reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
         squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
+        if sampled:
+            numbers = torch.arange(seen, seen + len(targets), device=outputs.device)
+            drawn = signs.draw(numbers, range(DRAWS), outputs.shape[1], outputs.dtype)
+            lengths = torch.stack([_squares_along(outputs, x, z) for z in drawn])  # (draws, n)
+            norms.append(lengths.mean(0).sqrt())
+            errors.append(lengths.std(0) / (2 * DRAWS**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
+            seen += len(targets)
+            continue
         for output in outputs.unbind(1):
             gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
             squares += torch.stack([g.double().flatten(1).square().sum(1).cpu() for g in gradients])
@@ -190,11 +203,20 @@ def input_sensitivity(ctx: Context) -> Value:
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.count("forward", n)
-    ctx.count("backward", ctx.problem.n_outputs * n)
+    ctx.count("backward", (DRAWS if sampled else ctx.problem.n_outputs) * n)
     value = ranks.joined(torch.cat(norms))
+    if sampled:
+        error = ranks.joined(torch.cat(errors))
+        return Value(value, error, exact=False, reason=f"sampled, {DRAWS} draws of {ctx.problem.n_outputs} outputs")
     if ranks.anywhere(bool(refusal)):
         return Value(value, reason=f"no bound: {refusal or PAST}")
     return Value(value, high=ranks.joined(torch.cat(bounds)))
+
+
+def _squares_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
+    """‖Jᵀz‖² of every sample: of signs z its mean is the square of J's Frobenius norm."""
+    (gradient,) = torch.autograd.grad(outputs, x, vectors, retain_graph=True, materialize_grads=True)
+    return gradient.double().flatten(1).square().sum(1).cpu()
 
 
 def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
