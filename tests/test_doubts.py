@@ -77,3 +77,36 @@ def test_frozen_layers_are_counted() -> None:
 def test_passes_for_remarks_are_not_charged_to_measures() -> None:
     problem = fs.Problem(sure(), train=(INPUTS, LABELS))
     assert fs.measure(problem, "gradient_norm").meta["passes"] == {"forward": 1, "backward": 1}
+
+
+class Held(nn.Module):
+    """Holds values back from the gradient, or only seems to."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.how, self.inner, self.outer = how, nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        if self.how == "straight through":
+            return self.outer(h + (torch.round(4 * h) / 4 - h).detach())
+        if self.how == "stopped":
+            return self.outer(h * torch.sigmoid(h.detach()))
+        if self.how == "no_grad":
+            with torch.no_grad():
+                gate = torch.sigmoid(self.inner(x))
+            return self.outer(h * gate)
+        self.seen = h.detach().mean()  # looked at, and not used
+        return self.outer(torch.relu(h))
+
+
+@pytest.mark.parametrize("how", ["straight through", "stopped", "no_grad"])
+def test_values_held_back_from_the_gradient_are_said(how: str) -> None:
+    words = "the gradient is not that of the function"
+    assert words in remarks(model=Held(how))
+    assert words not in remarks(model=Held(how), names="margin"), "which needs no gradient"
+
+
+def test_a_value_that_is_only_looked_at_is_no_doubt() -> None:
+    assert "gradient" not in remarks(model=Held("logged"))

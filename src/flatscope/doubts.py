@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import FlatscopeError
+from flatscope.formatting import some_of
+from flatscope.network.program import Operation, tensors_in, watched
+from flatscope.samples import Batch
 
 MOST = 0.5  # share of misclassified training samples from which on something may be wrong
+STEPS = (1e-5, 1e-6)  # relative to the weights; where differences by both agree no kink was crossed
+AGREEMENT, TOLERANCE, ATTEMPTS, SAMPLES = 0.02, 0.01, 3, 8
 TRAINING_ERROR = "the training error is"  # how the remark on it begins
 
 
@@ -55,3 +62,68 @@ def _right_with(ctx: Context, step: int) -> float:
             found = sample_margins(ctx.forward(inputs), (labels + step).clamp(0, classes - 1)) > 0
             right += int((found & there).sum())
     return right / ctx.problem.n_train
+
+
+def look_at_gradient(ctx: Context) -> None:
+    """Remark where values are held back from the gradient, so that it is not that of the function."""
+    try:
+        held = ctx.sweep(_held_back)
+        if held and _gradient_differs(ctx.in_double()):
+            ctx.remark(
+                f"the gradient is not that of the function: values are held back from it ({some_of(list(held), 3)}); "
+                "measures of the gradient are of the one that training sees"
+            )
+    except (FlatscopeError, RuntimeError):  # no float64, or a network that fails in it: nothing can be compared
+        return
+
+
+def _held_back(ctx: Context) -> tuple[str, ...]:
+    """Operations of a forward pass that hold values back: `detach`, those under `no_grad`, hooks, own functions."""
+    found: dict[str, None] = {}
+
+    def follow(op: Operation) -> Any:
+        moves, result = any(tensor.requires_grad for tensor in op.tensors), op.run()
+        if moves and op.name in ("detach", "data", "register_hook"):
+            found[op.place] = None
+        elif moves and not torch.is_grad_enabled() and any(t.is_floating_point() for t in tensors_in(result)):
+            found[f"{op.place} without gradients"] = None
+        return result
+
+    with torch.enable_grad(), watched(follow):
+        ctx.forward(ctx.problem.example(), {**ctx.params, **ctx.leaves()})
+    return tuple(found)
+
+
+def _gradient_differs(ctx: Context) -> bool:
+    """Whether differences of the loss along random directions are others than its gradient says."""
+    batch, generator = next(iter(ctx.batches(size=SAMPLES))), ctx.generator("directions of the gradient")
+    leaves = ctx.leaves()
+    with torch.enable_grad():
+        loss = _mean_loss(ctx, batch, leaves)
+        slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    rounding = 1e3 * torch.finfo(torch.float64).eps * abs(float(loss.detach())) / STEPS[-1]
+    for _ in range(ATTEMPTS):
+        direction = {
+            name: torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v)
+            * v.detach().square().mean().sqrt()
+            for name, v in leaves.items()
+        }
+        along = sum(float((slope * v).sum()) for slope, v in zip(slopes, direction.values(), strict=True))
+        with torch.no_grad():
+            coarse, fine = (_difference(ctx, batch, direction, step) for step in STEPS)
+        size = max(abs(along), abs(fine))
+        if abs(coarse - fine) <= AGREEMENT * size + rounding:
+            return abs(along - fine) > TOLERANCE * size + rounding
+    return False
+
+
+def _difference(ctx: Context, batch: Batch, direction: dict[str, torch.Tensor], step: float) -> float:
+    ends = (
+        float(_mean_loss(ctx, batch, {name: ctx.params[name] + sign * step * v for name, v in direction.items()}))
+        for sign in (1, -1)
+    )
+    return (next(ends) - next(ends)) / (2 * step)
+
+
+def _mean_loss(ctx: Context, batch: Batch, params: dict[str, torch.Tensor]) -> torch.Tensor:
+    return ctx.problem.loss(ctx.forward(batch[0], {**ctx.params, **params}), batch[1]).mean()

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from flatscope.context import Context, Effort, make_effort, time_text
-from flatscope.doubts import look_at_fit
+from flatscope.doubts import look_at_fit, look_at_gradient
 from flatscope.errors import (
     FlatscopeError,
     InputError,
@@ -207,6 +207,8 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
         if kind == "measure" and any(ctx.passes.values()):  # one pass more is little where some were made
             with ctx.charged_to_nobody():
                 look_at_fit(ctx)
+                if any(ctx.passes[name] for name in ctx.passes if name != "forward"):
+                    look_at_gradient(ctx)
     return table()
 
 
