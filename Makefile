@@ -53,12 +53,15 @@ test-fast: setup
 mutants: setup
 	$(BIN)/python tests/mutants.py
 
-# Changed files of every kind through every reader; MINUTES=120 for hours.
+# Changed files of every kind through every reader, and what is no file in their places; MINUTES=120 for hours. Then single
+# flipped bits of every kind of file that flatscope writes.
 MINUTES ?= 20
+BITS ?= 100000
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/fuzz.py --bits $(BITS) --minutes 60
 
-# Sweeps, trainings and landscapes that are killed at random moments.
+# Sweeps, trainings, landscapes and studies that are killed at random moments.
 KILLS ?= 100
 kill: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)

@@ -23,7 +23,7 @@ from flatscope.context import Context, make_effort
 from flatscope.curvature.sweep import column_sweep
 from flatscope.errors import NotApplicable
 from flatscope.planning import make_schedule, units
-from flatscope.registry import Declaration, declarations, select
+from flatscope.registry import Declaration, Value, declarations, select
 from flatscope_training.sweeps.work import tables_of
 
 WORDS: dict[str, Any] = {"symbol": "x", "paper": "flatscope", "equation": "none"}
@@ -390,3 +390,35 @@ def test_results_can_be_watched_as_they_come() -> None:
 
     fs.measure(mlp().problem(), ["layer_trace", "margin"], watch=watch)
     assert seen == ["layer_trace", "margin"]
+
+
+@pytest.mark.usefixtures("_forget")
+def test_a_measure_that_takes_longer_than_expected_is_given_up_between_batches(clock: Clock) -> None:
+    def walk(ctx: Context) -> Value:
+        for _ in range(1000):
+            for inputs, _targets in ctx.batches(size=10):
+                ctx.forward(inputs)
+        return Value(1.0)
+
+    declare("long_walk", walk, typical={"forward": 1})
+    problem = slow_problem(clock, seconds=0.05)
+    begun = time.monotonic()
+    table = fs.measure(problem, ["long_walk"], budget=2.0)
+    assert time.monotonic() - begun < 1.5 * 2.0 + 1
+    assert "the time was up before it was done" in table.reason("long_walk")
+    assert math.isnan(table.to_frame().iloc[0]["value"])
+
+
+@pytest.mark.usefixtures("_forget")
+def test_what_costs_no_pass_is_not_begun_either_once_all_time_is_over(clock: Clock) -> None:
+    def slow(ctx: Context) -> Value:
+        clock.now += 3.0
+        return Value(1.0)
+
+    for name in ("slow_weights", "more_weights", "other_weights"):
+        declare(name, slow, cost="light")
+    problem = slow_problem(clock)
+    begun = time.monotonic()
+    table = fs.measure(problem, ["slow_weights", "more_weights", "other_weights"], budget=2.0)
+    assert time.monotonic() - begun < 1.5 * 2.0 + 1
+    assert [bool(value == value) for value in table.to_frame()["value"]] == [True, False, False]

@@ -61,6 +61,8 @@ class Effort:
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
     end: float | None = None  # that at which the call is over: what has no estimate by then has none at all
+    # Somewhat later: what goes over the samples is given up between two batches
+    last: float | None = None
     # Sweeps that crashed in this call, with what they raised: none is tried twice. None outside of calls
     crashes: dict[Hashable, Exception] | None = field(default=None, compare=False, repr=False)
 
@@ -159,13 +161,18 @@ class Context:
         digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
+    @property
+    def _last(self) -> float | None:
+        """When passes are given up; not by one of several ranks alone, for which the others would wait."""
+        return self.effort.last if self.problem.ranks.size == 1 else None
+
     def batches(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """One pass over the samples on the device: all of them, on every rank."""
-        return self.problem.batches(part, size)
+        return in_time(self.problem.batches(part, size), self._last)
 
     def share(self, part: str = "train", size: int | None = None) -> Iterator[Batch]:
         """This rank's share of one pass, for sweeps that then add up over `problem.ranks`; all of it when alone."""
-        return self.problem.batches(part, size, shared=True)
+        return in_time(self.problem.batches(part, size, shared=True), self._last)
 
     def forward(self, inputs: Inputs, params: Params | None = None) -> Tensor:
         """Outputs at this point, or at other weights."""
@@ -219,6 +226,14 @@ class Context:
             "n_train": self.problem.n_train,
             "passes": {kind: round(value, 6) for kind, value in self.passes.items()},
         }
+
+
+def in_time(batches: Iterator[Batch], last: float | None) -> Iterator[Batch]:
+    """The batches, until the time of the call is over by so much that even a pass that was begun is given up."""
+    for number, batch in enumerate(batches):
+        if number and last is not None and time.monotonic() > last:
+            raise NotApplicable("the time was up before it was done")
+        yield batch
 
 
 def _in_double(ctx: Context) -> Context:
@@ -303,6 +318,7 @@ def _gradient(ctx: Context) -> Params:
     return {name: value / n for name, value in zip(total, summed, strict=True)}
 
 
+OVERTIME, OVERTIME_SECONDS = 0.2, 0.25  # of the budget, and besides, for a pass that is begun in time
 CURVATURES = ("hessian", "gauss_newton")
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 BYTES = {"": 1, "b": 1} | {
@@ -330,13 +346,15 @@ def make_effort(
         fix = "0 for exact values, 0.02 for a standard error of 2 %"
         raise InputError("a relative standard error from 0 up to 1", repr(precision), where="precision", fix=fix)
     refuse_unknown(curvature, CURVATURES, "curvature")
-    end = None if budget is None else time.monotonic() + seconds_of(budget)
+    seconds = None if budget is None else seconds_of(budget)
+    end = None if seconds is None else time.monotonic() + seconds
     return Effort(
         precision=float(precision),
         curvature=curvature,
         memory=None if memory is None else bytes_of(memory),
         deadline=end,
         end=end,
+        last=None if seconds is None or end is None else end + OVERTIME * seconds + OVERTIME_SECONDS,
     )
 
 

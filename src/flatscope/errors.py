@@ -134,6 +134,18 @@ def differentiated_twice() -> Iterator[None]:
         raise refusal from problem
 
 
+def lack_of_memory(problem: BaseException) -> str:
+    """What did not fit, where an error says that memory does not suffice; empty for other errors."""
+    words = str(problem)
+    known = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "Unable to allocate")
+    if not isinstance(problem, MemoryError) and not any(each in words for each in known):
+        return ""
+    asked = re.search(r"tried to allocate ([\d.]+ ?\w+)|Unable to allocate ([\d.]+ \w+)", words)
+    wanted = f": {asked[1] or asked[2]} more were asked for" if asked else ""
+    fix = "take fewer samples (--train-size), smaller batches (--batch-size) or a machine with more"
+    return f"the memory does not suffice{wanted}; {fix}"
+
+
 class NumericalWarning(UserWarning):
     """A number was computed but did not reach the accuracy asked for.
 

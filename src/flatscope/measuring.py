@@ -20,6 +20,8 @@ from flatscope.errors import (
     InputError,
     Interrupted,
     NotApplicable,
+    first_line,
+    lack_of_memory,
     missing_derivative,
     refuse_unknown,
 )
@@ -200,7 +202,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
                 where_it_stands |= _slope(ctx)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
-            text = f"{stop or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
+            text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
             raise Interrupted(text, table()) from None
         finally:
             ctx.effort = effort
@@ -283,7 +285,8 @@ def _rows(ctx: Context, entry: Declaration, given: Row, common: Row) -> Iterator
                 raise  # the other ranks may be waiting for this one in the middle of a sweep
             # An hour of other measures must not be lost to one that fails: its row says so, loudly.
             refused = missing_derivative(problem)
-            reason = f"failed: {type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            said = lack_of_memory(problem) or f"{type(problem).__name__}: {first_line(problem)}"
+            reason = f"failed: {said}"
             let_go(problem)
             if refused is None:
                 warnings.warn(f"{entry.name} {reason}", RuntimeWarning, stacklevel=2)

@@ -129,8 +129,10 @@ def seconds_of_a_pass(ctx: Context) -> float:
 
 def has_time(ctx: Context, effort: Effort, seconds: float, stops: bool) -> bool:
     """Whether a measure may begin: what cannot stop early must be expected to end in time, others to get somewhere."""
-    if effort.deadline is None or seconds == 0:
+    if effort.deadline is None:
         return True
+    if seconds == 0:  # of the weights alone: mostly nothing, but not of millions of them
+        return not ctx.problem.ranks.anywhere(effort.last is not None and time.monotonic() > effort.last)
     left = effort.deadline - time.monotonic()
     enough = left > 0 and left >= seconds * (LEAST_SHARE if stops else 1.0)
     return not ctx.problem.ranks.anywhere(not enough)

@@ -6,6 +6,7 @@ Every reduction does nothing in a process that is alone, so the sweeps are writt
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,11 +120,17 @@ def present_ranks() -> Ranks:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ALONE
     if dist.get_backend() == "gloo":
+        begun = time.monotonic()
         try:
             dist.monitored_barrier(timeout=PATIENCE)
         except RuntimeError as problem:
-            got = f"a rank that did not come within {PATIENCE} ({str(problem).splitlines()[0]})"
-            fix = "Pass shard=False where only some of the ranks measure"
+            said = str(problem).splitlines()[0]
+            if time.monotonic() - begun < PATIENCE.total_seconds():
+                got = f"a rank that ended before ({said})"
+                fix = "See what it said: no data, another file, too little memory"
+            else:
+                got = f"a rank that did not come within {PATIENCE} ({said})"
+                fix = "Pass shard=False where only some of the ranks measure"
             raise InputError("every rank to make the same problem", got, "torch.distributed", fix) from problem
     return Ranks(dist.get_rank(), dist.get_world_size())
 

@@ -40,6 +40,8 @@ from flatscope.formatting import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_NOTHING_RUNS = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException)
 
 
@@ -166,7 +168,8 @@ class Result(ABC):
             return self.to_parquet()
         if ending == ".html":
             title = html.escape(self.WORD)
-            return f'<!doctype html><meta charset="utf-8"><title>{title}</title>\n{self.to_html()}\n'.encode()
+            head = f'<!doctype html><meta charset="utf-8">{_NOTHING_RUNS}<title>{title}</title>'
+            return f"{head}\n{self.to_html()}\n".encode()
         if ending == ".json":
             return json_bytes(self.to_json())
         text = self.to_frame().to_csv(index=False) if ending == ".csv" else self.to_markdown()

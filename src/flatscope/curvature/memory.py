@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.errors import lack_of_memory
 from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
 from flatscope.stopping import end_in_time
@@ -97,18 +98,14 @@ def fitted(work: Callable[[], T]) -> T | None:
     """The result, or None where the memory did not suffice; then nothing is kept of what failed."""
     try:
         return work()
-    except RuntimeError as problem:
-        if not _out_of_memory(problem):
+    except (RuntimeError, MemoryError) as problem:
+        if not (isinstance(problem, torch.OutOfMemoryError) or lack_of_memory(problem)):
             raise
     # Only here is the exception gone, and with it the frames that hold the tensors.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
-
-
-def _out_of_memory(problem: RuntimeError) -> bool:
-    return isinstance(problem, torch.OutOfMemoryError) or "can't allocate memory" in str(problem)
 
 
 def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int:

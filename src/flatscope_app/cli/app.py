@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from flatscope.errors import FlatscopeError, InputError
+from flatscope.errors import FlatscopeError, InputError, lack_of_memory
 from flatscope.formatting import printable
 from flatscope.version import __version__
 from flatscope_app.cli.commands import ALONE, Commands
@@ -92,6 +92,8 @@ def _fail(problem: Exception, debug: bool, code: int) -> None:
         sys.stderr.write(printable("".join(traceback.format_exception(problem))))
     elif isinstance(problem, FlatscopeError):
         show_error(str(problem))
+    elif words := lack_of_memory(problem):
+        show_error(f"{words[0].upper()}{words[1:]}.")
     else:
         show_error(f"{type(problem).__name__}: {problem}{_users_line(problem)} (--debug shows more)")
     sys.exit(code)

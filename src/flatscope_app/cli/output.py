@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flatscope.errors import InputError
+from flatscope.errors import FlatscopeError, InputError
 from flatscope.formatting import printable
 from flatscope_app.cli.options import OutputOptions
 
@@ -139,6 +139,8 @@ def deliver(
 ) -> None:
     """Write what was asked for, and only then show it: whoever reads the first lines alone still has the files.
 
+    Where writing fails, it is shown before that is said: the work of minutes is not lost with a full disk.
+
     Args:
         result: what --out writes.
         given: the options.
@@ -148,7 +150,22 @@ def deliver(
         as_json: what --json prints; the result by default.
         unfinished: whether it was interrupted: its files are named so, and whole ones of an earlier run stay.
     """
-    mark = "-unfinished" if unfinished else ""
+
+    def tell() -> None:
+        if given.as_json:
+            typer.echo((as_json or result.to_json)())
+        else:
+            show()
+
+    try:
+        _write(result, given, page, beside or {}, "-unfinished" if unfinished else "")
+    except (FlatscopeError, OSError):
+        tell()
+        raise
+    tell()
+
+
+def _write(result: Result, given: OutputOptions, page: object, beside: Mapping[str, Result], mark: str) -> None:
     pages = [given.report.with_stem(f"{given.report.stem}{mark}")] if given.report is not None else []
     for path in (path.with_stem(f"{path.stem}{mark}") for path in given.out or ()):
         if path.suffix.lower() == ".html" and ".html" not in result.ENDINGS:
@@ -156,7 +173,7 @@ def deliver(
             continue
         result.save(path)
         show_note(f"{result.WORD} written to {path}")
-        for ending, other in (beside or {}).items():
+        for ending, other in beside.items():
             named = path.with_stem(f"{path.stem}-{ending}")
             other.save(named)
             show_note(f"{ending} written to {named}")
@@ -165,10 +182,6 @@ def deliver(
 
         report(page or result, path, command=command_line())
         show_note(f"report written to {path}")
-    if given.as_json:
-        typer.echo((as_json or result.to_json)())
-    else:
-        show()
 
 
 def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:

@@ -15,7 +15,7 @@ from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
 from flatscope_app.cli.options import CompareCommand
-from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid
+from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid, show_note
 from flatscope_app.cli.sources import (
     check_measures,
     load_model,
@@ -25,6 +25,7 @@ from flatscope_app.cli.sources import (
     parse_options,
 )
 
+MOST_SHOWN = 40  # networks whose values a terminal can show
 FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 
 
@@ -65,7 +66,8 @@ def show_answer(found: Comparison) -> None:
     screen.print(Text(f"{found.conclusion}\n", style="bold"))
     measures = [voice.measure for voice in found.conclusion.voices]
     rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
-    show_grid(["", *found.names], rows)
+    if len(found.names) <= MOST_SHOWN:
+        show_grid(["", *found.names], rows)
     for warning in found.warnings():
         screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
 
@@ -73,6 +75,10 @@ def show_answer(found: Comparison) -> None:
 def show_comparison(found: Comparison) -> None:
     """The answer, every measure with its verdict, and what the ranking rests on."""
     show_answer(found)
+    if len(found.names) > MOST_SHOWN:
+        show_note(f"the values of {len(found.names)} networks are too many for a terminal: --out FILE or --report PAGE")
+        show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in found.lines() if line[-1]])
+        return
     show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
     said = {str(found.conclusion), *map(str, found.warnings())}
     for line in found.summary().splitlines():

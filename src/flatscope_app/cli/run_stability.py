@@ -75,7 +75,7 @@ def run_stability(given: StabilityCommand) -> None:
         done = len(recorder.tables)
         if not done:
             raise
-        text = f"{stop or 'Interrupted'}: {done} of {len(run.checkpoints)} checkpoints are done"
+        text = f"{str(stop) or 'Interrupted'}: {done} of {len(run.checkpoints)} checkpoints are done"
         stopped = Interrupted(text, recorder.stability)
     remarks += [OTHER_FUNCTION] if has_batchnorm(network) else []
     found = recorder.stability
