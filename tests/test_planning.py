@@ -156,7 +156,7 @@ def test_what_cannot_stop_is_not_begun_without_time(clock: Clock) -> None:
 
 def test_a_search_ends_in_time_and_says_so(clock: Clock) -> None:
     problem = slow_problem(clock, 0.03)
-    table = fs.measure(problem, "epsilon_flatness", budget=1.0, options={"epsilon_flatness": {"steps": 1000}})
+    table = fs.measure(problem, "epsilon_flatness", budget=2.0, options={"epsilon_flatness": {"steps": 1000}})
     assert "ended early, the time was up" in table.reason("epsilon_flatness")
 
 

@@ -216,7 +216,8 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
 
 def _slope(ctx: Context) -> dict[str, float]:
     """The gradient norm, without which no flatness can be read; a remark where this is no minimum."""
-    length = gradient_norm(ctx)
+    with ctx.charged_to_nobody():
+        length = gradient_norm(ctx)
     if length > NEARLY:
         ctx.remark(
             f"still on a slope (gradient norm {number(length)}): curvature here describes where training stopped, "

@@ -260,15 +260,17 @@ class _Constants:
 
 
 def _direction(ctx: Context, dtype: torch.dtype, attempt: int) -> Params:
-    """A random direction in which every parameter moves in proportion to its size, those of zeros like the others."""
+    """A random direction in which every weight moves in proportion to its size, whatever the scales of its unit.
+
+    What is zero stays; where everything is zero, everything moves alike.
+    """
     generator = ctx.generator(f"direction of the second derivative {attempt}")
-    values = {name: ctx.params[name].detach() for name in ctx.problem.trainable}
-    sizes = {name: float(value.double().square().mean().sqrt()) for name, value in values.items() if value.numel()}
-    usual = sum(sizes.values()) / max(1, len(sizes)) or 1.0
+    sizes = {name: ctx.params[name].detach().abs() for name in ctx.problem.trainable}
+    if not any(bool(size.any()) for size in sizes.values()):
+        sizes = {name: torch.ones_like(size) for name, size in sizes.items()}
     return {
-        name: (sizes.get(name) or usual)
-        * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device, dtype)
-        for name, value in values.items()
+        name: size.to(dtype) * torch.randn(size.shape, generator=generator, dtype=torch.float64).to(size.device, dtype)
+        for name, size in sizes.items()
     }
 
 
