@@ -46,7 +46,7 @@ def nodes_of_torch_geometric() -> Made:
     def read(m: Any, node: Tensor) -> Tensor:
         return m[1](m[0](m.features, m.edges).relu(), m.edges)[node]
 
-    return made(reads(parts, read), torch.arange(10))
+    return made(reads(parts, read), torch.arange(10), refused={"psi_*": "read constants"})
 
 
 @of_package
@@ -61,7 +61,8 @@ def attention_of_torch_geometric() -> Made:
     def read(m: Any, node: Tensor) -> Tensor:
         return m[1](m[0](m.features, m.edges).relu(), m.edges)[node]
 
-    return made(reads(parts, read), torch.arange(8), no_layers=("*.att",))
+    loose = dict.fromkeys(("*_max", "*_sum", "vc_dimension"), "cannot be followed") | {"psi_*": "read constants"}
+    return made(reads(parts, read), torch.arange(8), no_layers=("*",), refused=loose)
 
 
 @of_package
@@ -181,8 +182,18 @@ def weight_norm_of_pytorch_tcn() -> Made:
     """And with it: lengths and directions of weights apart."""
     tcn = package("pytorch_tcn")
     torch.manual_seed(0)
-    model = tcn.TCN(2, [3], kernel_size=2, use_norm="weight_norm", dropout=0.0, activation="tanh")
-    return made(reads(model, lambda m, x: m(x)[:, :, -1]), numbers(5, 2, 5))
+    sizes = {"kernel_size": 2, "dropout": 0.0, "activation": "tanh"}
+    model = tcn.TCN(2, [3], use_norm="weight_norm", **sizes).double().eval()
+    plain = tcn.TCN(2, [3], use_norm=None, **sizes).double().eval()
+    with torch.no_grad():
+        for name, value in plain.named_parameters():
+            owner, _, kind = name.rpartition(".")
+            value.copy_(getattr(model.get_submodule(owner), kind))
+
+    def last(m: Any, x: Tensor) -> Tensor:
+        return m(x)[:, :, -1]
+
+    return made(reads(model, last), numbers(5, 2, 5), written=reads(plain, last))
 
 
 @of_package
