@@ -90,7 +90,9 @@ def face_box() -> Made:
     model.load_state_dict(weights(file_of("facenet_pytorch", "data/rnet.pt")))
     model = only(model, "conv1.*", "prelu*", "dense5_2.*", "dense5_1.*")
     model = reads(model, lambda m, x: m(x)[0])
-    return Made(model, numbers(4, 3, 24, 24), numbers(4, 4, seed=2), loss="mse", refused=FROZEN)
+    return Made(
+        model, numbers(4, 3, 24, 24), numbers(4, 4, seed=2), loss="mse", refused=FROZEN, no_layers=("*dense5_1*",)
+    )
 
 
 @trained
