@@ -139,6 +139,10 @@ class OwnDouble:
         """Of all samples, (n,)."""
         return self.loss(self.outputs(self.named(w)), self.targets)
 
+    def loss_at(self, params: dict[str, Tensor]) -> Tensor:
+        """The mean loss where some parameters, frozen ones too, are others."""
+        return self.loss(self.outputs({**self.everything, **params}), self.targets).mean()
+
     @cached_property
     def n(self) -> int:
         return len(self.targets)

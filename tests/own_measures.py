@@ -84,6 +84,13 @@ class Subject:
         kept = {layer: name for layer, name in self.acting.items() if name in other.everything}
         return Subject(other, self.layers, kept, self.first, groups=self.groups)
 
+    @cached_property
+    def in_paths(self) -> tuple[BasisPaths, OwnDouble]:
+        """Coordinates of path space, and the network with the weights that they set."""
+        own = self.folded.own
+        paths = BasisPaths(own.model, own.inputs)
+        return paths, OwnDouble(paths.model, own.inputs, own.targets, own.loss, own.dtype)
+
     def reading(self, name: str) -> Reading:
         if name in self.groups:
             return reading(self.own.everything[name].flatten(0, -2), groups=self.groups[name])
@@ -267,18 +274,13 @@ def pac_bayes_kl(s: Subject) -> Tensor:
 
 @values
 def psi_trace(s: Subject) -> float:
-    own = s.folded.own
-    paths = BasisPaths(own.model, own.inputs)
-
-    def loss(v: Tensor) -> Tensor:
-        return own.loss(own.outputs({**own.everything, **paths.params_of(v)}), own.targets).mean()
-
-    return float(hessian_of(loss, paths.values()).trace())
+    paths, own = s.in_paths
+    return float(hessian_of(lambda v: own.loss_at(paths.params_of(v)), paths.values()).trace())
 
 
 @values
 def psi_balance(s: Subject) -> float:
-    found = BasisPaths(s.folded.own.model, s.folded.own.inputs).values().abs()
+    found = s.in_paths[0].values().abs()
     return float(found.max() / found.min())
 
 

@@ -12,8 +12,6 @@ from own_measures import Subject, values
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flatscope.symmetries.basis_paths import BasisPaths
-
 
 class Seen(TorchFunctionMode):
     """Convolutions, with the function, its settings and the shape of its input, by their weight."""
@@ -187,8 +185,7 @@ class Patterns(TorchFunctionMode):
 
 def kink_free(s: Subject, radius: float, lines: int = 20) -> bool:
     """Whether no ReLU of any sample changes where the values of paths move by that much in random directions."""
-    own = s.folded.own
-    paths = BasisPaths(own.model, own.inputs)
+    paths, own = s.in_paths
     v, generator = paths.values(), torch.Generator().manual_seed(5)
     moves = torch.randn(lines, len(v), generator=generator, dtype=torch.float64)
     found = []

@@ -14,8 +14,6 @@ import torch
 from own_measures import Subject
 from torch import Tensor
 
-from flatscope.symmetries.basis_paths import BasisPaths
-
 PROBES = 32
 Estimate = tuple[float, float]
 
@@ -156,11 +154,9 @@ def _total(p: Probes, factors: dict[str, float], pairs: list[tuple[Tensor, Tenso
 
 
 def _psi_trace(s: Subject) -> Estimate:
-    own = s.folded.own
-    paths = BasisPaths(own.model, own.inputs)
+    paths, own = s.in_paths
     v = paths.values().detach().requires_grad_()
-    loss = own.loss(own.outputs({**own.everything, **paths.params_of(v)}), own.targets).mean()
-    slope = torch.autograd.grad(loss, v, create_graph=True)[0]
+    slope = torch.autograd.grad(own.loss_at(paths.params_of(v)), v, create_graph=True)[0]
     p, pairs = probes(s), []
     for _ in range(PROBES):
         z = p.signs(len(v)).to(v)

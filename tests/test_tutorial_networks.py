@@ -14,13 +14,9 @@ from tutorial_networks import TUTORIALS
 
 torch.set_num_threads(1)
 
-# What is known not to be right yet; a mark that is no longer needed fails.
-WAITING = ("graph_of_nodes", "two_heads", "masked_autoencoder", "weight_norm")
-MARKS = {name: [pytest.mark.xfail(strict=True)] for name in WAITING}
-
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in TUTORIALS])
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_every_row_is_right(name: str) -> None:
     found = compared(TUTORIALS[name]())
     print(f"{name}: {found}")

@@ -294,7 +294,7 @@ def graph_of_nodes() -> Made:
     root = links.sum(1).rsqrt()
     graph = root[:, None] * links * root
     model = net(forward, graph=graph, features=numbers(12, 4), first=nn.Linear(4, 5), second=nn.Linear(5, 3))
-    return made(model, torch.arange(12))
+    return made(model, torch.arange(12), refused={"psi_*": "read constants"})
 
 
 @tutorial
@@ -310,7 +310,9 @@ def two_heads() -> Made:
     parts = {"side": nn.Linear(6, 4), "other": nn.Linear(4, 2), "head": nn.Linear(6, 3)}
     for name in ("side", "other"):
         parts[name].requires_grad_(False)
-    return made(net(forward, stem=nn.Linear(4, 6), **parts), numbers(N, 4))
+    stem, head = nn.Linear(4, 6), parts["head"]
+    alone = net(lambda m, x: m.head(torch.relu(m.stem(x))), stem=stem, head=head)
+    return made(net(forward, stem=stem, **parts), numbers(N, 4), written=alone)
 
 
 @tutorial
