@@ -171,7 +171,6 @@ def _compare(name: str, rows: pandas.DataFrame, made: Made, subject: Subject, fo
     if not len(rows):
         return
     if matching(name, made.unchecked):
-        found.unchecked.append(name)
         return
     if name == "perturbation_robustness":
         _compare_noise(rows, subject, found)

@@ -18,13 +18,10 @@ from flatscope.errors import FlatscopeError
 torch.set_num_threads(1)
 REFUSED = networks_of_packages_more.REFUSED
 SERVED: dict[str, Maker] = {**TRAINED, **PACKAGES}
-# What is known not to be right yet; a mark that is no longer needed fails.
-WAITING = ("nodes_of_torch_geometric", "spikes_of_snntorch", "scan_of_mambapy")
-MARKS = {name: [pytest.mark.xfail(strict=True)] for name in WAITING}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in SERVED])
+@pytest.mark.parametrize("name", SERVED)
 def test_every_row_is_right(name: str) -> None:
     found = compared(SERVED[name]())
     print(f"{name}: {found}")
@@ -35,7 +32,7 @@ def test_every_row_is_right(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in REFUSED])
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_measured_is_refused_with_a_reason(name: str) -> None:
     make, reason = REFUSED[name]
     made = make()

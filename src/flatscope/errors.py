@@ -105,7 +105,7 @@ def first_line(problem: BaseException) -> str:
 # In the ways in which torch says so: of an operation of its own, of a Function of somebody's, of a script's.
 _NO_DERIVATIVE = re.compile(
     r"derivative for '?(?:aten::)?_?(?P<operation>\w+?)(?:_backward)?'? is not implemented|once_differentiable|"
-    "does not have a derivative"
+    "does not have a derivative|modified by an inplace operation"
 )
 
 

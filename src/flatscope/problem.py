@@ -324,7 +324,10 @@ class Problem:
         half = (len(targets) + 1) // 2
         if ((self.forward(cut(inputs, 0, half)) - outputs[:half]).abs().max() / scale) > rounding:
             got = "outputs that change with the other samples of the batch"
-            fix = "Call model.eval(); normalise with running statistics, not with those of the batch"
+            fix = (
+                "Call model.eval(); normalise with running statistics, not with those of the batch; begin every pass "
+                "with the same state, where a module keeps one (a membrane, a cache)"
+            )
             raise InputError("outputs that depend on their own sample only", got, "model", fix)
         return outputs
 
