@@ -106,9 +106,9 @@ def test_the_bound_by_noise_ends_when_it_is_precise_or_late_and_pays_for_fewer_d
         for effort in ({"precision": 0}, {"precision": 0.5}, {"budget": 1e-3})
     )
     assert "128 draws" in every["reason"]
-    assert "32 of 128 draws" in precise["reason"]
+    assert "16 of 128 draws" in precise["reason"]
     assert abs(precise["value"] - every["value"]) < 4 * precise["stderr"] + 1e-9
-    assert precise["high"] - precise["value"] == pytest.approx(2 * (every["high"] - every["value"]))
+    assert precise["high"] - precise["value"] == pytest.approx(math.sqrt(128 / 16) * (every["high"] - every["value"]))
     assert math.isnan(late["value"]) or late["high"] - late["value"] > precise["high"] - precise["value"]
 
 

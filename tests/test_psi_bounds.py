@@ -11,6 +11,7 @@ import torch
 from networks import Tiny, lenet_like, mlp, regression
 from references import Dense
 from references_psi import InPathSpace
+from scipy.stats import norm, t
 from torch import nn
 
 import flatscope as fs
@@ -219,12 +220,13 @@ def test_pac_bayes_stops_when_the_bound_is_precise_or_the_time_is_up() -> None:
         [line] = table.to_frame().to_dict("records")
         expected = pac_bayes_gap(abs(float(changes[:seen].mean())), kl, len(tiny.x), 0.05)
         assert line["value"] == pytest.approx(expected, rel=1e-12)
-        assert line["stderr"] == pytest.approx(float(changes[:seen].std()) / math.sqrt(seen), rel=1e-9)
+        students = t.ppf(0.975, seen - 1) / norm.ppf(0.975)
+        assert line["stderr"] == pytest.approx(students * float(changes[:seen].std()) / math.sqrt(seen), rel=1e-6)
         beyond = math.sqrt(math.log(200 * 200 / 0.05) / (2 * seen))
         assert line["high"] - line["value"] == pytest.approx(beyond, rel=1e-9)
         return str(line["reason"])
 
-    assert "; 32 of 200 draws" in found(32)
+    assert "; 16 of 200 draws" in found(16)
     assert "; 200 draws" in found(200, precision=0)
     hurried = fs.Context(tiny.problem(), effort=Effort(precision=0, deadline=0.0))
     table = fs.bounds(hurried.problem, name, context=hurried)

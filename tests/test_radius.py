@@ -227,7 +227,7 @@ def test_a_shuffling_loader_gives_the_same_radii() -> None:
     one, other = (
         fs.measure(p, "flatness_radius")["flatness_radius"] for p in (tiny.problem(), tiny.problem(train=loader))
     )
-    assert one == pytest.approx(other, rel=1e-9)
+    assert one == pytest.approx(other, rel=1e-8)  # sums of float64 in another order, through a search for a root
 
 
 def test_directions_do_not_depend_on_how_many_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def uphill_directions(ctx: Context, stream: str, many: int) -> Params:
                 totals[name][row] += gradient
     for kind in ("forward", "backward"):
         ctx.count(kind, many * n)
-    nowhere = ~torch.stack([value.flatten(1).any(1).cpu() for value in totals.values()]).any(0)
+    nowhere = ~torch.stack([value.reshape(many, -1).any(1).cpu() for value in totals.values()]).any(0)
     if bool(nowhere.any()):
         drawn = random_normal(ctx, generator, at, many)
         for name, value in totals.items():
@@ -108,7 +108,7 @@ def highest(ctx: Context, evaluate: Evaluate, starts: Params, region: Region, re
 
 def best_apart(found: Ascent, kept: int) -> Tensor:
     """Numbers of the highest ways that do not lead to the same place, and then of the highest others: (kept,)."""
-    flat = [value.flatten(1) for value in found.where.values()]
+    flat = [value.reshape(len(value), -1) for value in found.where.values()]
     products = torch.stack([(value @ value.T).cpu() for value in flat]).sum(0)
     lengths = products.diagonal().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     alike = products / lengths[:, None] / lengths > ALIKE

@@ -36,8 +36,8 @@ def student(stderrs: Tensor, freedom: Tensor) -> Tensor:
         freedom: degrees of freedom of that, of the same shape.
 
     Example:
-        >>> student(torch.tensor([1.0, 1.0]), torch.tensor([5.0, 50.0]))
-        tensor([1.3116, 1.0248])
+        >>> student(torch.ones(2), torch.tensor([5.0, 50.0])).round(decimals=2)
+        tensor([1.3100, 1.0200])
     """
     degrees = freedom.clamp(1.0, 1e6).double().cpu().numpy()
     return stderrs * torch.as_tensor(stdtrit(degrees, LEVEL) / ndtri(LEVEL)).to(stderrs)

@@ -26,9 +26,10 @@ from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.probe import in_precision, picked, telling_samples
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
+from flatscope.guards import own_settings
 from flatscope.network.operations import TO_PYTHON
 from flatscope.network.products import LOOKUP_ORDER
-from flatscope.network.program import Operation, Rule, is_in_place, watched, with_tensors
+from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, with_tensors
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Batch
@@ -55,7 +56,6 @@ SINGLE = Precision(torch.float32, ((1e-2, 1e-3), (1e-2, 1e-3), (1e-2, 1e-3)), ag
 SPREADS = 5
 # Of the largest product of a parameter: below it there is nothing but rounding.
 ROUNDING = 1e-9
-CONSTANT = {"detach", "data", *TO_PYTHON}  # operations whose results have no derivative
 
 
 @dataclass
@@ -231,9 +231,9 @@ class _Constants:
         if op.name == "set_grad_enabled":  # by no_grad and enable_grad, not by the forward of an autograd function
             self._stopped = not op.args[0]
             return op.run()
-        if not (self._stopped or (op.name in CONSTANT and torch.is_grad_enabled())):
-            return op.run()
         result = op.run()
+        if not (self._stopped or (torch.is_grad_enabled() and _is_constant(op, result))):
+            return result
         written = op.args[0] if op.name == "setitem" or is_in_place(op) else None
         found = result if written is None else written
         if self._first:
@@ -257,6 +257,12 @@ class _Constants:
         kept, self._at = self._kept[self._at], self._at + 1
         padding = given["input"] == given["padding_idx"] % len(given["weight"])
         return torch.where(padding.unsqueeze(-1), kept, result)
+
+
+def _is_constant(op: Operation, result: Any) -> bool:
+    """Whether the result of an operation has no derivative: what is detached, and numbers of Python."""
+    read = op.name in TO_PYTHON and not any(True for _ in tensors_in(result))  # torch.complex gives a tensor
+    return read or op.name in ("detach", "data")
 
 
 def _direction(ctx: Context, dtype: torch.dtype, attempt: int) -> Params:
@@ -321,7 +327,8 @@ def _known(ctx: Context, look: Callable[[Context], Any]) -> Any:
     """What a look at the problem's own weights has found, made once for all contexts of the problem."""
     known = _FOUND.setdefault(ctx.problem, {})
     if look not in known:
-        known[look] = look(Context(ctx.problem))
+        with own_settings():
+            known[look] = look(Context(ctx.problem))
     return known[look]
 
 

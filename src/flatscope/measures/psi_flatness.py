@@ -343,11 +343,11 @@ def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
         fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
         raise NotApplicable(f"needs layers that read the samples{fixed}")
     paths = PathCoordinates(graph, ctx.params, rule)
-    held = [block.name for block in paths.blocks if block.name not in ctx.problem.trainable]
-    if held:
+    followed = [block.name for block in paths.blocks]
+    if held := [name for name in followed if name not in ctx.problem.trainable]:
         raise NotApplicable("trainable weights in all layers, since units are rescaled", held[0])
-    followed = {block.name for block in paths.blocks}
-    lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]
+    with ctx.charged_to_nobody():
+        lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]
     if lost:
         raise NotApplicable("parameters whose way to the outputs can be followed", lost[0])
     return paths
