@@ -32,7 +32,9 @@ BEGUN = 3  # short ascents for each that is taken to the end, beside that along 
 SHORT = (0.2, 0.4)  # of the steps: after so many the better ones are chosen, and after so many the best
 WAVES = 64  # of random weights as a function of a sample's place among the losses
 ALIKE = 0.95  # cosine of two perturbations that are on the way to one place
-AGREE = 0.05  # of the rise: what a search misses at the least, though all its ascents end alike
+# Of the rise: what a search may miss though all its ascents end alike. Of twelve seeds on six networks some ended 6 %
+# below others without a sign of it.
+AGREE = 0.1
 
 
 def begun(restarts: int) -> int:
