@@ -70,7 +70,7 @@ def adaptive_sharpness(
         logits: "as given", or "normalised": the logits of each sample divided by their standard deviation over the
             classes, so that scaling all of them changes nothing; for classifiers by cross-entropy.
         restarts: number of ascents that are taken to the end, the best of three times as many and one that are begun;
-            high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
+            high is above the value by as much as their ends are apart, and 10 % at the least. 1: along the gradient.
         steps: steps of each ascent.
         draws: the most perturbed networks for the average, mirror images included; even.
     """

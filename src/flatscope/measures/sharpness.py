@@ -67,7 +67,7 @@ def epsilon_flatness(
         epsilon: radius of the ball.
         relative: whether the radius is epsilon times the norm of the weights.
         restarts: number of ascents that are taken to the end, the best of three times as many and two that are begun;
-            high is above the value by as much as their ends are apart, and 5 % at the least. 1: along the gradient.
+            high is above the value by as much as their ends are apart, and 10 % at the least. 1: along the gradient.
         steps: steps of each ascent.
     """
     _positive(epsilon=epsilon, restarts=restarts, steps=steps)
@@ -161,7 +161,7 @@ def sharpness(
 
     The paper's stochastic gradient ascent, kept in the box, its iterates compared on the full training set; and
     beside it steps by the sign of the full gradient, first from corner to corner of the box, then shorter ones. The
-    larger of the two; high is above it by as much as the ends of these are apart, and 5 % at the least.
+    larger of the two; high is above it by as much as the ends of these are apart, and 10 % at the least.
 
     Args:
         alpha: the box is |ν_i| ≤ alpha (|w_i| + 1).
