@@ -37,7 +37,7 @@ demo: $(STAMP)
 # One thread a worker: BLAS threads of two workers on two cores only wait for each other.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# What one process can check in six minutes: 14 tests of 15.
+# What processes alone can check in ten minutes on two cores.
 test: setup
 	$(PYTEST) -m "not long"
 
