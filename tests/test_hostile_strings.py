@@ -14,6 +14,7 @@ from test_report_browser import browser as browser  # a fixture
 from test_report_browser import opened, pytestmark  # noqa: F401
 
 import flatscope as fs
+from flatscope.formatting import printable
 from flatscope_app.cli.run_watch import watch_run
 from flatscope_app.reports.page import report, save_figures
 from flatscope_training.checkpoint import TrainConfig
@@ -70,7 +71,8 @@ def test_a_string_in_any_place_is_text(browser: Any, shift: int, tmp_path: Path)
     seen = tidy(found["text"] + found["titles"])
     missing = {
         place: text for place, text in fill.used.items()
-        if any(word in place for word in SHOWN) and len(tidy(text)) > 6 and tidy(text) not in seen
+        if any(word in place for word in SHOWN) and len(tidy(text)) > 6
+        and tidy(text) not in seen and tidy(printable(text)) not in seen  # names of files lose what turns directions
     }  # fmt: skip
     assert missing == {}
     sys.stderr.write(f"{len(fill.used)} places, {refused} more refuse what they are given\n")

@@ -28,7 +28,8 @@ def failed(name: str, names: list[str] | None, budget: str) -> list[str]:
     problem = fs.Problem(model, (inputs, targets[:2]), loss=loss)
     frame = fs.measure(problem, names, precision=0.5, budget=budget).to_frame()
     assert names is None or set(frame["measure"]) == set(names)
-    assert not frame.loc[frame["measure"].isin(CHEAP), "reason"].str.startswith("not begun").any()
+    soon = [name for name in CHEAP if name != "lipschitz_l2"]  # which is attacked before it is given
+    assert not frame.loc[frame["measure"].isin(soon), "reason"].str.startswith("not begun").any()
     wrong = frame["reason"].str.startswith("failed") | (frame["value"].isna() & (frame["reason"] == ""))
     return [f"{row.measure}: {row.reason}" for row in frame[wrong].itertuples()]
 
