@@ -249,6 +249,8 @@ def pac_bayes_psi(
     if not sigma > 0 or draws < 2:
         raise InputError("a positive sigma and at least 2 draws", f"{sigma}, {draws}", where="pac_bayes_psi")
     initial, ctx = ctx.problem.initial, ctx.in_double()
+    if frozen := [name for name in ctx.params if name not in ctx.problem.trainable]:
+        raise NotApplicable("trainable weights only, since a prior must not know frozen ones", frozen[0])
     paths = ctx.sweep(path_coordinates, rule=rule)
     log, sign = paths.log_values()
     distance = sign * log.exp()

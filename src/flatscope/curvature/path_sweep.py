@@ -132,14 +132,14 @@ class ScalingEdges:
         number = {edge: place for place, edge in enumerate(self._edges)}
         # Of every class, the ground first, which nothing rescales: it gets a column of its own, that is left out.
         self._column = torch.tensor([len(self._edges), *(number[pair] for pair in pairs)], dtype=torch.int64)
-        self._layers = {layer.weight: layer for layer in layers}
-        self.names = [layer.weight for layer in layers]
-        self.simple = len(self._layers) == len(layers)
+        self._frozen = {block.name: block.frozen for block in paths.blocks if not block.is_bias}
+        self._layers = {layer.weight: layer for layer in layers if layer.weight in self._frozen}
+        self.names = list(self._layers)
+        self.simple = len({layer.weight for layer in layers}) == len(layers)
         self._own = {name: torch.zeros(2, 0, dtype=torch.int64) for name in self.names}  # places of edges, and entries
         for place, (index, entry) in enumerate(self._edges):
-            name = self.names[index]
+            name = layers[index].weight
             self._own[name] = torch.cat([self._own[name], torch.tensor([[place], [entry]])], 1)
-        self._frozen = {block.name: block.frozen for block in paths.blocks if not block.is_bias}
 
     def __len__(self) -> int:
         return len(self._edges)
@@ -249,7 +249,7 @@ class ScalingEdges:
         return self._paths.join(per_value(self._paths, squares))[~scaling_values(self._paths)].sum().cpu()
 
     def holds(self, name: str) -> bool:
-        """Whether this is the weight of a layer."""
+        """Whether this is the weight of a layer that has values."""
         return name in self._layers
 
 
@@ -272,8 +272,9 @@ def scaling_values(paths: PathCoordinates, also: Iterable[str] = ()) -> Tensor:
         for block in paths.blocks
     }
     for index, layer in enumerate(paths.graph.layers):
-        entries = paths.first[1][paths.first[0] == index].to(marked[layer.weight].device)
-        marked[layer.weight].view(-1)[entries] = True
+        if layer.weight in marked:
+            entries = paths.first[1][paths.first[0] == index].to(marked[layer.weight].device)
+            marked[layer.weight].view(-1)[entries] = True
     return paths.join(marked)
 
 

@@ -337,15 +337,14 @@ def certified_radius(ctx: Context, rule: str) -> float:
 
 
 def path_coordinates(ctx: Context, rule: str) -> PathCoordinates:
-    """The basis paths of the network at this point."""
-    graph = trace_network(ctx.problem.model, ctx.problem.example())
+    """The basis paths of the trainable weights at this point; units beside a frozen weight cannot be rescaled."""
+    frozen = [name for name in ctx.params if name not in ctx.problem.trainable]
+    graph = trace_network(ctx.problem.model, ctx.problem.example(), frozen=frozen)
     if not graph.layers:
         fixed = "; here they read constants, such as the features of a fixed graph" if ctx.network.layers else ""
         raise NotApplicable(f"needs layers that read the samples{fixed}")
-    paths = PathCoordinates(graph, ctx.params, rule)
+    paths = PathCoordinates(graph, ctx.params, rule, held=frozen)
     followed = [block.name for block in paths.blocks]
-    if held := [name for name in followed if name not in ctx.problem.trainable]:
-        raise NotApplicable("trainable weights in all layers, since units are rescaled", held[0])
     with ctx.charged_to_nobody():
         lost = [name for name, slope in ctx.gradient().items() if name not in followed and bool(slope.any())]
     if lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of
 
 
-def trace(model: nn.Module, example: Inputs, inner: bool = False) -> Graph:
+def trace(model: nn.Module, example: Inputs, inner: bool = False, frozen: Collection[str] = ()) -> Graph:
     """Find the layers of a network and what may be rescaled or permuted without changing its function.
 
     The network is taken in eval mode and run once on two samples of the example; the model is not touched.
@@ -33,6 +34,7 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False) -> Graph:
         example: a batch of inputs, as tensor, tuple or dictionary.
         inner: whether to follow symmetries that no path through the network has: queries against keys, and those of
             the scales of normalisations. Classes may then be negative: the inverse of that scale.
+        frozen: names of parameters that nothing may rescale, and with them the units that they write and read.
 
     Example:
         >>> import torch
@@ -50,7 +52,7 @@ def trace(model: nn.Module, example: Inputs, inner: bool = False) -> Graph:
         warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         outputs = run(network, inputs, tracer.follow)
     tracer.finish(outputs)
-    return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins)
+    return graph_of(tracer.book, list(tracer.layers.values()), tracer.other_uses, tracer.marks, tracer.joins, frozen)
 
 
 @dataclass

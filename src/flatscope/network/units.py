@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -177,10 +177,16 @@ class LayerRecord:
 
 
 def graph_of(
-    book: Labels, records: list[LayerRecord], other_uses: dict[str, str], marks: list[tuple[int, Tensor]], joins: bool
+    book: Labels,
+    records: list[LayerRecord],
+    other_uses: dict[str, str],
+    marks: list[tuple[int, Tensor]],
+    joins: bool,
+    frozen: Collection[str] = (),
 ) -> Graph:
     """Number the free classes in forward order and describe every layer by them."""
     _tie_shared_parameters(book, records, other_uses)
+    _wall_frozen(book, records, frozen)
     read = {int(root) for record in records for root in book.scale.roots(record.inputs)}
     written = [int(label) for record in records for label in record.outputs.tolist()]
     read |= {book.scale.find(label) for label in written if book.scale.power(label) < 0}  # another signal takes it up
@@ -233,6 +239,16 @@ def _tie_shared_parameters(book: Labels, records: list[LayerRecord], other_uses:
             first = by_bias.setdefault(bias, record)
             if first is not record:
                 book.tie(first.outputs, record.outputs, f"shared {bias}")
+
+
+def _wall_frozen(book: Labels, records: list[LayerRecord], frozen: Collection[str]) -> None:
+    """Fix the units on both sides of a frozen weight, and those that a frozen bias is added to."""
+    for record in records:
+        if record.weight in frozen:
+            book.wall(torch.cat([record.inputs, record.outputs]), f"{record.weight}, which is frozen")
+        for bias in record.biases:
+            if bias in frozen:
+                book.wall(record.outputs, f"{bias}, which is frozen")
 
 
 def _numbers(ties: Ties, records: list[LayerRecord]) -> dict[int, int]:

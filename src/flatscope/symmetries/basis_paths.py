@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -54,13 +55,16 @@ class PathCoordinates:
         cut: name of a layer: classes first written by layers in front of it are held by their incoming skeleton
             edge, the others by the outgoing one. Which it is changes the weights that `params_of` gives, never
             their function. Empty for outgoing edges everywhere.
+        held: names of parameters that stay as they are and have no values; no unit beside them may have a scale.
     """
 
-    def __init__(self, graph: Graph, params: Params, rule: str = "max_product", cut: str = "") -> None:
+    def __init__(
+        self, graph: Graph, params: Params, rule: str = "max_product", cut: str = "", held: Collection[str] = ()
+    ) -> None:
         self.graph, self.params, self.rule = graph, params, rule
         self.prefix: Chains = chains(graph, params, rule, forward=True)
         self.suffix: Chains = chains(graph, params, rule, forward=False)
-        self.blocks = _blocks(graph, params, self.suffix)
+        self.blocks = _blocks(graph, params, self.suffix, held)
         self._by_name = {block.name: block for block in self.blocks}
         self.count = self.blocks[-1].stop if self.blocks else 0
         self.first = _first_free(self.prefix, self.suffix)
@@ -109,6 +113,8 @@ class PathCoordinates:
     def is_frozen(self, name: str) -> Tensor:
         """Which entries of a parameter are held fixed, in its shape."""
         value = self.params[name]
+        if name not in self._by_name:
+            return torch.ones_like(value, dtype=torch.bool)
         mask = torch.zeros(value.numel(), dtype=torch.bool)
         mask[self._by_name[name].frozen] = True
         return mask.reshape(value.shape).to(value.device)
@@ -305,13 +311,13 @@ class BasisPaths(PathCoordinates):
         return twin
 
 
-def _blocks(graph: Graph, params: Params, suffix: Chains) -> tuple[Block, ...]:
-    """Parameters in forward order, weight before bias, then what is no edge."""
+def _blocks(graph: Graph, params: Params, suffix: Chains, held: Collection[str]) -> tuple[Block, ...]:
+    """Parameters in forward order, weight before bias, then what is no edge; without those that are held."""
     blocks: list[Block] = []
     none = torch.zeros(0, dtype=torch.int64)
 
     def add(name: str, layer: GraphLayer | None, is_bias: bool, frozen: Tensor) -> None:
-        if name not in {block.name for block in blocks}:
+        if name not in held and name not in {block.name for block in blocks}:
             start = blocks[-1].stop if blocks else 0
             size = math.prod(params[name].shape) - len(frozen)
             blocks.append(Block(name, layer, is_bias, frozen, start, start + size))
