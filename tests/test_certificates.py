@@ -19,8 +19,8 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.psi_flatness import path_coordinates
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.network.program import Operation
 from flatscope.network.stretch_rules import Stretches
+from flatscope.network.watching import Operation
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 CASES = cases()

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatscope.errors import InputError, UnknownNameError
-from flatscope.network.program import Operation, replay
 from flatscope.network.tracing import trace
+from flatscope.network.watching import Operation, replay
 
 torch.set_num_threads(1)
 

@@ -105,7 +105,7 @@ USED_INSIDE = {
     "flatscope.network.layers",
     "flatscope.network.operations",
     "flatscope.network.products",
-    "flatscope.network.program",
+    "flatscope.network.watching",
     "flatscope.network.units",
     "flatscope.params",
     "flatscope.parts",

@@ -19,7 +19,7 @@ from flatscope.context import Context, Effort
 from flatscope.curvature import sweep
 from flatscope.curvature.coverage import find_unseen
 from flatscope.network.expansions import EXPANSIONS
-from flatscope.network.program import relative_difference
+from flatscope.network.watching import relative_difference
 
 NAMES = {"trace": "layer_trace", "rho": "rho_unit", "relative_flatness": "relative_flatness"}
 Run = Callable[[nn.MultiheadAttention, Tensor, Tensor], Tensor]

@@ -29,9 +29,9 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import _CUTS, CURVED, PIECES, PRODUCT, RATIO, TABLE, Linearity, Meaning
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.tracing import trace
+from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.symmetries.scaling import permuted_params, random_permutation, rescaled_params
 
 READ_AS_LAYERS = {*LAYER_CALLS, "batch_norm"}  # the reading of scales does not ask the table about them

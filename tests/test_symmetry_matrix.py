@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from flatscope.network.program import FunctionChangedError
+from flatscope.network.watching import FunctionChangedError
 from flatscope.registry import SYMMETRIES, declarations
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from torch import Tensor
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
 from flatscope.network.layers import LayerFinder, Network, layers_of, recorded, sample_axes
 from flatscope.network.plain import idle_parameters, uncovered
-from flatscope.network.program import watched
+from flatscope.network.watching import watched
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Batch, Inputs, one_more, parts_of

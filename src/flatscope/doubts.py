@@ -9,7 +9,7 @@ import torch
 from flatscope.context import Context, sample_margins
 from flatscope.errors import FlatscopeError
 from flatscope.formatting import some_of
-from flatscope.network.program import Operation, tensors_in, watched
+from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.samples import Batch
 
 MOST = 0.5  # share of misclassified training samples from which on something may be wrong

@@ -47,7 +47,7 @@ from flatscope.loss import (
 )
 from flatscope.network.operations import Choices
 from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered, write_out
-from flatscope.network.program import refuse_if_different, watched
+from flatscope.network.watching import refuse_if_different, watched
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
     Batch,

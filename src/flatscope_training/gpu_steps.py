@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatscope.guards import private_randomness
 from flatscope.network.operations import LEAVES_TORCH
-from flatscope.network.program import Operation, watched
+from flatscope.network.watching import Operation, watched
 from flatscope.switches import float32_products
 
 WARM_UP_STEPS = 3

@@ -20,7 +20,7 @@ from flatscope.context import Context
 from flatscope.curvature.coverage import find_curved
 from flatscope.errors import InputError, NotApplicable
 from flatscope.measures.psi_flatness import certified_radius, path_coordinates
-from flatscope.network.program import Operation, replay
+from flatscope.network.watching import Operation, replay
 from flatscope.registry import Value, bound
 from flatscope.stopping import draw_until_precise
 from flatscope.symmetries.basis_paths import PathCoordinates

@@ -27,7 +27,7 @@ from flatscope.context import Context
 from flatscope.curvature.signs import Signs
 from flatscope.network.expansions import attention_in_parts
 from flatscope.network.operations import TABLE, Linearity
-from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
+from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, cut, parts_of
 

@@ -23,7 +23,7 @@ from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layers import Call, by_samples, recorded
 from flatscope.network.operations import Linearity
-from flatscope.network.program import watched
+from flatscope.network.watching import watched
 from flatscope.params import Params, add_to
 from flatscope.samples import Inputs, parts_of, rows_of_inputs
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import lack_of_memory
-from flatscope.network.program import Operation, tensors_in, watched
+from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
 from flatscope.stopping import end_in_time
 

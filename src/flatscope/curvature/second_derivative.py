@@ -29,7 +29,7 @@ from flatscope.formatting import some_of
 from flatscope.guards import own_settings
 from flatscope.network.operations import TO_PYTHON
 from flatscope.network.products import LOOKUP_ORDER
-from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, with_tensors
+from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Batch

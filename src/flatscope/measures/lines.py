@@ -22,7 +22,7 @@ from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.layers import Call, recorded
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.program import Operation, watched
+from flatscope.network.watching import Operation, watched
 from flatscope.params import Params, count, on_stacked
 from flatscope.perturbation import FEW_SAMPLES, KEPT_BYTES, STACK_BYTES, agree, same_together
 from flatscope.samples import Inputs, cut, parts_of

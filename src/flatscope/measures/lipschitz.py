@@ -24,8 +24,8 @@ from flatscope.network.jumps import Jumps
 from flatscope.network.layers import Call, Layer, recorded
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.program import Operation, Rule, is_in_place, replay, tensors_in
 from flatscope.network.stretch_rules import Stretches, entrywise, matrix_norm, operator_norm
+from flatscope.network.watching import Operation, Rule, is_in_place, replay, tensors_in
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, output_tensor, parts_of
 

@@ -22,7 +22,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
-from flatscope.network.program import Operation, replay, tensors_in
+from flatscope.network.watching import Operation, replay, tensors_in
 from flatscope.samples import output_tensor
 
 Floats = npt.NDArray[np.float64]

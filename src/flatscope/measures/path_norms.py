@@ -21,7 +21,7 @@ from flatscope.measures.sample_kinds import kinds_of_samples
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.path_rules import Paths, same
-from flatscope.network.program import Operation, is_in_place, replay, tensors_in
+from flatscope.network.watching import Operation, is_in_place, replay, tensors_in
 from flatscope.params import copied
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.samples import each_part, output_tensor

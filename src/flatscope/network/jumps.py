@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatscope.errors import NotApplicable
 from flatscope.network.operations import LEAVES_TORCH, TABLE
-from flatscope.network.program import Operation, is_in_place, tensors_in
+from flatscope.network.watching import Operation, is_in_place, tensors_in
 
 # Results have as many entries as values decide, so that even their shapes say something of the sample.
 _COUNTED = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.formatting import some_of
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.program import Operation, tensors_in, watched
 from flatscope.network.units import INPUT_FIRST
+from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.params import Params
 from flatscope.samples import axis_of_samples
 

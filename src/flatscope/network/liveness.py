@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.network.planned import drop_plan, set_plan
-from flatscope.network.program import Operation, Rule, replay, tensors_in, with_tensors
+from flatscope.network.watching import Operation, Rule, replay, tensors_in, with_tensors
 from flatscope.params import copied
 from flatscope.samples import Inputs, copies
 

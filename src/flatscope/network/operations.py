@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER
-from flatscope.network.program import Operation, is_in_place, tensors_in
+from flatscope.network.watching import Operation, is_in_place, tensors_in
 from flatscope.params import Params
 
 # What an operation is as a function of its tensors.

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from flatscope.errors import NotApplicable
 from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, per_axis, terms_of
-from flatscope.network.program import Operation, with_tensors
+from flatscope.network.watching import Operation, with_tensors
 
 
 class Paths:

@@ -24,7 +24,7 @@ from flatscope.network.masks import fixed_mask, mask_name
 from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
-from flatscope.network.program import Operation, output_tensors, replay, returned_tensors
+from flatscope.network.watching import Operation, output_tensors, replay, returned_tensors
 from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
 from flatscope.samples import Batch, Inputs, one_more, output_tensor, parts_of

@@ -10,7 +10,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from flatscope.network.program import Rule, watched
+from flatscope.network.watching import Rule, watched
 
 _PLAN, _OWN_FORWARD = "_flatscope_plan", "_flatscope_forward"
 # Hooks of torch that compute a weight in front of a module's forward.

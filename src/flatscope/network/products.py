@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.errors import NotApplicable
-from flatscope.network.program import Operation
+from flatscope.network.watching import Operation
 
 DENSE_ORDER = ("input", "weight", "bias")
 CONV_ORDER = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

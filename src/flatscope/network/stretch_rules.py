@@ -19,7 +19,7 @@ from torch import Tensor
 from flatscope.errors import NotApplicable
 from flatscope.network.path_rules import window_sums
 from flatscope.network.products import LAYER_CALLS, negative_slope, norm_as_affine, terms_of
-from flatscope.network.program import Operation, tensors_in, with_tensors
+from flatscope.network.watching import Operation, tensors_in, with_tensors
 
 
 class Stretches(ABC):

@@ -14,10 +14,10 @@ from flatscope.guards import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.program import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.scales import Step, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
+from flatscope.network.watching import Operation, fitting, run, tensors_in, two_samples
 from flatscope.network.weights import Weights
 from flatscope.params import copied
 from flatscope.samples import Inputs, parts_of

@@ -16,7 +16,7 @@ from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.liveness import ABOUT, Dead
 from flatscope.network.operations import TABLE
 from flatscope.network.products import PRODUCTS, Product, as_product, masked
-from flatscope.network.program import Operation, Rule, is_in_place, tensors_in, watched, written_out
+from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, written_out
 
 Key = tuple[Any, ...]
 

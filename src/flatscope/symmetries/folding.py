@@ -21,8 +21,8 @@ from flatscope.network.operations import TABLE
 from flatscope.network.plain import acting_name, plain
 from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, norm_as_affine
-from flatscope.network.program import Operation, fitting, refuse_if_different, run, tensors_in, two_samples
 from flatscope.network.units import entry_channels
+from flatscope.network.watching import Operation, fitting, refuse_if_different, run, tensors_in, two_samples
 from flatscope.network.weights import WeightPlan
 from flatscope.samples import Inputs
 

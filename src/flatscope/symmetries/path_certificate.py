@@ -22,7 +22,7 @@ from flatscope.errors import NotApplicable
 from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS, masked_name
-from flatscope.network.program import Operation, replay, tensors_in, with_tensors
+from flatscope.network.watching import Operation, replay, tensors_in, with_tensors
 from flatscope.params import Params, copied
 from flatscope.samples import Inputs, moved
 from flatscope.symmetries.basis_paths import PathCoordinates

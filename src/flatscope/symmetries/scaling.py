@@ -20,9 +20,9 @@ from flatscope.errors import InputError, NotApplicable
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.masks import mask_name, masks_of
-from flatscope.network.program import refuse_if_different
 from flatscope.network.tracing import trace
 from flatscope.network.units import DIAGONAL, Graph, GraphLayer
+from flatscope.network.watching import refuse_if_different
 from flatscope.params import Params, copied, named_parameters
 from flatscope.samples import Inputs
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope import InputError
-from flatscope.network.program import replay
+from flatscope.network.watching import replay
 from flatscope.samples import output_tensor
 from flatscope_papers.theory.squared_paths import SquaredPaths
 
