@@ -54,6 +54,6 @@ for lr in given.lr:
     name = f"η = {lr:g}" + (f", batches of {given.batch}" if given.batch else "")
     runs[name] = recorder.stability
     runs[name].save(f"{given.out}-{lr:g}.json")
-    print(f"{name}: {' '.join(runs[name].summary())}", flush=True)
+    print(f"{name}: {' '.join(runs[name].sentences())}", flush=True)
 page = fs.report(runs, f"{given.out}.html")
 print("\nPage:", page)

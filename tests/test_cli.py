@@ -327,7 +327,7 @@ def test_what_hardly_fits_together_is_said(run: Run, weights: Path, tmp_path: Pa
     )
     soft = run("measure", "--model", f"{tmp_path / 'soft.py'}:build", "--data", "digits", "--flatten", "-m", "margin")
     assert soft.err.count("cross_entropy takes logits") == 1
-    assert soft.out.count("To keep in mind: the model's outputs are probabilities") == 1
+    assert soft.out.count("Caution: the model's outputs are probabilities") == 1
 
 
 def test_a_factory_called_with_the_wrong_name_says_what_it_takes(run: Run, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_files_and_pictures(tmp_path: Path) -> None:
         assert torch.equal(again.loss, simplex.loss)
         assert torch.equal(again.weights, simplex.weights)
         assert again.meta == simplex.meta
-        assert simplex._repr_html_().startswith("<svg")
+        assert "<svg" in simplex._repr_html_()
         assert "barrier" in repr(simplex)
         frame = simplex.to_frame()
         assert list(frame.columns) == [f"lambda{i + 1}" for i in range(number)] + ["loss", "accuracy"]
@@ -164,7 +164,7 @@ def test_a_mixture_without_a_loss_is_left_blank(corners: int, missing: str, tmp_
     holed = Simplex(simplex.weights, loss, simplex.accuracy, simplex.meta)
     holed.save(tmp_path / "holed.png")
     assert (tmp_path / "holed.png").read_bytes() != figure_bytes(simplex.figure(), "png")
-    assert holed._repr_html_().startswith("<svg")
+    assert "<svg" in holed._repr_html_()
     assert math.isnan(holed.barrier)
     drawn = holed.plot(holed.figure().axes[0])
     assert (drawn is None) == (missing == "all" and corners == 3)

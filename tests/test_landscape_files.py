@@ -184,7 +184,7 @@ def test_pictures(tmp_path: Path, ending: str, dimensions: int) -> None:
     surface = fs.landscape(networks.mlp().problem(), grid=5, dimensions=dimensions)
     surface.save(tmp_path / f"s{ending}")
     assert (tmp_path / f"s{ending}").stat().st_size > 100
-    assert surface._repr_html_().startswith("<svg")
+    assert "<svg" in surface._repr_html_()
     assert "loss" in repr(surface)
 
 

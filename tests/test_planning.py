@@ -104,7 +104,7 @@ def test_a_plan_counts_shared_work_once_and_names_what_is_left_out() -> None:
     assert plan.cost(second, planning.shared_work(first)) == 0
     text = str(measuring.plan(ctx))
     assert text.startswith(f"{len(select(None))} measures, about ")
-    assert "long ones left out: " in text
+    assert f"{len(declarations()) - len(select(None))} others are not in the core set" in text
 
 
 def test_a_plan_is_near_the_truth(clock: Clock) -> None:

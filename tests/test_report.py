@@ -20,12 +20,13 @@ import flatscope as fs
 from flatscope.auditing import audit
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
+from flatscope.headlines import minimum_verdict
 from flatscope.registry import declarations
 from flatscope.table import Table
 from flatscope_app.reports.figures import history_plots, measured_plots
 from flatscope_app.reports.items import by_kind
 from flatscope_app.reports.markup import formula
-from flatscope_app.reports.measured import comparison_data, lines, minimum_verdict, standing
+from flatscope_app.reports.measured import comparison_data, lines, standing
 from flatscope_app.reports.page import page_text, report, save_figures
 from flatscope_app.reports.plots import Plot, on_axes, picture
 
@@ -315,15 +316,20 @@ def test_standing_follows_the_declarations() -> None:
     assert standing(None) == "unknown"
 
 
+def verdict(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    table = Table(rows)
+    return minimum_verdict(table.to_frame(), table.meta)
+
+
 @pytest.mark.parametrize(("value", "level"), [(1e-4, "yes"), (5e-3, "nearly"), (0.3, "no"), (math.nan, "unknown")])
 def test_minimum_verdict(value: float, level: str) -> None:
-    assert minimum_verdict(Table([row("gradient_norm", value)]))[0] == level
+    assert verdict([row("gradient_norm", value)])[0] == level
 
 
 def test_minimum_verdict_sees_downward_curvature() -> None:
     def words(smallest: float) -> str:
         spectrum = [row("hessian_max_eigenvalue", 7.0), row("hessian_min_eigenvalue", smallest)]
-        return minimum_verdict(Table([row("gradient_norm", 1e-4), *spectrum]))[1]
+        return verdict([row("gradient_norm", 1e-4), *spectrum])[1]
 
     assert "curves down somewhere (eigenvalue −0.05)" in words(-0.05)
     assert "curves down" not in words(-1e-6)  # rounding

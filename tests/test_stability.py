@@ -175,11 +175,11 @@ def test_gradient_descent_settles_at_the_edge_and_with_a_smaller_rate_below_it()
     found = at_edge.sharpness
     assert found.where == "edge"
     assert 1.8 < found.mean.value < 2.3
-    assert at_edge.summary()[0].startswith(f"From step {found.start} on η·λ_max stays at {found.mean.value:.2f}")
+    assert at_edge.sentences()[0].startswith(f"From step {found.start} on η·λ_max stays at {found.mean.value:.2f}")
     control = digits_training(0.02, 100, 10)[0].stability
     assert control.sharpness.where == "below"
     assert control.rows["normalized_sharpness"].max() < 1.5
-    assert "below the edge" in control.summary()[0]
+    assert "below the edge" in control.sentences()[0]
 
 
 def test_every_record_has_the_eigenvalue_that_a_search_from_scratch_has() -> None:
@@ -395,7 +395,7 @@ def test_files_give_it_back(recorded: fs.Stability, ending: str, tmp_path: Path)
 def test_the_page_answers_first_and_draws_all(recorded: fs.Stability, tmp_path: Path) -> None:
     page = page_text({"run": recorded})
     assert "Is this training at the edge of stability?" in page
-    assert recorded.summary()[0] in page
+    assert recorded.sentences()[0] in page
     assert "the spectrum as it moves" in page
     assert "batch sharpness against the edge" in page
     recorded.save(tmp_path / "run.json")
@@ -409,7 +409,7 @@ def test_without_a_threshold_there_is_no_verdict(data: tuple[Tensor, Tensor]) ->
     for step in range(3):
         recorder.record(model, step, optimizer=optimizer)
     found = recorder.stability
-    assert "no threshold is known here for Adam" in found.summary()[0]
+    assert "no threshold is known here for Adam" in found.sentences()[0]
     assert found.sharpness.where == "unknown"
     assert found.rows["lambda_max"].notna().all()
     page = page_text(found)

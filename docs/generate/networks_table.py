@@ -64,7 +64,7 @@ def page(found: dict[str, dict[str, str]]) -> str:
         return str(numbers.setdefault(in_general(reason), len(numbers) + 1))
 
     rows = []
-    for entry in select(None, "measure"):
+    for entry in select("standard", "measure"):
         cells = (cell(found[name][entry.name]) for name in found)
         rows.append(f"| [`{entry.name}`](measures/{entry.name}.md) | {' | '.join(cells)} |")
     header = ["| measure | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
@@ -85,7 +85,7 @@ def main(names: list[str]) -> None:
     missing, names = "--missing" in names, [name for name in names if name != "--missing"]
     for name in names or architectures():
         kept = known().get(name, {}) if missing else {}
-        measures = [entry.name for entry in select(None, "measure") if entry.name not in kept]
+        measures = [entry.name for entry in select("standard", "measure") if entry.name not in kept]
         found = {**kept, **(reasons(name, measures) if measures else {})}
         failed = {measure: reason for measure, reason in found.items() if reason.startswith("failed")}
         print(name, f"{sum(not reason for reason in found.values())} of {len(found)}", failed or "", flush=True)

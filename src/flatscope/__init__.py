@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flatscope.measuring import bounds as bounds
     from flatscope.measuring import measure as measure
     from flatscope.problem import Problem as Problem
-    from flatscope.spectra.density import Eigenpairs as Eigenpairs
     from flatscope.spectra.density import SpectralDensity as SpectralDensity
+    from flatscope.spectra.eigenpairs import Eigenpairs as Eigenpairs
     from flatscope.spectra.finding import eigenpairs as eigenpairs
     from flatscope.spectra.finding import gauss_newton as gauss_newton
     from flatscope.spectra.finding import hessian as hessian
@@ -55,7 +55,7 @@ _HOMES = {
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
     "Context": "context",
-    "Eigenpairs": "spectra.density",
+    "Eigenpairs": "spectra.eigenpairs",
     "FlatscopeError": "errors",
     "InputError": "errors",
     "NumericalWarning": "errors",

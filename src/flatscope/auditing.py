@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 
 from flatscope.errors import InputError, NotApplicable, refuse_unknown, refuse_unless_whole
+from flatscope.formatting import some_of
 from flatscope.guards import own_settings
 from flatscope.measuring import Options, measure
 from flatscope.network.passes import digits_of
@@ -49,6 +50,7 @@ COLUMNS = {
 }
 # A change that an undeclared symmetry makes at the least; below it the declaration says too little.
 STANDS_STILL = 1e-3
+SHOWN = 6  # names in a line of the headline
 CLEAR = 1e-2  # standard error with which "stands still" can be said
 
 
@@ -118,16 +120,37 @@ class Audit(Result):
         modest = ~frame["declared"] & (frame["verdict"] == "invariant") & still
         return frame[wrong | modest].copy()
 
+    def headline_lines(self) -> list[str]:
+        """Which measures may compare networks, because no way of writing the function changes them, and which not."""
+        frame = self._frame
+        moved = list(dict.fromkeys(frame[frame["verdict"] == "moved"]["measure"]))
+        tested = list(dict.fromkeys(frame[frame["verdict"] != "not tested"]["measure"]))
+        kept = [name for name in tested if name not in moved]
+        if not tested:
+            return ["Nothing could be rescaled here, so nothing was tested: rescaling is no reason to doubt a measure."]
+        lines = []
+        if moved:
+            lines.append(f"Do not compare networks by {some_of(moved, SHOWN)}: the same function has other values.")
+        if kept:
+            lines.append(f"Unchanged, so fit to compare networks: {some_of(kept, SHOWN)}.")
+        if len(self.disagrees):
+            names = list(dict.fromkeys(self.disagrees["measure"]))
+            lines.append(f"Against what they declare: {some_of(names, SHOWN)}. Doubt these numbers on this network.")
+        return [*lines, "Unchanged is not yet useful: how well a measure predicts test error, fs.benchmark() says."]
+
     def summary(self) -> str:
-        """What moved, what stood still and what could not be tried, in a few sentences."""
-        lines = [f"The same function written with other weights, {self.meta.get('trials', '?')} draws of each kind."]
+        """The headline, then what changed, what did not and what could not be tried, in a few sentences."""
+        lines = [
+            *self.headline_lines(),
+            f"The same function written with other weights, {self.meta.get('trials', '?')} draws of each kind.",
+        ]
         for symmetry, rows in self._frame.groupby("symmetry", sort=False):
             words = str(symmetry).replace("_", " ")
             tested = rows[rows["verdict"] != "not tested"]
             if tested.empty:
                 lines.append(f"{words}: not tested. {rows['reason'].iloc[0]}".rstrip())
                 continue
-            for verdict, verb in (("moved", "move"), ("invariant", "stand still")):
+            for verdict, verb in (("moved", "changed"), ("invariant", "unchanged")):
                 found = tested[tested["verdict"] == verdict]["measure"].tolist()
                 lines.append(f"{words}: {len(found)} of {len(tested)} measures {verb}" + _listed(found))
             left = rows[rows["verdict"] == "not tested"]["measure"].tolist()
@@ -191,7 +214,7 @@ def audit(
 
     Args:
         problem: model, data, loss.
-        names: names or globs of measures; None: every one that is not "long"; "all": every one.
+        names: names or globs of measures; None: the core set; "standard": all that are not "long"; "all": every one.
         by: what to draw: "layer" (a factor per layer), "unit" (a factor per unit), "permutation" (units change
             places), "batchnorm" (a factor per channel on scale and shift of each BatchNorm), "attention" (a factor per
             dimension of a head on queries, its inverse on keys), "norm" (a factor per channel on scale and shift of

@@ -8,6 +8,7 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 WAYS = ("recompute", "fold")
 COMPARED = 256  # samples on which networks are compared
 SAME = 1e-4  # of the largest output; weights of the same function must differ by a hundred times that
+LOW_BARRIER = 0.05  # of the largest loss of the networks themselves
+LOST_ACCURACY = 0.01
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
 
 
@@ -139,11 +142,31 @@ class Simplex(DrawnResult):
             figure.colorbar(drawn, ax=ax, label=quantity, format="%.3g")
         return figure
 
+    def headline_lines(self) -> list[str]:
+        """Whether a barrier stands between the networks, how high, and whether to average them."""
+        barrier, highest = self.barrier, float(self.loss[self.vertices].max())
+        remarks = [f"Caution: {remark}." for remark in self.meta.get("remarks", ())]
+        if math.isnan(barrier):
+            return [*remarks, "Some mixtures have no loss: how high the barrier is there is not known."]
+        middle = float(self.loss[self.weights.sub(1 / self.weights.shape[1]).abs().sum(1).argmin()])
+        told = f"barrier {number(barrier, 3)}, loss {number(middle, 3)} in the middle, {number(highest, 3)} at an end"
+        if self._is_low(barrier, highest):
+            worth = "Averaging is worth a try: check it on held-out data."
+            return [*remarks, f"No barrier to speak of: {told}.", worth]
+        align = "Next: units in another order alone make a barrier; align them before you call these two minima."
+        return [*remarks, f"A barrier stands between the networks: {told}.", "Do not average them as they are.", align]
+
+    def _is_low(self, barrier: float, highest: float) -> bool:
+        """Whether mixtures are as good as the networks: by the errors where there are classes, else by the loss."""
+        if self.accuracy is None:
+            return barrier <= LOW_BARRIER * highest
+        return float(self.accuracy.min()) >= float(self.accuracy[self.vertices].min()) - LOST_ACCURACY
+
     def __repr__(self) -> str:
         corners = ", ".join(number(float(self.loss[i])) for i in self.vertices)
         size = f"{len(self.loss)} mixtures of {self.weights.shape[1]} networks"
         found = f"Simplex({size}: loss {corners} at the networks, barrier {number(self.barrier)})"
-        return "\n".join([found, *self.meta.get("remarks", ())])
+        return "\n".join([self.headline, found])
 
     def _head(self) -> dict[str, Any]:
         return {"classes": self.accuracy is not None, "meta": self.meta}

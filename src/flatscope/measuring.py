@@ -28,11 +28,12 @@ from flatscope.errors import (
 from flatscope.formatting import number
 from flatscope.forms import point_of, refuse_missing
 from flatscope.guards import let_go, own_settings
+from flatscope.measured_standing import gradient_norm, standing_of
 from flatscope.planning import Schedule, has_time, make_schedule, shared_work
 from flatscope.problem import Problem
 from flatscope.progress import progress
 from flatscope.registry import Declaration, Result, Value, declarations, select
-from flatscope.standing import NEARLY, gradient_norm
+from flatscope.standing import NEARLY, STANDING
 from flatscope.symmetries.folding import has_batchnorm
 from flatscope.table import Table, options_text
 from flatscope.version import __version__
@@ -66,7 +67,7 @@ def measure(
 
     Args:
         problem: model, data, loss.
-        names: names or globs of measures; None: every one that is not "long"; "all": every one.
+        names: names or globs of measures; None: the core set; "standard": all that are not "long"; "all": every one.
         seed: of all random streams.
         options: {measure: {option: value}}; defaults are the papers' values.
         precision: relative standard error at which estimates stop (no later than at their own number of draws);
@@ -181,7 +182,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
             fix = f"Pass {twice} to fs.{kind}s itself: it is the same for all of them"
             raise InputError("options of its own", repr(checked[name]), where=f"options of {name}", fix=fix)
     found: dict[str, list[Row]] = {}
-    where_it_stands: dict[str, float] = {}
+    where_it_stands: Row = {}
 
     def table() -> Table:
         rows = [row for entry in chosen for row in found.get(entry.name) or not_done(ctx, entry, INTERRUPTED, common)]
@@ -199,7 +200,7 @@ def _run(ctx: Context, kind: str, names: Names, options: Options, common: Row, w
                 if watch is not None:
                     watch(entry, rows)
             if any(entry.falls_with_loss for entry in chosen) and (effort.end is None or time.monotonic() < effort.end):
-                where_it_stands |= _slope(ctx)
+                where_it_stands |= _slope(ctx) | _standing(ctx)
         except KeyboardInterrupt as stop:
             left = ", ".join(entry.name for entry in chosen if entry.name not in found)
             text = f"{str(stop) or 'Interrupted'}: {len(found)} of {len(chosen)} {kind}s are done; go on with {left}"
@@ -224,6 +225,15 @@ def _slope(ctx: Context) -> dict[str, float]:
             "not a minimum"
         )
     return {} if math.isnan(length) else {"gradient_norm": length}
+
+
+def _standing(ctx: Context) -> Row:
+    """Losses and errors of training and test set, which stand beside every table of flatness."""
+    with ctx.charged_to_nobody():
+        try:
+            return {STANDING: standing_of(ctx).to_dict()}
+        except FlatscopeError:  # outputs that are no numbers, or no time: the rows say so
+            return {}
 
 
 def _steps(ctx: Context, schedule: Schedule, options: Options, common: Row) -> Iterator[tuple[Declaration, list[Row]]]:

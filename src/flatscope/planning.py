@@ -21,7 +21,6 @@ BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward
 TIMED_SAMPLES = 256
 # Columns that a sweep takes by random draws, where it does not take all: 8 to 128 were seen.
 DRAWN_COLUMNS = 64
-LONG_SHOWN = 4
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
@@ -58,7 +57,7 @@ class Schedule:
     samples: int  # of training
     sampled: bool = False  # whether these columns are drawn: then the sweep ends early too
     seconds: float | None = None  # of one forward pass over the training data; None where it was not timed
-    left_out: tuple[str, ...] = ()  # names of those that were not chosen because they take long
+    left_out: tuple[str, ...] = ()  # names of those that nobody asked for
 
     def cost(self, entry: Declaration, paid: set[str]) -> float:
         """Estimated forward passes over the training data for a measure, where so much is paid for already."""
@@ -87,8 +86,7 @@ class Schedule:
         if self.seconds is not None:
             text += f", about {time_text(self.units * self.seconds)}"
         if self.left_out:
-            names = ", ".join(self.left_out[:LONG_SHOWN]) + (", …" if len(self.left_out) > LONG_SHOWN else "")
-            text += f"; {len(self.left_out)} long ones left out: {names}"
+            text += f"; {len(self.left_out)} others are not in the core set (-m standard, -m all, or by name)"
         return text
 
 

@@ -44,6 +44,21 @@ LEVELS = ("network", "layer", "unit", "sample")
 DIRECTIONS = ("lower", "higher", "none")
 NEEDS = ("test", "initial", "classes", "layers", "every_layer", "chain")
 COSTS = ("light", "sweep", "long")
+# What is measured where nobody names anything: is it a minimum, how flat as people usually say it, how flat by what no
+# rescaling changes, and the norms and margins that predict generalization best on the benchmark.
+CORE = (
+    "gradient_norm",
+    "hessian_trace",
+    "hessian_max_eigenvalue",
+    "kappa_trace_sum",
+    "rho_sum",
+    "fisher_rao_norm",
+    "l2_path_norm",
+    "margin",
+    "parameter_count",
+)
+# Values of layers and samples that the sweeps of the core set give besides: what the pictures of a report show.
+PICTURED = ("layer_trace", "kappa_trace", "rho_layer_sum", "functional_margin")
 SEARCHES = ("", "lower", "upper")
 PAPERS: Mapping[str, str] = MappingProxyType(
     {
@@ -122,7 +137,7 @@ class Facts:
     # whether low and high enclose what the search looks for, so that two searches may differ by as much
     bracketed: bool = False
     # a few words on what it is, if it is one of the handful of measures to look at first; else empty
-    headline: str = ""
+    caption: str = ""
     # whether it is a derivative or a rise of the training loss. That of cross-entropy vanishes with the loss near
     # interpolation, so that networks with very different losses cannot be compared by it
     falls_with_loss: bool = False
@@ -293,18 +308,27 @@ def declarations(kind: str = "measure") -> dict[str, Declaration]:
 
 
 def select(names: str | Iterable[str] | None, kind: str = "measure") -> list[Declaration]:
-    """Declarations for names and globs; None: all but the long ones; "all": every one."""
+    """Declarations for names and globs; None: the core set; "standard": all but the long ones; "all": every one.
+
+    Of bounds there is no core set: None is "standard".
+    """
     known = declarations(kind)
     if names is None:
-        return [entry for entry in known.values() if entry.cost != "long"]
+        names = CORE if kind == "measure" else "standard"
     if not isinstance(names, Iterable):
         raise InputError(f"names of {kind}s", repr(names), where="names")
     chosen: dict[str, Declaration] = {}
     for pattern in [names] if isinstance(names, str) else names:
         if not isinstance(pattern, str):
             raise InputError(f"names of {kind}s", type(pattern).__name__, where="names")
-        matches = [name for name in known if pattern == "all" or fnmatch.fnmatchcase(name, pattern)]
+        matches = [name for name, entry in known.items() if _matches(pattern, entry)]
         if not matches:
             raise UnknownNameError.among(pattern, known, kind)
         chosen.update({name: known[name] for name in matches})
     return list(chosen.values())
+
+
+def _matches(pattern: str, entry: Declaration) -> bool:
+    if pattern == "standard":
+        return entry.cost != "long"
+    return pattern == "all" or fnmatch.fnmatchcase(entry.name, pattern)

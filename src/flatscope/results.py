@@ -1,7 +1,8 @@
 """Result: what every result has in common, a frame of numbers and metadata, how it looks and how it is kept in files.
 
-A class of results says what its frame is (`to_frame`), what else is needed to make it again (`_head`, `_from_rows`) and
-which endings it can be written with; reading, writing, comparing and showing are the same for all of them.
+A class of results says what its frame is (`to_frame`), what the numbers mean (`headline_lines`), what else is needed to
+make it again (`_head`, `_from_rows`) and which endings it can be written with; reading, writing, comparing and showing
+are the same for all of them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _NOTHING_RUNS = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+MOST_LINES = 5  # of a headline
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException)
 
 
@@ -70,6 +72,23 @@ class Result(ABC):
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The numbers as text for people: the header, then the rows."""
 
+    @abstractmethod
+    def headline_lines(self) -> list[str]:
+        """The lines of `headline`: one to five plain sentences, each with a full stop, without numbers nobody needs.
+
+        In this order, as far as there is something to say: the answer, what it rests on, what it is worth, what to do
+        next. A caution that could turn the answer round comes first.
+        """
+
+    @property
+    def headline(self) -> str:
+        """The answer in at most five lines of plain English: what was found, what it is worth, what to do next."""
+        return "\n".join(self.headline_lines()[:MOST_LINES])
+
+    def summary(self) -> str:
+        """The headline, and what there is to say beyond it."""
+        return self.headline
+
     def _head(self) -> Mapping[str, Any]:
         """What a file keeps beside the frame."""
         return dict(self.meta)
@@ -88,11 +107,18 @@ class Result(ABC):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        header, rows = self.cells()
-        return printable(pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48))
+        return printable(f"{self.headline}\n\n{self._grid()}")
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        return f"{self._headline_html()}{self.to_html()}"
+
+    def _headline_html(self) -> str:
+        return "".join(f"<p>{html.escape(line)}</p>\n" for line in self.headline.splitlines())
+
+    def _grid(self) -> str:
+        """The numbers for people, as text."""
+        header, rows = self.cells()
+        return printable(pd.DataFrame(rows, columns=header).to_string(index=False, max_colwidth=48))
 
     def show(self, file: TextIO | None = None) -> None:
         """Write what people read to standard output, or to an open file."""
@@ -169,7 +195,7 @@ class Result(ABC):
         if ending == ".html":
             title = html.escape(self.WORD)
             head = f'<!doctype html><meta charset="utf-8">{_NOTHING_RUNS}<title>{title}</title>'
-            return f"{head}\n{self.to_html()}\n".encode()
+            return f"{head}\n{self._repr_html_()}\n".encode()
         if ending == ".json":
             return json_bytes(self.to_json())
         text = self.to_frame().to_csv(index=False) if ending == ".csv" else self.to_markdown()
@@ -218,7 +244,7 @@ class DrawnResult(Result):
         return cls._from_rows(pd.DataFrame({name: arrays[name] for name in cls.COLUMNS}), head)
 
     def _repr_html_(self) -> str:
-        return svg_of(self.figure())
+        return f"{self._headline_html()}{svg_of(self.figure())}"
 
     def _content(self, ending: str) -> bytes:
         if ending == ".npz":

@@ -7,13 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flatscope.context import Context
-from flatscope.errors import FlatscopeError
-from flatscope.guards import own_settings
-from flatscope.network.tracing import trace
-from flatscope.params import norm
-from flatscope.problem import Problem
-
 # Gradient norms up to which a network counts as settled, and as nearly so; beyond, training stopped on a slope. Rules
 # of thumb, and said to be: the gradient norm has no natural scale.
 SETTLED, NEARLY = 1e-3, 1e-2
@@ -33,6 +26,7 @@ class Standing:
         test_error: share of test samples with the wrong class; NaN without classes or a test set.
         rescalable: whether some unit can be rescaled without changing the function.
         gradient_norm: of the mean training loss, over the trainable parameters as given: is this a minimum at all?
+        n_test: number of test samples; 0 without a test set.
     """
 
     architecture: str
@@ -43,34 +37,7 @@ class Standing:
     test_error: float
     rescalable: bool
     gradient_norm: float = math.nan
-
-    @classmethod
-    def of(cls, context: Context, folded: Problem | None = None) -> Standing:
-        """That of the network of a context.
-
-        Args:
-            context: the network as given.
-            folded: the same network without BatchNorm, where it has any.
-        """
-        problem, plainer = context.problem, folded or context.problem
-        with own_settings(problem.generators):
-            train = context.scores()
-            test = None if problem.test is None else context.scores("test")
-            try:
-                rescalable = trace(plainer.model, plainer.example()).n_classes > 0
-            except FlatscopeError:
-                rescalable = True  # a network that cannot be read may well be one that can be rescaled
-        classes = problem.classification
-        return cls(
-            architecture=str(plainer.model),
-            parameters=sum(problem.params[name].numel() for name in problem.trainable),
-            loss=train.loss,
-            error=train.error if classes else math.nan,
-            test_loss=math.nan if test is None else test.loss,
-            test_error=math.nan if test is None or not classes else test.error,
-            rescalable=rescalable,
-            gradient_norm=gradient_norm(context),
-        )
+    n_test: int = 0
 
     @property
     def on_a_slope(self) -> bool:
@@ -86,13 +53,3 @@ class Standing:
         """What `to_dict` gave."""
         filled: dict[str, Any] = {name: math.nan if value is None else value for name, value in given.items()}
         return cls(**filled)
-
-
-def gradient_norm(context: Context) -> float:
-    """Length of the gradient of the mean training loss; NaN where the network cannot be differentiated."""
-    try:
-        return norm(context.gradient())
-    except Warning:  # raised only where the user turned warnings into errors
-        raise
-    except Exception:  # what cannot be differentiated loses nobody a table
-        return math.nan

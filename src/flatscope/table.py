@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,8 +11,11 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import InputError, UnknownNameError, refuse_unknown
-from flatscope.formatting import labelled, number, within
+from flatscope.formatting import labelled, number
+from flatscope.headlines import table_headline
+from flatscope.registry import declarations
 from flatscope.results import Result, checked_columns, columns_of, plain, reading
+from flatscope.rows import rows_of, searched_text
 
 COLUMNS: dict[str, str] = {
     "measure": "str",
@@ -79,6 +81,10 @@ class Table(Result):
     def __getitem__(self, name: str) -> float:
         """The one network-wide value of that measure, whatever its options; NaN if it had none."""
         return float(self._network_row(name)["value"])
+
+    def headline_lines(self) -> list[str]:
+        """Whether it is a minimum, how flat by what no rescaling changes, what that is worth, what to do next."""
+        return table_headline(self._frame, self.meta)
 
     @property
     def names(self) -> list[str]:
@@ -164,7 +170,16 @@ class Table(Result):
         """All rows of a measure, or those of a level, of which there must be some."""
         rows = self._frame[self._frame["measure"] == name]
         if rows.empty:
-            raise UnknownNameError.among(name, self.names, "measure in this table")
+            unknown = UnknownNameError.among(name, self.names, "measure in this table")
+            if name in declarations():
+                call = f"fs.measure(problem, [{name!r}])"
+                way = {
+                    "layer": f".layer({name!r})",
+                    "unit": f".units({name!r}, layer)",
+                    "sample": f".samples({name!r})",
+                }
+                unknown.fix = f"It was not asked for: {call}{way.get(level, f'[{name!r}]')} gives it"
+            raise unknown
         found = rows_of(rows, level) if level else rows
         if found.empty:
             raise self._none(name, what, where)
@@ -186,22 +201,6 @@ class Table(Result):
         others = ", ".join(way for key, way in doors.items() if key not in where)
         fix = reason or f"Its values are of other places: {others}"
         return InputError(f"a {what} of {name}", "none in this table", where=where, fix=fix)
-
-
-def rows_of(frame: pd.DataFrame, level: str) -> pd.DataFrame:
-    """The rows of a table's frame with values of the "network", of every "layer", "unit" or "sample"."""
-    if level in ("unit", "sample"):
-        return frame[frame[level].notna()]
-    whole = frame["unit"].isna() & frame["sample"].isna()
-    return frame[whole & (frame["layer"].eq("") if level == "network" else frame["layer"].ne(""))]
-
-
-def searched_text(row: pd.Series[Any]) -> str:
-    """The value of a row that a search ended at, by its interval; empty where it is not such a row."""
-    value, low, high = (float(row[name]) for name in ("value", "low", "high"))
-    if row["exact"] or row["stderr"] > 0 or not (math.isfinite(value) and math.isfinite(low) and math.isfinite(high)):
-        return ""
-    return within(value, low, high)
 
 
 def _one_each(name: str, rows: pd.DataFrame, places: pd.Series[Any]) -> None:

@@ -43,7 +43,7 @@ class Recorder:
 
     Args:
         data: the samples to measure on, the same every time: what `Problem` takes as `train`.
-        names: names or globs of measures; None: every one that is not "long".
+        names: names or globs of measures; None: the core set; "standard": all that are not "long".
         every: epochs between two records.
         test: held-out samples, for measures that need them.
         loss: as in `Problem`.

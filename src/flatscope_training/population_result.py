@@ -97,6 +97,17 @@ class Population(Result, Sequence[nn.Module]):
         """The same as `to_frame`."""
         return self.to_frame()
 
+    def headline_lines(self) -> list[str]:
+        """How many networks ended as they should, how far apart their gaps are, what to do with them."""
+        frame, size = self.to_frame(), f"{len(self)} networks"
+        lost = int(frame["diverged"].sum())
+        gap = next((name for name in ("error_gap", "loss_gap") if name in frame and frame[name].notna().any()), "")
+        lines = [f"{lost} of {size} diverged: leave them out, or lower their rates." if lost else f"{size} trained."]
+        if gap:
+            low, high = frame[gap].min(), frame[gap].max()
+            lines.append(f"Their {gap.replace('_', ' ')}s go from {number(low, 3)} to {number(high, 3)}.")
+        return [*lines, "Next: measure each, then fs.PopulationFrame or fs.stats to see what predicts the gap."]
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """What differs between the trials, and how they ended."""
         frame = self.to_frame()

@@ -210,6 +210,10 @@ class Comparison(Result):
             found.append(Remark("architecture", text))
         return found
 
+    def headline_lines(self) -> list[str]:
+        """Which network to keep, whether they are at a minimum, which is flatter, what that is worth."""
+        return [str(self.conclusion), *self.warnings()]
+
     def summary(self) -> str:
         """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""
         samples = f"{len(self.names)} networks, {self.meta.get('n_train', '?')} training samples."
@@ -279,13 +283,11 @@ class Comparison(Result):
         """Header and rows for people."""
         return self.header, self.lines()
 
-    def to_html(self) -> str:
-        """Warnings, ranking and table as HTML."""
-        sentences = "".join(f"<p>{html.escape(line)}</p>\n" for line in self.summary().splitlines())
-        return sentences + super().to_html()
+    def _headline_html(self) -> str:
+        return "".join(f"<p>{html.escape(line)}</p>\n" for line in self.summary().splitlines())
 
     def __repr__(self) -> str:
-        return f"{self.summary()}\n{super().__repr__()}"
+        return f"{self.summary()}\n{self._grid()}"
 
     def to_markdown(self) -> str:
         """Warnings, ranking and table as Markdown."""

@@ -278,14 +278,14 @@ def _by(voices: Sequence[Voice], name: str) -> str:
 
 
 def _speakers(comparable: Iterable[Quantity]) -> dict[str, Quantity]:
-    """One measure for each family: one with a headline, else the first of it."""
+    """One measure for each family: one with a caption, else the first of it."""
     families: dict[str, Quantity] = {}
     for quantity in comparable:
         entry = quantity.entry
         if entry is None or not entry.falls_with_loss:  # a norm or a margin: not about flatness
             continue
         before = families.get(entry.family)
-        if before is None or (entry.headline and not (before.entry and before.entry.headline)):
+        if before is None or (entry.caption and not (before.entry and before.entry.caption)):
             families[entry.family] = quantity
     return families
 

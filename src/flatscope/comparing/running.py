@@ -22,6 +22,7 @@ from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
 from flatscope.loss import PerSample
+from flatscope.measured_standing import standing_of
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
 from flatscope.registry import select
@@ -69,7 +70,7 @@ def compare(
     Args:
         networks: problems, or models in eval mode together with `data`; a dictionary gives them names.
         data: training data for models: what `Problem` takes as `train`.
-        names: names or globs of measures; None: every one that is not "long"; "all": every one.
+        names: names or globs of measures; None: the core set; "standard": all that are not "long"; "all": every one.
         seed: of all random streams, the same for every network.
         options: {measure: {option: value}}.
         test: held-out data for models.
@@ -99,7 +100,7 @@ def compare(
     problems = {name: problem.in_double() for name, problem in problems.items()}
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
-    standings = {name: Standing.of(context, folded[name]) for name, context in contexts.items()}
+    standings = {name: standing_of(context, folded[name]) for name, context in contexts.items()}
     differ = _one_errs(contexts, standings)
     copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
     for name, problem in problems.items():

@@ -10,8 +10,9 @@ from typing import Any
 from flatscope.formatting import labelled, number, within
 from flatscope.noise import Readings, excess
 from flatscope.registry import Declaration, declarations
+from flatscope.rows import rows_of
 from flatscope.standing import Standing
-from flatscope.table import Table, rows_of
+from flatscope.table import Table
 
 _KEYS = ["measure", "options"]
 

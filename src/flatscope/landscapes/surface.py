@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 24
+FALLS = 0.01  # of the loss at the network: by so much less than there the loss falls
 MOST = 1e200  # Matplotlib closes the outermost bands at 1e250
 SPACES = {"weights": "weight space", "psi": "path space (PSI)"}
 
@@ -152,11 +154,26 @@ class Surface(DrawnResult):
             figure.colorbar(drawn, ax=list(panels), label=_label(surfaces[0], quantity), format="%.3g")
         return figure
 
+    def headline_lines(self) -> list[str]:
+        """How far the loss rises on the picture, whether it falls anywhere, whether pictures can be compared."""
+        low, high = self.heights
+        told = f"Loss {number(self.centre, 3)} at the network, {number(low, 3)} to {number(high, 3)} around it"
+        falls = math.isfinite(low) and self.centre - low > FALLS * max(abs(self.centre), 1e-12)
+        lines = [f"{told}{': it falls along some direction, so this is no minimum' if falls else ''}."]
+        if self.space == "weights" and self.directions == "gaussian":
+            lines.append(
+                "Do not compare its width with another network's: raw steps depend on how weights are written."
+            )
+            lines.append('Next: directions="filter", or space="psi", for pictures that compare.')
+        else:
+            lines.append("A slice shows two directions of very many: it illustrates, and does not measure, flatness.")
+        return lines
+
     def __repr__(self) -> str:
         size = "×".join(str(len(axis)) for axis in self.axes)
         low, high = self.heights
         poles = f", {int(self.poles.sum())} across poles" if bool(self.poles.any()) else ""
-        return (
+        return f"{self.headline}\n" + (
             f"Surface({self.space}, {self.directions}, {size}: loss {number(self.centre)} at the centre, "
             f"{number(low)} to {number(high)}{poles})"
         )

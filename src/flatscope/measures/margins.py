@@ -42,7 +42,7 @@ def functional_margin(ctx: Context) -> Tensor:
     invariant_under=FUNCTION_SYMMETRIES,
     needs={"classes"},
     passes={"forward": 1},
-    headline="lead of the right class",
+    caption="lead of the right class",
     function_only=True,
     conventions="the ⌈εn⌉-th smallest margin, an order statistic without interpolation",
 )
@@ -101,7 +101,7 @@ def declare_with_margin(
     with_4d: bool,
     widths: bool = False,
     chain: bool = False,
-    headline: str = "",
+    caption: str = "",
 ) -> None:
     """Declare `…_over_margin` and `…_capacity` of a norm that is itself declared already.
 
@@ -112,7 +112,7 @@ def declare_with_margin(
         widths: whether the widths of the layers are, to the power 2 − 2/p for a norm of order p, which is 2 where it is
             no option.
         chain: whether the norm itself exists only where layers form a chain.
-        headline: of `…_over_margin`, if it is one of the measures to look at first.
+        caption: of `…_over_margin`, if it is one of the measures to look at first.
     """
     name, known = base.__name__, declared(base)
 
@@ -155,7 +155,7 @@ The squared ratio times the factors that depend on depth and width."""
         sizes["width"] = ("channels", 'h_i of a convolution: "channels", or "units" (channels times positions).')
     ratio = rf"\left({known.symbol.partition(' = ')[0]} / \gamma_{{\mathrm{{margin}}}}\right)^2"
     for function, suffix, more, facts in (
-        (over_margin, "over_margin", own, {"symbol": ratio, "equation": "Figure 1", "headline": headline}),
+        (over_margin, "over_margin", own, {"symbol": ratio, "equation": "Figure 1", "caption": caption}),
         (printed, "capacity", own | sizes, {"symbol": capacity}),
     ):
         function.__name__ = function.__qualname__ = f"{name}_{suffix}"

@@ -33,6 +33,7 @@ _counted = partial(
 
 @_counted(
     symbol=r"\dim(w)",
+    caption="trainable parameters",
     conventions="trainable scalars; a shared tensor counts once, BatchNorm's own parameters count",
 )
 def parameter_count(ctx: Context) -> float:
@@ -181,7 +182,7 @@ declare_with_margin(
     with_4d=False,
     widths=True,
     chain=True,
-    headline="spectral norms over margin, squared",
+    caption="spectral norms over margin, squared",
 )
 declare_with_margin(l1_inf_norm, r"\gamma^{-2} \prod_i \|W_i\|_{1,\infty}^2", with_4d=False, chain=True)
 declare_with_margin(group_norm, r"\gamma^{-2} \prod_i \|W_i\|_{p,q}^2", with_4d=False, chain=True)

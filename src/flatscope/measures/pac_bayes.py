@@ -41,7 +41,7 @@ TOGETHER = 32  # pairs in one call, where a call costs more than its arithmetic
     invariant_under={"permutation"},
     typical={"forward": 30},
     passes={"forward": 5500},
-    headline="rise of the loss under noise",
+    caption="rise of the loss under noise",
     conventions="all trainable parameters, biases included; the loss, not the error; the loss at w is taken on the "
     "same mini-batch; batches depend on the order of the samples where there are more than `batch`; a GPU draws other "
     "noise of the same law than a CPU",

@@ -52,7 +52,10 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
     return from_log(log_path_norm(ctx, p=1.0, pooling=pooling, biases=biases), log)
 
 
-@_norm_of_paths(symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}")
+@_norm_of_paths(
+    symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
+    caption="size of the function, over all paths",
+)
 def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Square root of the sum over all paths of the product of their squared weights.
 
@@ -144,7 +147,7 @@ declare_with_margin(
     r"\gamma^{-2} \sum_{\mathrm{paths}} \prod_i 4 h_i W_i^2",
     with_4d=True,
     widths=True,
-    headline="path norm over margin, squared",
+    caption="path norm over margin, squared",
 )
 # From φ_1 ≤ (number of paths)^(1 - 1/p) φ_p: the printed forms are those of p = 1 and p = 2.
 declare_with_margin(path_norm, r"\gamma^{-2} \phi_p(w)^2 \prod_i 4 h_i^{2 - 2/p}", with_4d=True, widths=True)

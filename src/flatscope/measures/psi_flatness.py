@@ -60,7 +60,7 @@ _of_paths = partial(measure, paper="yi2019", direction="lower", invariant_under=
     equation="Definition 4.1",
     cost="sweep",
     typical={"forward": 1, "column": 1, "gradient": 1, "curvature": 8},
-    headline="curvature in path space",
+    caption="curvature in path space",
     falls_with_loss=True,
     conventions="all m - H basis-path values, biases included; depends on the rule; the gradient term of the second "
     "derivative is included, without which it is right at an exact minimum only",

@@ -56,7 +56,7 @@ def kappa(ctx: Context, **options: Any) -> dict[str, Value]:
     return _times_squared_norm(ctx, layer_max_eigenvalue(ctx, **options))
 
 
-@_of_network(kappa, symbol=r"\kappa^{\max} = \max_l \kappa^l", headline="sharpest layer, relative to weights")
+@_of_network(kappa, symbol=r"\kappa^{\max} = \max_l \kappa^l", caption="sharpest layer, relative to weights")
 def kappa_max(ctx: Context, **options: Any) -> Value:
     """Largest kappa over the layers."""
     return largest(kappa(ctx, **options))
@@ -93,7 +93,7 @@ def kappa_trace_max(ctx: Context, **options: Any) -> Value:
 @_of_network(
     kappa_trace,
     symbol=r"\kappa_\tau^{\Sigma} = \sum_l \kappa_\tau^l",
-    headline="all layers, relative to weights",
+    caption="all layers, relative to weights",
 )
 def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
     """Sum of kappa_trace over the layers."""
@@ -153,9 +153,7 @@ def rho_max(ctx: Context, **options: Any) -> Value:
     return largest(rho(ctx, **options))
 
 
-@_of_network(
-    rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", headline="all inputs of layers, relative to weights"
-)
+@_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", caption="curvature times squared weights")
 def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
     """Sum of rho_unit over the network."""
     reason = shared_reason(rho_unit(ctx, reading=reading, **options))

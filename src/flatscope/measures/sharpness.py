@@ -140,7 +140,7 @@ def _mirrored_draws(ctx: Context, sigma: float, pairs: int, law: str) -> Iterato
     equation="Section 2.4, eq (4); Appendix A",
     invariant_under={"permutation"},
     typical={"forward": 190, "backward": 170},
-    headline="largest rise of the loss nearby",
+    caption="largest rise of the loss nearby",
     conventions="all trainable parameters, biases included; the loss, not the error; a lower bound of the maximum; "
     "batches are drawn without replacement, and depend on the order of the samples where there are more than `batch`",
     search="lower",

@@ -13,7 +13,8 @@ from flatscope.curvature.spectrum import COARSE, Wanted, extreme_eigenpairs, kry
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.problem import Problem
-from flatscope.spectra.density import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
 
 
 @own_settings()

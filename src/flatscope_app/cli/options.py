@@ -113,7 +113,8 @@ class MeasureOptions:
     """What to measure."""
 
     measures: Annotated[
-        list[str] | None, typer.Option("--measure", "-m", help='Name or glob, or "all"; repeatable.')
+        list[str] | None,
+        typer.Option("--measure", "-m", help='Name or glob, "standard" or "all"; repeatable. The core set by default.'),
     ] = None
     option: Annotated[
         list[str] | None, typer.Option(help="NAME.option=value, of a measure or a bound; repeatable.")

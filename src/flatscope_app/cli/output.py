@@ -184,6 +184,12 @@ def _write(result: Result, given: OutputOptions, page: object, beside: Mapping[s
         show_note(f"report written to {path}")
 
 
+def show_headline(headline: str) -> None:
+    """The answer first, its first line in bold."""
+    for number, line in enumerate(headline.splitlines()):
+        console().print(Text(printable(line), style="" if number else "bold"))
+
+
 def show_grid(header: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
     """Rows of text as a table on stdout, values to the right.
 

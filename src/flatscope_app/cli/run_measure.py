@@ -20,10 +20,11 @@ from flatscope.context import Context, make_effort
 from flatscope.doubts import MOST, TRAINING_ERROR, training_error_doubt
 from flatscope.errors import InputError, Interrupted, UnknownNameError
 from flatscope.formatting import number, numbered
+from flatscope.measured_standing import standing_of
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import PAPERS, Declaration, declarations, family_name
+from flatscope.registry import CORE, PAPERS, Declaration, declarations, family_name
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope_app.cli.options import MeasureCommand
@@ -34,6 +35,7 @@ from flatscope_app.cli.output import (
     note_found_initial,
     note_missing_weights,
     show_grid,
+    show_headline,
     show_note,
 )
 from flatscope_app.cli.sources import (
@@ -48,12 +50,13 @@ from flatscope_app.cli.sources import (
     saved_error,
     split_options,
 )
-from flatscope_app.reports.measured import MANY, RESCALINGS, headline_words, lines
+from flatscope_app.reports.measured import MANY, RESCALINGS, captions, lines
 from flatscope_training.data.loading import Data, DataSource
 from flatscope_training.weight_files import read_weights
 
 SHORT = 34  # letters of a remark that is not put below the table
 VARIANTS = ("_over_margin", "_capacity")  # of a norm
+STILL = "still on a slope"  # how the remark begins that this is no minimum
 OTHERS = "others"  # measures that a table of another version has
 
 
@@ -223,7 +226,7 @@ class Fit:
         """Loss and error of the network of a context."""
         problem = context.problem
         n_test = 0 if problem.test is None else problem.test.n
-        return cls(data.name, data.how, problem.n_train, n_test, Standing.of(context))
+        return cls(data.name, data.how, problem.n_train, n_test, standing_of(context))
 
     def doubt(self, saved: float | None) -> str:
         """What to say where most training samples are misclassified, or far more than was saved with the weights."""
@@ -247,15 +250,28 @@ def show_measured(table: Table, fit: Fit) -> None:
     counts = f"{fit.n_train} training and {numbered(fit.n_test, 'test sample')}"
     samples = counts if fit.n_test else numbered(fit.n_train, "training sample")
     screen.print(Text(f"{fit.data}: {samples}, {fit.how}; {numbered(fit.standing.parameters, 'parameter')}"))
-    _show_fit(fit)
+    show_headline(table.headline)
     for remark in table.meta.get("remarks", ()):
-        screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}\n"))
+        if not _is_said(str(remark), table.headline):
+            screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
+    if all(row.is_core for row in rows):
+        _show_headlines(rows)
+        for row in rows:
+            if row.value == "n/a":
+                screen.print(Text(f"{row.name}: {row.remark}"))
+        return
+    _show_fit(fit)
     if len(rows) > MANY:
         screen.print(Text("First of all (✓: stays when layers or units are rescaled; ≈: estimated, ± one s.e.)"))
         _show_headlines(rows)
         screen.print(Text(_extent(table)))
     for remark, place in _show_families_of(rows).items():
         screen.print(Text(f"[{place}] {remark}"))
+
+
+def _is_said(remark: str, headline: str) -> bool:
+    """Whether the headline has it already, in its own words or in these."""
+    return remark[1:].rstrip(".") in headline or (remark.startswith(STILL) and headline.startswith("No minimum"))
 
 
 def _extent(table: Table) -> str:
@@ -285,6 +301,11 @@ class _Row:
         return cls(name, layer, f"≈ {known}" if exact == "estimate" else known, remarks)
 
     @property
+    def is_core(self) -> bool:
+        """Whether it is the value of the network by one of the core measures, for which a line is enough."""
+        return self.name in CORE and not self.layer
+
+    @property
     def entry(self) -> Declaration | None:
         return (declarations() | declarations("bound")).get(self.name.partition("[")[0])
 
@@ -302,7 +323,7 @@ def _show_fit(fit: Fit) -> None:
 def _show_headlines(rows: list[_Row]) -> None:
     """A line each, with a mark under every rescaling that leaves the number as it is."""
     shown = []
-    for name, words in headline_words().items():
+    for name, words in captions().items():
         # Of several options the first: the others are in the table below.
         row = next((row for row in rows if row.name.partition("[")[0] == name and not row.layer), None)
         if row is not None and SCALES_STOP not in row.remark:

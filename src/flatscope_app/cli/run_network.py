@@ -12,7 +12,8 @@ from flatscope.formatting import number, numbered, some_of
 from flatscope.landscapes.making import landscape
 from flatscope.landscapes.surface import Surface
 from flatscope.ranks import process_group
-from flatscope.spectra.density import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.spectra.finding import eigenpairs, spectral_density
 from flatscope.symmetries.scaling import WAYS, ways_of
 from flatscope_app.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand

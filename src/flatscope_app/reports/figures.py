@@ -17,7 +17,8 @@ from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.files import PICTURES, figure_bytes
 from flatscope.formatting import labelled, percent, with_error, written
-from flatscope.table import Table, rows_of
+from flatscope.rows import rows_of
+from flatscope.table import Table
 from flatscope_app.reports.markup import Colours
 from flatscope_app.reports.measured import comparison_data
 from flatscope_app.reports.plots import (

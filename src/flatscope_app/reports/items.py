@@ -21,7 +21,8 @@ from flatscope.interpolation import Simplex
 from flatscope.landscapes.surface import Surface
 from flatscope.parts import offered_kinds
 from flatscope.results import Result
-from flatscope.spectra.density import Eigenpairs, SpectralDensity
+from flatscope.spectra.density import SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.table import BOUND_COLUMNS, Table
 from flatscope_app.reports import sections
 from flatscope_app.reports.figures import comparison_plot, history_plots, measured_plots

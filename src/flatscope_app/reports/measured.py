@@ -11,8 +11,8 @@ import pandas as pd
 from flatscope.formatting import options_words, typeset, with_error, written
 from flatscope.network.units import SCALES_STOP
 from flatscope.registry import Declaration, declarations
-from flatscope.standing import NEARLY, SETTLED
-from flatscope.table import Table, rows_of, searched_text
+from flatscope.rows import rows_of, searched_text
+from flatscope.table import Table
 
 RESCALINGS = ("layer_scaling", "unit_scaling")
 STANDING_WORDS = {
@@ -183,47 +183,6 @@ def _several(rows: pd.DataFrame) -> MeasuredCell:
 MANY = 20  # lines of a table beyond which these come first
 
 
-def headline_words() -> dict[str, str]:
-    """{measure: its headline} of those that have one."""
-    return {name: entry.headline for name, entry in declarations().items() if entry.headline}
-
-
-NEGLIGIBLE = 1e-3  # of the largest eigenvalue
-
-
-def minimum_verdict(table: Table) -> tuple[str, str]:
-    """Whether this is a minimum at all, "yes", "nearly", "no" or "unknown", and the words that say so.
-
-    Judged by the gradient norm, and by the smallest Hessian eigenvalue where it is known.
-    """
-    value = _first_value(table, "gradient_norm")
-    if "gradient_norm" not in table:
-        if "gradient_norm" not in table.meta:
-            return "unknown", "gradient norm not measured"
-        value = float(table.meta["gradient_norm"])
-    if math.isnan(value):
-        return "unknown", f"no gradient norm: {table.reason('gradient_norm') or 'no reason given'}"
-    shown = f"gradient norm {written(value, 3)}{_downward(table)}"
-    if value <= SETTLED:
-        return "yes", shown
-    return ("nearly", shown) if value <= NEARLY else ("no", f"on a slope: {shown}")
-
-
-def _downward(table: Table) -> str:
-    """A remark if the loss clearly curves down along some direction; tiny negative eigenvalues are rounding."""
-    smallest, largest = (_first_value(table, f"hessian_{end}_eigenvalue") for end in ("min", "max"))
-    if not (smallest < 0 and -smallest > NEGLIGIBLE * largest):
-        return ""
-    found = searched_text(_first_rows(table, "hessian_min_eigenvalue").iloc[0])
-    return f"; the loss curves down somewhere (eigenvalue {typeset(found) or written(smallest, 3)})"
-
-
-def _first_value(table: Table, name: str) -> float:
-    """The network-wide value with the options that come first; NaN where there is none."""
-    rows = _first_rows(table, name)
-    return float(rows["value"].iloc[0]) if len(rows) else math.nan
-
-
-def _first_rows(table: Table, name: str) -> pd.DataFrame:
-    rows = table.to_frame()
-    return rows[(rows["measure"] == name) & (rows["layer"] == "")]
+def captions() -> dict[str, str]:
+    """{measure: its caption} of those that have one."""
+    return {name: entry.caption for name, entry in declarations().items() if entry.caption}

@@ -18,13 +18,14 @@ from flatscope.comparing.comparison import Comparison
 from flatscope.disk import whole_file
 from flatscope.errors import InputError
 from flatscope.formatting import with_error, written
+from flatscope.headlines import minimum_verdict
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope.version import __version__
 from flatscope_app.reports.figures import save_plots
 from flatscope_app.reports.items import by_kind, shown_kinds
 from flatscope_app.reports.markup import Cell, breakable, element, fragment, listed, source, table
-from flatscope_app.reports.measured import MeasuredCell, headline_words, lines, minimum_verdict
+from flatscope_app.reports.measured import MeasuredCell, captions, lines
 from flatscope_app.reports.plots import COLOURS
 
 SCRIPTS = ("page.js", "tables.js", "surface.js")
@@ -292,7 +293,7 @@ def _minimum_row(names: list[str], tables: Mapping[str, Table]) -> list[list[obj
         if name not in tables:
             row.append(element("span", "n/a"))
             continue
-        level, words = minimum_verdict(tables[name])
+        level, words = minimum_verdict(tables[name].to_frame(), tables[name].meta)
         row.append(Cell(element("span", MARKS[level], element("small", words)), class_=f"minimum {level}"))
     return [row]
 
@@ -302,7 +303,7 @@ def _headline_rows(
 ) -> list[list[object]]:
     """The measures that the conclusion rests on; of one network, the invariant ones to look at first."""
     voices = [voice.measure for found in comparisons.values() for voice in found.conclusion.voices]
-    words = headline_words()
+    words = captions()
     rows: list[list[object]] = []
     for line in lines(tables) if tables else []:
         first = line.standing == "all" and line.name in words if not comparisons else line.label in voices

@@ -17,7 +17,8 @@ from flatscope.formatting import numbered, some_of, typeset, written
 from flatscope.interpolation import Simplex
 from flatscope.registry import PAPERS, SYMMETRIES, Declaration
 from flatscope.results import Result
-from flatscope.spectra.density import MATRIX_WORDS, Eigenpairs, SpectralDensity
+from flatscope.spectra.density import MATRIX_WORDS, SpectralDensity
+from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.table import Table
 from flatscope_app.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope_app.reports.markup import (

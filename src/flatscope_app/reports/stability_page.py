@@ -36,7 +36,7 @@ CURVES = {  # column: title, how to read it
 def stability_part(runs: Mapping[str, Stability], colours: Colours) -> Part:
     """Where each training stands, in words and as curves; every record as a table."""
     sentences = [
-        f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in run.summary()
+        f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in run.sentences()
     ]
     plots = list(stability_plots(runs, colours))
     body = cards(plots)

@@ -100,6 +100,22 @@ class Leaderboard(Result):
         values = self._frame[(self._frame["measure"] == name) & (self._frame["score"] == score)]["value"].dropna()
         return float(values.mean()) if len(values) else math.nan
 
+    def headline_lines(self) -> list[str]:
+        """Which measure ranks networks best, how far it is from certain, what to choose by."""
+        ranked = [name for name in self.names if name not in (ORACLE, CHANCE)]
+        psi = {name: self.mean(name, "psi") for name in ranked}
+        known = [name for name in ranked if not math.isnan(psi[name])]
+        if not known:
+            return ["No measure has a score on these networks."]
+        best, wrong = known[0], [name for name in known if psi[name] < 0]
+        lines = [
+            f"{best} ranks two networks that differ in one setting rightly in {50 + 50 * psi[best]:.0f} of 100 pairs "
+            f"(Ψ = {score_number(psi[best])}; the test error itself {score_number(self.mean(ORACLE, 'psi'))})."
+        ]
+        if wrong and len(known) > 1:
+            lines.append(f"{len(wrong)} of {len(known)} measures rank them wrongly more often than rightly.")
+        return [*lines, "Choose networks by held-out data; a measure is for when there are none."]
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The scores averaged over data sets and stops; Ψ of each with its interval."""
         populations = [f"{data} {stop:g}" for data, stop in self.populations]

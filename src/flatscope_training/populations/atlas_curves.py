@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number
+from flatscope.formatting import number, some_of
 from flatscope.noise import checked_confidence
 from flatscope.results import Result, checked_columns, plain
 
 AXES = {"epoch": "epoch", "train_loss": "training loss", "train_accuracy": "training accuracy"}
 MANY = {"epoch": "epochs", "train_loss": "training losses", "train_accuracy": "training accuracies"}
 KINDS = {"pearson": "Pearson’s correlation", "spearman": "Spearman’s correlation", "kendall": "Kendall’s tau"}
+MOST_NAMED = 4  # measures in a line of the headline
 KEY = ["measure", "axis", "scope", "kind"]  # what tells curves apart
 COLUMNS = {
     "measure": "str", "kind": "str", "scope": "str", "axis": "str", "at": "float64", "value": "float64",
@@ -127,6 +128,25 @@ class Atlas(Result):
         if not turns:
             words = "keeps its sign" if known[0].settled and known[-1].settled else "no settled turn"
         return f"{measure}: {KINDS[which]} {begins}, {words}, {ends}."
+
+    def headline_lines(self) -> list[str]:
+        """How many measures change the sign of their correlation in training, and what follows for reading them."""
+        names = self.names("measure")
+        turning = [name for name in names if self.turns(name)]
+        sign = [name for name in names if name not in turning and self._settled(name)]
+        lines = [f"The correlation of {some_of(turning, MOST_NAMED)} changes its sign in training."] if turning else []
+        if sign:
+            lines.append(f"{some_of(sign, MOST_NAMED)}: clearly of one sign somewhere, and it never turns.")
+        if not (turning or sign):
+            lines.append("No correlation is clear at any point: more networks, or none of these measures.")
+        advice = "Next: compare networks at one training loss; a correlation read at another may have the other sign."
+        return [
+            *lines,
+            advice if turning else "Next: these are correlations among these networks; check them on others.",
+        ]
+
+    def _settled(self, measure: str) -> bool:
+        return any(point.settled for point in self.curve(measure))
 
     def summary(self) -> str:
         """A sentence for every measure, over the epochs and all networks."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope.errors import InputError, refuse_unknown
-from flatscope.formatting import number
+from flatscope.formatting import number, some_of
 from flatscope.progress import progress
 from flatscope.registry import Declaration, declarations
 from flatscope.results import Result
@@ -28,6 +28,7 @@ OUTCOME = re.compile(
 )
 MOST_LEVELS = 7  # of a hyper-parameter that is shown by colour and shape; more only of numbers, on a colour ramp
 CONFIDENCE = 0.95
+MOST_NAMED = 4  # measures in a line of the headline
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +99,24 @@ class PopulationFrame(Result):
         """How every measure goes along with the target: Kendall's tau with its interval, and its adjusted p-value."""
         header = ["measure", f"Kendall's tau with {self.target}", "adjusted p"]
         return header, [[s.measure, str(s.kendall), number(s.adjusted)] for s in self.statistics]
+
+    def headline_lines(self) -> list[str]:
+        """Which measure correlates most clearly with the target, in which direction, and what that is worth."""
+        clear = [entry for entry in self.statistics if entry.adjusted < 1 - CONFIDENCE]
+        size = f"{len(self)} networks, {len(self.measures)} measures"
+        if not clear:
+            none = f"No measure correlates significantly with {self.target} (Holm-adjusted p ≥ 0.05; {size})."
+            return [none, "Next: more networks, or settings that change how well they generalize."]
+        best = clear[0]
+        lines = [
+            f"{best.measure} correlates most clearly with {self.target}: Kendall's tau {best.kendall} ({size}).",
+            f"{len(clear)} of {len(self.statistics)} measures correlate significantly (Holm-adjusted p < 0.05).",
+        ]
+        signs = {"lower": 1, "higher": -1}
+        wrong = [e.measure for e in clear if e.entry and e.kendall.value * signs.get(e.entry.direction, 0) < 0]
+        if wrong:
+            lines.append(f"In the wrong direction: {some_of(wrong, MOST_NAMED)}.")
+        return [*lines, "A correlation over settings need not hold within one: fs.stats.granulated_kendall tells."]
 
     def _head(self) -> dict[str, Any]:
         chosen = {"target": self.target, "measures": list(self.measures), "parameters": list(self.parameters or ())}

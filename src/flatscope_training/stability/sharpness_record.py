@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from flatscope.formatting import number
-from flatscope.results import Result, checked_columns
+from flatscope.results import MOST_LINES, Result, checked_columns
 from flatscope.spectra.density import SpectralDensity
 from flatscope.stats.estimate import Estimate, mean_of_series
 from flatscope_training.stability.update_rule import UpdateRule
@@ -167,7 +167,24 @@ class Stability(Result):
         """Where η times the batch sharpness stands."""
         return edge_standing(self.rows["step"].tolist(), self.rows["normalized_batch"].tolist())
 
-    def summary(self) -> list[str]:
+    def headline_lines(self) -> list[str]:
+        """Where the training stood against its threshold, and what that means for the step size."""
+        todo = {
+            "below": "Next: a larger step is stable from here; whether it trains better, held-out data say.",
+            "edge": "At the edge a larger step flattens and a smaller one lets the curvature grow: both are normal.",
+            "above": "Next: if the loss grows or jumps, lower the step; mini-batch noise can hold it here otherwise.",
+        }
+        known = not self.rows.empty and not self.rule.unknown
+        return [
+            *self.sentences()[: MOST_LINES - 1],
+            *filter(None, [todo.get(self.sharpness.where, "") if known else ""]),
+        ]
+
+    def summary(self) -> str:
+        """All that there is to say."""
+        return "\n".join(self.sentences())
+
+    def sentences(self) -> list[str]:
         """The answer in a sentence, and what else there is to say."""
         if self.rows.empty:
             return ["Nothing was recorded."]
@@ -189,7 +206,7 @@ class Stability(Result):
         return [*sentences, *self.meta.get("remarks", ())]
 
     def __repr__(self) -> str:
-        return "\n".join((*self.summary(), "", super().__repr__()))
+        return f"{self.summary()}\n\n{self._grid()}"
 
     def to_frame(self) -> pd.DataFrame:
         """One row per record; the columns are those of `rows`."""

@@ -1,0 +1,180 @@
+"""Headlines of tables: is it a minimum, how flat by what no rescaling changes, what that is worth, what to do next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from flatscope.formatting import numbered, typeset, with_error, written
+from flatscope.registry import declarations
+from flatscope.rows import rows_of, searched_text
+from flatscope.standing import NEARLY, SETTLED, STANDING, Standing
+
+NEGLIGIBLE = 1e-3  # of the largest eigenvalue: a smaller negative one is rounding
+FIRST = ("rho_sum", "psi_trace", "fisher_rao_norm", "l2_path_norm", "margin")  # invariant under every rescaling
+MOST_NAMED = 3
+UNCERTIFIED = "NOT CERTIFIED"  # in the assumptions of a bound that shows the order of a formula
+LOWER_LEVELS = "layers, units or samples"
+Meta = Mapping[str, Any]
+RESCALED = {"layer_scaling", "unit_scaling"}
+
+
+def minimum_verdict(frame: pd.DataFrame, meta: Meta) -> tuple[str, str]:
+    """Whether this is a minimum at all, "yes", "nearly", "no" or "unknown", and the words that say so.
+
+    Judged by the gradient norm, and by the smallest Hessian eigenvalue where it is known.
+    """
+    rows, value = _rows(frame, "gradient_norm"), _value(frame, "gradient_norm")
+    if not len(rows):
+        if "gradient_norm" not in meta:
+            return "unknown", "gradient norm not measured"
+        value = float(meta["gradient_norm"])
+    if math.isnan(value):
+        return "unknown", f"no gradient norm: {rows['reason'].iloc[0] or 'no reason given'}"
+    shown = f"gradient norm {written(value, 3)}{_downward(frame)}"
+    if value <= SETTLED:
+        return "yes", shown
+    return ("nearly", shown) if value <= NEARLY else ("no", f"on a slope: {shown}")
+
+
+def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
+    """Lines of the headline of a table of measures or of bounds."""
+    if "vacuous" in frame:
+        return bounds_headline(frame)
+    level, words = minimum_verdict(frame, meta)
+    steep = level == "no"
+    minimum = {
+        "yes": f"At a minimum, as far as the gradient tells: {words}.",
+        "nearly": f"Nearly at a minimum: {words}.",
+        "no": f"No minimum: {words.removeprefix('on a slope: ')}. Train on before flatness is read.",
+        "unknown": "" if "not measured" in words else f"Whether this is a minimum is not known: {words}.",
+    }[level]
+    cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
+    lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
+    lines = [line for line in lines if line]
+    return [*(lines or [_without_flatness(frame)]), *_next(frame, steep)]
+
+
+def bounds_headline(frame: pd.DataFrame) -> list[str]:
+    """What is guaranteed by the smallest of the bounds, and what may be made of it."""
+    valued = frame[frame["value"].notna()]
+    below = valued[~valued["vacuous"].astype(bool)]
+    certified = below[~below["assumptions"].str.contains(UNCERTIFIED)]
+    if certified.empty:
+        told = f"{len(valued)} of {numbered(len(frame), 'bound')} could be evaluated"
+        told += (
+            f", {len(below)} of them below 1 and not certified" if len(below) else ", all of them vacuous (1 or more)"
+        )
+        return [
+            f"Nothing is guaranteed: {told}." if len(valued) else "Nothing is guaranteed: no bound has a value here.",
+            "A vacuous bound says nothing of the test error, and the smaller of two does not say which is better.",
+            "Next: fs.bounds(problem, 'pac_bayes_optimised') with the weights before training, or held-out data.",
+        ]
+    best = certified.sort_values("value", kind="stable").iloc[0]
+    entry = declarations("bound").get(str(best["measure"]))
+    what = "" if entry is None else f" {entry.summary.rstrip('.')}:"
+    return [
+        f"{best['measure']}:{what} at most {written(float(best['value']), 3)}, "
+        f"with probability {written(100 * float(best['confidence']), 3)} %.",
+        f"It holds where this does: {best['assumptions'] or 'samples drawn independently'}.",
+        f"{len(certified)} of {numbered(len(valued), 'bound')} say something; the others are vacuous or not certified.",
+    ]
+
+
+def _fit(meta: Meta) -> str:
+    """Training and test error, or losses, in a sentence; empty where they are not known."""
+    if STANDING not in meta:
+        return ""
+    stands = Standing.from_dict(meta[STANDING])
+    what, train, test = "error", stands.error, stands.test_error
+    if math.isnan(train):
+        what, train, test = "loss", stands.loss, stands.test_loss
+    scale, unit = (100, " %") if what == "error" else (1, "")
+    text = f"Training {what} {written(scale * train, 3)}{unit}"
+    if math.isnan(test):
+        return f"{text}; nothing held out."
+    error = math.sqrt(test * (1 - test) / stands.n_test) if what == "error" and stands.n_test else 0.0
+    shown, spread = with_error(scale * test, scale * error)
+    shown = f"{shown} ± {spread}" if spread else written(scale * test, 3)
+    return f"{text}, test {what} {shown}{unit}."
+
+
+def _flatness(frame: pd.DataFrame) -> str:
+    """Measures that no rescaling changes, and those that it does; empty where there is none of the first."""
+    known, whole = declarations(), rows_of(frame, "network")
+    valued = {str(row["measure"]): row for _, row in whole[whole["value"].notna()].iloc[::-1].iterrows()}
+    names = [str(name) for name in whole["measure"].unique() if name in valued]
+    flat = [name for name in names if name in known and known[name].falls_with_loss]
+    kept = [name for name in FIRST if name in valued]
+    kept += [name for name in flat if name not in kept and known[name].invariant_under >= RESCALED]
+    moved = [name for name in flat if not known[name].invariant_under >= RESCALED and name != "gradient_norm"]
+    text = ""
+    if kept:
+        values = ", ".join(f"{name} {_shown(valued[name])}" for name in kept[:MOST_NAMED])
+        text = f"Unchanged by rescaling: {values}."
+    if moved:
+        text += f" Changed by it, so not to be compared alone: {', '.join(moved[:MOST_NAMED])}."
+    return text.strip()
+
+
+def _next(frame: pd.DataFrame, steep: bool) -> list[str]:
+    """What one network's numbers are worth, and what to do with them."""
+    known = declarations()
+    if not any(name in known and known[name].falls_with_loss for name in frame["measure"].unique()):
+        return []
+    alone = (
+        "One network alone is neither flat nor sharp: only a second one, at the same loss, gives its numbers a scale."
+    )
+    todo = "train on, then compare" if steep else "compare it with another network, held-out data first"
+    return [alone, f"Next: {todo} (fs.compare, flatscope compare)."]
+
+
+def _without_flatness(frame: pd.DataFrame) -> str:
+    """The first values of a table that has nothing about minima."""
+    whole = rows_of(frame, "network").drop_duplicates("measure")
+    valued = whole[whole["value"].notna()]
+    told = [f"{row['measure']} {_shown(row)}" for _, row in valued.head(MOST_NAMED).iterrows()]
+    missing = frame["value"].isna().groupby(frame["measure"]).all()
+    if missing.all():
+        return "Nothing could be measured here: each row says why."
+    more = missing.size - len(told) - int(missing.sum())
+    if more:
+        told.append(
+            f"{numbered(more, 'more measure')} in the rows below" if told else f"values of {LOWER_LEVELS} below"
+        )
+    return f"{', '.join(told)}."
+
+
+def _shown(row: Any) -> str:
+    value, error = with_error(float(row["value"]), float(row["stderr"]))
+    return typeset(searched_text(row)) or (f"{value} ± {error}" if error else value)
+
+
+def _sentence(words: str) -> str:
+    return f"Caution: {words[:1].lower()}{words[1:].rstrip('.')}."
+
+
+def _downward(frame: pd.DataFrame) -> str:
+    """A remark if the loss clearly curves down along some direction: all of the interval, beyond rounding."""
+    rows, largest = _rows(frame, "hessian_min_eigenvalue"), _value(frame, "hessian_max_eigenvalue")
+    if not len(rows):
+        return ""
+    row = rows.iloc[0]
+    value, high = float(row["value"]), float(row["high"])
+    surely = value if math.isnan(high) else max(value, high)
+    if not (surely < 0 and -surely > NEGLIGIBLE * (0.0 if math.isnan(largest) else largest)):
+        return ""
+    return f"; the loss curves down somewhere (eigenvalue {typeset(searched_text(row)) or written(value, 3)})"
+
+
+def _value(frame: pd.DataFrame, name: str) -> float:
+    """The network-wide value with the options that come first; NaN where there is none."""
+    rows = _rows(frame, name)
+    return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def _rows(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    return frame[(frame["measure"] == name) & (frame["layer"] == "")]

@@ -1,0 +1,52 @@
+"""Where a network stands, measured: losses, errors, and the gradient norm that says whether it is at a minimum."""
+
+from __future__ import annotations
+
+import math
+
+from flatscope.context import Context
+from flatscope.errors import FlatscopeError
+from flatscope.guards import own_settings
+from flatscope.network.tracing import trace
+from flatscope.params import norm
+from flatscope.problem import Problem
+from flatscope.standing import Standing
+
+
+def standing_of(context: Context, folded: Problem | None = None) -> Standing:
+    """Where the network of a context stands: its size, its losses and errors, whether it can be rescaled.
+
+    Args:
+        context: the network as given.
+        folded: the same network without BatchNorm, where it has any.
+    """
+    problem, plainer = context.problem, folded or context.problem
+    with own_settings(problem.generators):
+        train = context.scores()
+        test = None if problem.test is None else context.scores("test")
+        try:
+            rescalable = trace(plainer.model, plainer.example()).n_classes > 0
+        except FlatscopeError:
+            rescalable = True  # a network that cannot be read may well be one that can be rescaled
+    classes = problem.classification
+    return Standing(
+        architecture=str(plainer.model),
+        parameters=sum(problem.params[name].numel() for name in problem.trainable),
+        loss=train.loss,
+        error=train.error if classes else math.nan,
+        test_loss=math.nan if test is None else test.loss,
+        test_error=math.nan if test is None or not classes else test.error,
+        rescalable=rescalable,
+        gradient_norm=gradient_norm(context),
+        n_test=0 if problem.test is None else problem.test.n,
+    )
+
+
+def gradient_norm(context: Context) -> float:
+    """Length of the gradient of the mean training loss; NaN where the network cannot be differentiated."""
+    try:
+        return norm(context.gradient())
+    except Warning:  # raised only where the user turned warnings into errors
+        raise
+    except Exception:  # what cannot be differentiated loses nobody a table
+        return math.nan
