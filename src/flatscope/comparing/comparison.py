@@ -27,7 +27,7 @@ from flatscope.comparing.verdicts import (
 )
 from flatscope.errors import InputError, NotApplicable, UnknownNameError
 from flatscope.formatting import number
-from flatscope.results import Result, plain, reading
+from flatscope.results import MOST_LINES, Result, plain, reading
 from flatscope.standing import Standing
 from flatscope.table import Table
 
@@ -217,7 +217,8 @@ class Comparison(Result):
     def summary(self) -> str:
         """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""
         samples = f"{len(self.names)} networks, {self.meta.get('n_train', '?')} training samples."
-        lines = [str(self.conclusion), samples, *self.warnings()]
+        said = self.headline_lines()[:MOST_LINES]
+        lines = [*said, samples, *(remark for remark in self.warnings() if remark not in said)]
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
         if self.comparable:

@@ -149,8 +149,8 @@ class Atlas(Result):
         return any(point.settled for point in self.curve(measure))
 
     def summary(self) -> str:
-        """A sentence for every measure, over the epochs and all networks."""
-        return "\n".join(self.sentence(measure) for measure in self.names("measure"))
+        """The headline, then a sentence for every measure, over the epochs and all networks."""
+        return "\n".join([*self.headline_lines(), *(self.sentence(measure) for measure in self.names("measure"))])
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Every measure over the epochs and all networks: the first point, where it turns, the last."""

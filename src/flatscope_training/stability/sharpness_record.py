@@ -181,8 +181,9 @@ class Stability(Result):
         ]
 
     def summary(self) -> str:
-        """All that there is to say."""
-        return "\n".join(self.sentences())
+        """The headline, and what else there is to say."""
+        said = self.headline_lines()
+        return "\n".join([*said, *(words for words in self.sentences() if words not in said)])
 
     def sentences(self) -> list[str]:
         """The answer in a sentence, and what else there is to say."""
