@@ -25,8 +25,9 @@ from flatscope.files import (
     json_bytes,
     npz_bytes,
 )
+from flatscope.tensor_files import read_tensors, tensor_bytes
 from flatscope_training.data.formats import read_npz
-from flatscope_training.weight_files import read_tensors, read_weights, save_weights, tensor_bytes
+from flatscope_training.weight_files import read_weights, save_weights
 
 KINDS = fuzz.kinds()
 

@@ -27,7 +27,7 @@ LEVELS = (
     {"disk", "formatting", "noise", "switches"},
     {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin", "rows", "standing"},
     {"files", "headlines"},
-    {"results"},
+    {"results", "tensor_files"},
     {"samples", "table"},
     {"loss"},
     {"network"},
@@ -40,7 +40,7 @@ LEVELS = (
     {"measuring"},
     {"measures"},
     {"bounds"},
-    {"auditing", "landscapes", "interpolation", "spectra"},
+    {"auditing", "landscapes", "interpolation", "spectra", "decisions"},
     {"comparing"},
     {"live", "__init__", "__main__"},
 )

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from flatscope.comparing.comparison import Comparison as Comparison
     from flatscope.comparing.running import compare as compare
     from flatscope.context import Context as Context
+    from flatscope.decisions.allocation import Allocation as Allocation
+    from flatscope.decisions.applying import Rounded as Rounded
+    from flatscope.decisions.diagonal import Diagonal as Diagonal
+    from flatscope.decisions.diagonal import diagonal as diagonal
+    from flatscope.decisions.forecast import Forecast as Forecast
+    from flatscope.decisions.forecast import forecast as forecast
+    from flatscope.decisions.sensitivity import Sensitivity as Sensitivity
+    from flatscope.decisions.sensitivity_function import sensitivity as sensitivity
     from flatscope.errors import FlatscopeError as FlatscopeError
     from flatscope.errors import InputError as InputError
     from flatscope.errors import NumericalWarning as NumericalWarning
@@ -51,29 +59,37 @@ if TYPE_CHECKING:
 # of a command or a misspelt word should not cost.
 _HOMES = {
     "SGLD": "langevin",
+    "Allocation": "decisions.allocation",
     "Audit": "auditing",
     "BasisPaths": "symmetries.basis_paths",
     "Comparison": "comparing.comparison",
     "Context": "context",
+    "Diagonal": "decisions.diagonal",
     "Eigenpairs": "spectra.eigenpairs",
     "FlatscopeError": "errors",
+    "Forecast": "decisions.forecast",
     "InputError": "errors",
     "NumericalWarning": "errors",
     "Problem": "problem",
+    "Rounded": "decisions.applying",
+    "Sensitivity": "decisions.sensitivity",
     "Simplex": "interpolation",
     "SpectralDensity": "spectra.density",
     "Surface": "landscapes.surface",
     "Table": "table",
     "audit": "auditing",
     "compare": "comparing.running",
+    "diagonal": "decisions.diagonal",
     "eigenpairs": "spectra.finding",
     "fold_batchnorm": "symmetries.folding",
+    "forecast": "decisions.forecast",
     "gauss_newton": "spectra.finding",
     "hessian": "spectra.finding",
     "interpolate": "interpolation",
     "landscape": "landscapes.making",
     "measure": "measuring",
     "rescale": "symmetries.scaling",
+    "sensitivity": "decisions.sensitivity_function",
     "spectral_density": "spectra.finding",
 }
 # Packages that are public themselves; `bounds` can be called.

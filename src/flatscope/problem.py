@@ -128,6 +128,7 @@ class Problem:
             raise InputError("a model with parameters", "none", where="model", fix="There is nothing to measure")
         self.device = first.device if device is None else usable_device(device)
         self.dtype = usable_dtype(dtype, first.dtype)
+        self.bits_of_weights = torch.finfo(first.dtype).bits  # of the model as it was given
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
         self._one_hot = self._one_logit = False  # until the targets have been looked at

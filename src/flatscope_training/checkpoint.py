@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from flatscope.disk import write_whole
 from flatscope.errors import InputError, WeightsError, refuse_unknown, refuse_unless_whole
 from flatscope.files import digest, json_bytes, without_nan
+from flatscope.tensor_files import read_tensors, tensor_bytes
 from flatscope_training.weight_files import (
     MODEL_PREFIX,
     STATE_FILE,
@@ -34,8 +35,6 @@ from flatscope_training.weight_files import (
     WEIGHTS_FILE,
     fit_weights,
     plain_tensors,
-    read_tensors,
-    tensor_bytes,
 )
 
 LOSSES = ("cross_entropy", "mse")

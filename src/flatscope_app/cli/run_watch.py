@@ -16,6 +16,7 @@ from flatscope.errors import InputError
 from flatscope.files import from_json_bytes
 from flatscope.formatting import number
 from flatscope.results import reading
+from flatscope.tensor_files import read_tensors
 from flatscope_app.cli.output import check_place, command_line, show_grid, show_note
 from flatscope_app.cli.run_sweep import status_rows
 from flatscope_app.reports.items import HISTORY_FILE
@@ -23,7 +24,7 @@ from flatscope_app.reports.page import report
 from flatscope_training.group_training import STATE_KEY
 from flatscope_training.populations.population_frame import PopulationFrame, is_population
 from flatscope_training.sweeps.store import Store
-from flatscope_training.weight_files import STATE_FILE, read_tensors
+from flatscope_training.weight_files import STATE_FILE
 
 DRAWN = 7  # networks whose curves a page can tell apart by colour
 SHOWN = ("epoch", "train_loss", "train_error", "test_loss", "test_error")

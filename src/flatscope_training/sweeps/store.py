@@ -29,10 +29,11 @@ from flatscope.disk import MOST_TEXT, read_file, write_whole, write_with_sum
 from flatscope.errors import InputError
 from flatscope.files import foreign_parquet, frame_bytes, json_bytes
 from flatscope.formatting import numbered, some_of
+from flatscope.tensor_files import tensor_bytes
 from flatscope.version import __version__
 from flatscope_training.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope_training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedTrial, Leases, TrialFiles
-from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors, tensor_bytes
+from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
 

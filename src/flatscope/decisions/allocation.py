@@ -1,0 +1,200 @@
+"""Allocation: bits by layer of the smallest measured rise for a size, as an integer program."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from flatscope.disk import read_file, write_whole
+from flatscope.errors import InputError, refuse_unknown, refuse_unless_whole
+from flatscope.files import from_json_bytes, json_bytes
+from flatscope.formatting import number
+from flatscope.results import reading
+
+TIE = 0.01  # of the smallest rise that counts: the most that all steps together may weigh against it
+
+
+class Allocation(Mapping[str, int]):
+    """Bits of every layer: {layer: bits}. A layer with more bits than were tried is left as it is.
+
+    Attributes:
+        mean_bits: over the weights, by their number.
+        sum_of_rises: of the measured single rises.
+        rounding: with which they were measured.
+        weights: {layer: its parameter}.
+
+    Example:
+        >>> allocation = Allocation({"fc1": 8, "fc2": 4}, {"fc1": 100, "fc2": 300})
+        >>> allocation.mean_bits
+        5.0
+    """
+
+    def __init__(
+        self,
+        bits: Mapping[str, int],
+        sizes: Mapping[str, int],
+        *,
+        sum_of_rises: float = math.nan,
+        rounding: str = "channel",
+        weights: Mapping[str, str] | None = None,
+        unchanged: Sequence[str] = (),
+    ) -> None:
+        self._bits, self.sizes = dict(bits), dict(sizes)
+        self.sum_of_rises, self.rounding = sum_of_rises, rounding
+        self.weights, self.unchanged = dict(weights or {}), tuple(unchanged)
+
+    def __getitem__(self, layer: str) -> int:
+        return self._bits[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bits)
+
+    def __len__(self) -> int:
+        return len(self._bits)
+
+    @property
+    def mean_bits(self) -> float:
+        """Bits of a weight on average."""
+        total = sum(self.sizes.values())
+        return sum(self._bits[layer] * n for layer, n in self.sizes.items()) / total if total else math.nan
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{layer}: {bits}" for layer, bits in self._bits.items())
+        rises = number(self.sum_of_rises, 3)
+        return f"Allocation({number(self.mean_bits, 3)} bits a weight, sum of single rises {rises}; {inner})"
+
+    def to_json(self) -> str:
+        """As JSON: one entry a layer with its bits, its parameter, how it is rounded; "bits": null is left as it is."""
+        layers = {
+            layer: {
+                "bits": None if layer in self.unchanged else bits,
+                "weight": self.weights.get(layer, ""),
+                "parameters": self.sizes.get(layer, 0),
+                "symmetric": True,
+                "rounding": self.rounding,
+            }
+            for layer, bits in self._bits.items()
+        }
+        facts = {
+            "mean_bits": self.mean_bits,
+            "sum_of_rises": None if math.isnan(self.sum_of_rises) else self.sum_of_rises,
+            "rounding": self.rounding,
+            "bits": self._bits,
+        }
+        return json.dumps({"flatscope_allocation": 1, **facts, "layers": layers}, indent=1, allow_nan=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a .json file, whole or not at all."""
+        if Path(path).suffix.lower() != ".json":
+            raise InputError("a file name ending in .json", str(path), where="save")
+        write_whole(path, json_bytes(self.to_json()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Allocation:
+        """Read what `save` wrote; nothing in the file is run."""
+        with reading("an allocation that flatscope saved", str(path)):
+            try:
+                content: Any = from_json_bytes(read_file(path))
+            except OSError as problem:
+                raise InputError("a file that can be read", str(problem), where="load") from problem
+            layers = content["layers"]
+            rises = content["sum_of_rises"]
+            return cls(
+                {layer: int(bits) for layer, bits in content["bits"].items()},
+                {layer: int(entry["parameters"]) for layer, entry in layers.items()},
+                sum_of_rises=math.nan if rises is None else float(rises),
+                rounding=str(content["rounding"]),
+                weights={layer: str(entry["weight"]) for layer, entry in layers.items()},
+                unchanged=[layer for layer, entry in layers.items() if entry["bits"] is None],
+            )
+
+
+def allocate(
+    frame: pd.DataFrame, mean_bits: float, unchanged_bits: int, layers: Sequence[str] | None, rounding: str
+) -> Allocation:
+    """The allocation of smallest rise: one choice a layer, "as it is" among them.
+
+    A rise below its standard error counts as zero; among choices that cost the same the one that moves the weights
+    least is taken.
+
+    Args:
+        frame: of a `Sensitivity`.
+        mean_bits: the most, over the weights of the layers.
+        unchanged_bits: of a weight that is left as it is.
+        layers: those among which to choose; all by default.
+        rounding: its name.
+    """
+    if isinstance(mean_bits, bool) or not isinstance(mean_bits, Real) or not 0 < mean_bits < math.inf:
+        raise InputError("a positive number of bits", repr(mean_bits), where="mean_bits")
+    refuse_unless_whole(unchanged_bits, "unchanged_bits")
+    known = list(dict.fromkeys(frame["layer"]))
+    for layer in layers or ():
+        refuse_unknown(layer, known, "layer")
+    rows = frame[frame["bits"].notna() & frame["measured"].notna() & frame["layer"].isin(layers or known)]
+    if rows.empty:
+        fix = "Pass bits=(8, 4, 3, 2) to sensitivity"
+        raise InputError("layers whose rounding was measured", "none", where="allocate", fix=fix)
+    sizes = {str(layer): int(part["parameters"].iloc[0]) for layer, part in rows.groupby("layer", sort=False)}
+    choices = [
+        (str(row["layer"]), int(row["bits"]), _counted(float(row["measured"]), float(row["measured_stderr"])))
+        for row in rows.to_dict("records")
+    ]
+    choices += [(layer, unchanged_bits, 0.0) for layer in sizes]
+    picked = _solved(choices, sizes, float(mean_bits), set(sizes))
+    bits = {layer: picked[layer][0] for layer in sizes}
+    unchanged = [layer for layer in sizes if picked[layer][1]]
+    return Allocation(
+        bits,
+        sizes,
+        sum_of_rises=sum(
+            float(row["measured"])
+            for row in rows.to_dict("records")
+            if bits[row["layer"]] == row["bits"] and row["layer"] not in unchanged
+        ),
+        rounding=rounding,
+        weights={str(row["layer"]): str(row["weight"]) for row in rows.to_dict("records")},
+        unchanged=unchanged,
+    )
+
+
+def _counted(rise: float, stderr: float) -> float:
+    """The rise, or zero where it is below its error."""
+    return rise if rise > (0.0 if math.isnan(stderr) else stderr) else 0.0
+
+
+def _solved(
+    choices: list[tuple[str, int, float]], sizes: Mapping[str, int], mean_bits: float, layers: set[str]
+) -> dict[str, tuple[int, bool]]:
+    """By layer its bits and whether it is left as it is; `choices` end with one "as it is" for each layer."""
+    total, first_unchanged = sum(sizes.values()), len(choices) - len(sizes)
+    taken = np.array([sizes[layer] * bits / total for layer, bits, _ in choices])
+    costs = np.array([cost for _, _, cost in choices])
+    counted = costs[costs > 0]
+    scale = float(counted.min()) if len(counted) else 1.0
+    # Of choices that cost the same the finer one: its squared step is the smaller, weights counted alike.
+    steps = np.array([sizes[layer] / total * 4.0 ** -min(bits, 30) for layer, bits, _ in choices])
+    steps[first_unchanged:] = 0.0
+    names = list(sizes)
+    one_each = np.array([[float(layer == name) for layer, _, _ in choices] for name in names])
+    result = milp(
+        costs / scale + TIE * steps,
+        integrality=np.ones(len(choices)),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(taken[None], -np.inf, mean_bits * (1 + 1e-12))],
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        least = sum(min(bits for layer, bits, _ in choices if layer == name) * sizes[name] for name in names) / total
+        fix = "Ask for more bits, or try fewer bits in sensitivity"
+        raise InputError(f"at least {number(least)} bits a weight", number(mean_bits), where="mean_bits", fix=fix)
+    chosen = [n for n, x in enumerate(result.x) if x > 0.5]
+    return {choices[n][0]: (choices[n][1], n >= first_unchanged) for n in chosen}

@@ -1,0 +1,179 @@
+"""Rounded: a copy of a model with layers rounded as an allocation says, and what that costs when all are together."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from flatscope.context import Context
+from flatscope.decisions.all_weights import place_of, refuse_other_model, unfrozen, write_into
+from flatscope.decisions.changes import Rounding
+from flatscope.decisions.rises import measured_rises
+from flatscope.decisions.sample_means import NOTHING, Uncertain
+from flatscope.disk import write_whole
+from flatscope.errors import InputError, refuse_unknown
+from flatscope.formatting import number
+from flatscope.guards import own_settings
+from flatscope.inspection import replica
+from flatscope.network.layers import Layer
+from flatscope.params import Params
+from flatscope.problem import Problem
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rounded:
+    """A rounded copy of a model, with what the rounding of all layers together costs.
+
+    Attributes:
+        model: the copy, in the dtype of the model; called as the model is: `rounded(x)`.
+        allocation: {layer: bits}; of layers that stay as they are, none.
+        loss: mean loss of the copy.
+        rise: by which that is above the loss of the model, with its standard error over samples.
+        error_change: of the share of wrong answers, likewise.
+        sum_of_rises: of the layers one by one, as they were measured; NaN where one of them was not.
+        test_rise: rise on the test samples; NaN without any.
+    """
+
+    model: nn.Module
+    allocation: dict[str, int]
+    loss: float
+    rise: Uncertain
+    error_change: Uncertain
+    sum_of_rises: float
+    test_rise: Uncertain = NOTHING
+    test_error_change: Uncertain = NOTHING
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Outputs of the rounded copy."""
+        return self.model(*args, **keywords)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Of the rounded copy."""
+        return dict(self.model.state_dict())
+
+    @property
+    def headline(self) -> str:
+        """What the rounding costs, in a few lines."""
+        lines = [
+            f"Rounded together the layers raise the loss by {_text(self.rise)}, to {number(self.loss)}; "
+            f"one by one their rises add up to {number(self.sum_of_rises, 3)}."
+        ]
+        joint, apart = self.rise.value, self.sum_of_rises
+        if not math.isnan(apart):
+            share = "" if not joint else f" ({number(100 * (joint - apart) / abs(joint), 2)} % of the joint rise)"
+            lines.append(f"Difference between the joint rise and the sum: {number(joint - apart, 2)}{share}.")
+        if not math.isnan(self.error_change.value):
+            lines.append(f"Change of the error: {_text(self.error_change)}.")
+        if not math.isnan(self.test_rise.value):
+            errors = "" if math.isnan(self.test_error_change.value) else f", error {_text(self.test_error_change)}"
+            lines.append(f"On the test samples: loss {_text(self.test_rise)}{errors}.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.headline
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rounded weights as .safetensors, whole or not at all; the allocation is in its header."""
+        if Path(path).suffix.lower() != ".safetensors":
+            raise InputError("a file name ending in .safetensors", str(path), where="save")
+        head = {"flatscope_rounded": json.dumps({"allocation": self.allocation, "rise": list(self.rise)}, default=str)}
+        # Names of one tensor each get a copy: the format has no ties.
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
+        write_whole(path, safetensors.torch.save(tensors, metadata=head))
+
+
+def _text(found: Uncertain) -> str:
+    return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
+
+
+@own_settings()
+def apply_allocation(
+    frame: pd.DataFrame, rounding: str, model: nn.Module, allocation: Mapping[str, int], problem: Problem
+) -> Rounded:
+    """Round the layers of a copy, and measure its loss against the model's on the samples of the problem.
+
+    Args:
+        frame: of a `Sensitivity`: single rises and the bits that were tried.
+        rounding: its name.
+        model: the model that is to be rounded.
+        allocation: {layer: bits}.
+        problem: model of the same architecture, and data.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError("a torch.nn.Module", type(model).__name__, where="apply")
+    known = list(dict.fromkeys(frame["layer"]))
+    for layer in allocation:
+        refuse_unknown(layer, known, "layer")
+    unchanged = set(getattr(allocation, "unchanged", ()))
+    tried = {(str(row["layer"]), int(row["bits"])): row for row in frame[frame["bits"].notna()].to_dict("records")}
+    moving = {
+        layer: int(bits) for layer, bits in allocation.items() if layer not in unchanged and (layer, int(bits)) in tried
+    }
+    _refuse_untried(allocation, unchanged, moving, tried)
+    copy = replica(model)
+    base = problem.with_model(copy)
+    refuse_other_model(problem.params, base.params, "apply")
+    twin = Context(unfrozen(base).plain)
+    layers = {layer.name: layer for layer in twin.network}
+    own, rule = dict(copy.named_parameters()), Rounding.named(rounding)
+    for name, bits in moving.items():
+        _round_in_place(own, base.params, twin.params[layers[name].weight], layers[name], rule, bits)
+    rounded = base.with_model(copy)
+    step = {name: rounded.params[name] - base.params[name] for name in base.params if _moved(base, rounded, name)}
+    ctx, single = Context(base), [float(tried[item]["measured"]) for item in moving.items()]
+    rise, error = _joint(ctx, step, "train")
+    test_rise, test_error = _joint(ctx, step, "test") if problem.test is not None else (NOTHING, NOTHING)
+    return Rounded(
+        copy.eval(),
+        moving,
+        ctx.scores().loss + rise.value,
+        rise,
+        error,
+        sum(single),
+        test_rise,
+        test_error,
+        {"rounding": rounding, "samples": problem.n_train},
+    )
+
+
+def _round_in_place(
+    own: Mapping[str, Tensor], params: Params, weight: Tensor, layer: Layer, rule: Rounding, bits: int
+) -> None:
+    place = place_of(layer.weight, weight, params)
+    if place is None:
+        fix = "Merge or remove what computes it first (merge the adapter, remove_parametrizations)"
+        raise InputError("a weight that is a parameter", "one that is computed from several", layer.name, fix)
+    write_into(own, place, rule.rounded(weight, layer, bits))
+
+
+def _refuse_untried(
+    allocation: Mapping[str, int], unchanged: set[str], moving: Mapping[str, int], tried: Mapping[Any, Any]
+) -> None:
+    """Raise for bits between those that were tried: more than all of them mean that a layer stays as it is."""
+    most = max((bits for _, bits in tried), default=0)
+    for layer, bits in allocation.items():
+        if layer not in unchanged and layer not in moving and int(bits) <= most:
+            got, fix = f"{bits} bits", "Measure them: sensitivity(problem, bits=…)"
+            raise InputError("bits that were measured", got, where=f"apply, {layer}", fix=fix)
+
+
+def _moved(base: Problem, rounded: Problem, name: str) -> bool:
+    return not torch.equal(base.params[name], rounded.params[name])
+
+
+def _joint(ctx: Context, step: Params, part: str) -> tuple[Uncertain, Uncertain]:
+    if not step:
+        return Uncertain(0.0, 0.0), Uncertain(0.0, 0.0) if ctx.problem.classification else NOTHING
+    found = measured_rises(ctx, {"all": step}, part, trapezoid=False)
+    return found["all", "rise"], found.get(("all", "error"), NOTHING)

@@ -1,0 +1,168 @@
+"""`diagonal`: the diagonal of a curvature matrix as a dictionary like a state_dict, with standard errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatscope.context import Context, make_effort
+from flatscope.decisions.curvature_diagonals import hessian_diagonals, output_diagonals
+from flatscope.disk import write_whole
+from flatscope.errors import InputError, refuse_unknown
+from flatscope.formatting import number, numbered
+from flatscope.guards import own_settings
+from flatscope.params import Params
+from flatscope.problem import Problem
+from flatscope.tensor_files import read_tensors, tensor_bytes
+
+MATRICES = ("hessian", "gauss_newton", "empirical_fisher")
+WORDS = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton matrix", "empirical_fisher": "empirical Fisher matrix"}
+STDERR, HEAD = "stderr:", "flatscope_diagonal"
+
+
+class Diagonal(Mapping[str, Tensor]):
+    """The diagonal of a curvature matrix: {parameter: tensor of its shape}, in the order of the state dict.
+
+    Attributes:
+        matrix: "hessian", "gauss_newton" or "empirical_fisher".
+        stderr: standard errors of the entries, {parameter: tensor}; zero where they are exact.
+        ways: how each was computed, {parameter: words}.
+        meta: provenance.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> model = torch.nn.Linear(2, 1, bias=False).double()
+        >>> problem = fs.Problem(model, train=(torch.tensor([[1.0, 0], [0, 3]]), torch.zeros(2)), loss="mse")
+        >>> fs.diagonal(problem)["weight"]
+        tensor([[1., 9.]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, values: Params, stderr: Params, ways: Mapping[str, str], matrix: str, meta: Mapping[str, Any]
+    ) -> None:
+        self._values, self.stderr, self.ways = dict(values), dict(stderr), dict(ways)
+        self.matrix, self.meta = matrix, dict(meta)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every entry is free of the noise of random draws."""
+        return all(not bool(error.any()) for error in self.stderr.values())
+
+    @property
+    def trace(self) -> float:
+        """Sum of all entries."""
+        return float(sum(float(value.double().sum()) for value in self.values()))
+
+    @property
+    def headline(self) -> str:
+        """What this is, in a few lines."""
+        size = sum(value.numel() for value in self.values())
+        below = sum(int((value < 0).sum()) for value in self.values())
+        lines = [
+            f"Diagonal of the {WORDS[self.matrix]}: {size:,} entries of {numbered(len(self), 'parameter')}, sum "
+            f"{number(self.trace)}, {'exact' if self.exact else 'estimated in part'}."
+        ]
+        if below:
+            lines.append(f"{below:,} entries are negative: do not divide by them, nor take their roots.")
+        noisy = [name for name, error in self.stderr.items() if bool(error.any())]
+        if noisy:
+            worst = max(noisy, key=lambda name: _relative(self[name], self.stderr[name]))
+            share = 100 * _relative(self[worst], self.stderr[worst])
+            lines.append(f"Standard errors up to {number(share, 2)} % of the entries' size ({worst}); see .stderr.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.headline
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a .safetensors file: entries by the names of the parameters, errors as "stderr:NAME"."""
+        if Path(path).suffix.lower() != ".safetensors":
+            raise InputError("a file name ending in .safetensors", str(path), where="save")
+        tensors = {name: value.cpu().contiguous() for name, value in self.items()}
+        tensors |= {STDERR + name: e.cpu().contiguous() for name, e in self.stderr.items() if bool(e.any())}
+        head = {"matrix": self.matrix, "ways": self.ways, "meta": self.meta, "order": list(self)}
+        write_whole(path, tensor_bytes(tensors, {HEAD: json.dumps(head, default=str)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Diagonal:
+        """Read what `save` wrote; nothing in the file is run."""
+        try:
+            tensors, found = read_tensors(path)
+            head = json.loads(found[HEAD])
+            values = {name: tensors[name] for name in head["order"]}
+            stderr = {name: tensors.get(STDERR + name, torch.zeros_like(value)) for name, value in values.items()}
+            refuse_unknown(head["matrix"], MATRICES, "matrix")
+            return cls(values, stderr, head["ways"], head["matrix"], head["meta"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise InputError("a diagonal that flatscope saved", str(problem), where=str(path)) from problem
+
+
+def _relative(value: Tensor, stderr: Tensor) -> float:
+    size = float(value.double().norm())
+    return float(stderr.double().norm()) / size if size else float("inf")
+
+
+@own_settings()
+def diagonal(
+    problem: Problem,
+    matrix: str = "hessian",
+    *,
+    precision: float = 0.02,
+    budget: float | str | None = None,
+    memory: int | str | None = None,
+    seed: int = 0,
+) -> Diagonal:
+    """The diagonal of a curvature matrix of the mean training loss, over all trainable parameters.
+
+    The Hessian's is exact where a parameter's block is that of the Gauss-Newton matrix (piecewise-linear networks) or
+    where few parameters are left, else estimated from products with random vectors. That of the Gauss-Newton matrix is
+    exact for up to 17 classes, else from random columns. For "cross_entropy", "bce", "mse" (times ½) and "next_token"
+    the Gauss-Newton matrix is the true Fisher matrix. The empirical Fisher's is the mean over samples of the squared
+    gradient of each sample's loss, exact; not the square of the mean gradient.
+
+    Args:
+        problem: model, data, loss.
+        matrix: "hessian", "gauss_newton" or "empirical_fisher".
+        precision: where it is estimated: error of a parameter's tensor relative to its norm; 0 for exact values.
+        budget: time after which estimates end with what they have.
+        memory: what a pass may use: bytes, or "8GiB".
+        seed: of random vectors.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> problem = fs.Problem(torch.nn.Linear(3, 2), train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> fs.diagonal(problem, "empirical_fisher").exact
+        True
+    """
+    if not isinstance(problem, Problem):
+        raise InputError("a Problem", type(problem).__name__, "diagonal", "Make one: Problem(model, train=(x, y))")
+    refuse_unknown(matrix, MATRICES, "matrix")
+    begun = time.perf_counter()
+    ctx = Context(problem, seed=seed, effort=make_effort(precision, budget, memory))
+    names = list(problem.trainable)
+    if matrix == "hessian":
+        found = hessian_diagonals(ctx, names, precision)
+    else:
+        found = output_diagonals(ctx, names, matrix, precision)
+
+    def shaped(values: Params) -> Params:
+        return {name: values[name].to(problem.device, problem.dtype) for name in names}
+
+    meta = {**ctx.facts(begun), "matrix": matrix, "remarks": [*problem.remarks, *ctx.remarks]}
+    return Diagonal(shaped(found.values), shaped(found.stderrs), found.ways, matrix, meta)

@@ -1,0 +1,222 @@
+"""`sensitivity`: from a problem to what rounding and pruning each of its layers costs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from flatscope.context import Context, make_effort
+from flatscope.decisions.all_weights import unfrozen
+from flatscope.decisions.block_quadratics import Predicted, predicted_rises
+from flatscope.decisions.changes import Change, Rounding, changed, changes_of
+from flatscope.decisions.curvature_diagonals import output_diagonals
+from flatscope.decisions.rises import Rises, measured_rises
+from flatscope.decisions.sample_means import NOTHING, Uncertain
+from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
+from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
+from flatscope.guards import own_settings
+from flatscope.measures.weight_flatness import layer_trace
+from flatscope.network.layers import Layer
+from flatscope.params import norm
+from flatscope.problem import Problem
+from flatscope.progress import progress
+from flatscope.registry import Value
+from flatscope.results import columns_of
+from flatscope.stopping import out_of_time
+
+STEP_BYTES = 2**28  # of the changes that are held at once
+MOST_STEPS = 32  # that one pass over the data serves
+LATE = "not measured: the time was up"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One change of one layer, with its step once it is known."""
+
+    layer: Layer
+    change: Change
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name of the step."""
+        return self.layer.weight, self.change.what
+
+
+@own_settings()
+def sensitivity(
+    problem: Problem,
+    bits: Iterable[int] = (8, 4, 3, 2),
+    sparsity: Iterable[float] = (0.5, 0.9),
+    rounding: str = "channel",
+    layers: Sequence[str] | None = None,
+    *,
+    trapezoid: bool = True,
+    precision: float = 0.02,
+    budget: float | str | None = None,
+    memory: int | str | None = None,
+    seed: int = 0,
+) -> Sensitivity:
+    """What rounding or pruning each layer by itself costs: predicted by three formulas, and measured.
+
+    Every weight matrix of the network is looked at, trained or frozen; biases, normalisations and activations are not
+    rounded. The network is taken as it is, BatchNorm unfolded.
+
+    Args:
+        problem: model, data, loss.
+        bits: to round to, 2 to 16.
+        sparsity: shares of each layer's weights to set to zero, the smallest ones, and those of least ½ h w² (OBD).
+        rounding: which weights share a scale: "channel" (an output row), "tensor" (the whole weight), "group:128" (128
+            inputs of an output row).
+        layers: names of some layers; all by default.
+        trapezoid: whether to predict by the trapezoid too, which costs two derivatives along each change.
+        precision: relative standard error of estimated curvature; 0 for exact values.
+        budget: time to end in: "90s", "10m". Layers that are not reached have rows that say so.
+        memory: what a pass may use: bytes, or "8GiB".
+        seed: of random columns and probes.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> x, y = torch.eye(3), torch.tensor([0, 1, 0])
+        >>> s = fs.sensitivity(fs.Problem(torch.nn.Linear(3, 2), train=(x, y)), bits=(8, 2), sparsity=())
+        >>> s.to_frame()[["layer", "what"]].values.tolist()
+        [['weight', '8 bits'], ['weight', '2 bits']]
+    """
+    if not isinstance(problem, Problem):
+        raise InputError("a Problem", type(problem).__name__, "sensitivity", "Make one: Problem(model, train=(x, y))")
+    begun, rule, changes = time.perf_counter(), Rounding.named(rounding), changes_of(bits, sparsity)
+    whole = Context(unfrozen(problem), seed=seed, effort=make_effort(precision, budget, memory))
+    ctx = whole if whole.problem.plain is whole.problem else whole.on(whole.problem.plain)
+    chosen = _chosen(ctx, layers)
+    tasks = [Task(layer, change) for layer in chosen for change in changes]
+    traces, no_trace = _tried(partial(_traces, ctx))
+    rows: list[dict[str, Any]] = []
+    with progress("Measuring layers", total=len(tasks), lines=True) as advance:
+        for part in _parts(ctx, tasks):
+            if out_of_time(ctx):
+                rows += [_row(ctx, task, reason=LATE) for task in part]
+                continue
+            steps = {task.key: {task.layer.weight: _step(ctx, task, rule)} for task in part}
+            predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, precision))
+            rises = measured_rises(ctx, steps, trapezoid=trapezoid)
+            for task in part:
+                trace = (traces or {}).get(task.layer.name)
+                by_trace = _by_trace(trace, steps[task.key][task.layer.weight])
+                rows.append(_row(ctx, task, rises, predicted, by_trace, no_prediction or no_trace))
+            advance(len(part), note=part[-1].layer.name)
+    scores = ctx.scores()
+    meta = {
+        **whole.facts(begun),
+        "rounding": rule.name,
+        "dtype_bits": problem.bits_of_weights,
+        "loss_at_weights": scores.loss,
+        "error_at_weights": scores.error if problem.classification else None,
+        "gradient_norm": norm(ctx.gradient()),
+        "remarks": [*dict.fromkeys([*problem.remarks, *ctx.remarks, *whole.remarks])],
+    }
+    return Sensitivity(columns_of(rows, COLUMNS, "sensitivity"), meta, problem)
+
+
+def _chosen(ctx: Context, names: Sequence[str] | None) -> list[Layer]:
+    found = {layer.name: layer for layer in ctx.network}
+    if not found:
+        raise InputError("a network with layers", ctx.network.missing, where="sensitivity")
+    if ctx.network.uncovered:
+        ctx.remark(ctx.network.missing.replace("would be left out", "are not looked at"))
+    for name in names or ():
+        refuse_unknown(name, found, "layer")
+    return [layer for name, layer in found.items() if names is None or name in names]
+
+
+def _parts(ctx: Context, tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks that one pass over the data serves, the changes of a layer together where they fit."""
+    parts: list[list[Task]] = [[]]
+    held = 0
+    for task in tasks:
+        value = ctx.params[task.layer.weight]
+        size = value.numel() * value.element_size()
+        if parts[-1] and (held + size > STEP_BYTES or len(parts[-1]) >= MOST_STEPS):
+            parts.append([])
+            held = 0
+        parts[-1].append(task)
+        held += size
+    return parts
+
+
+def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
+    """Δ of a change."""
+    weight, name = ctx.params[task.layer.weight], task.layer.weight
+
+    def diagonal() -> Tensor:
+        return ctx.sweep(_saliency_diagonals)[name]
+
+    return changed(task.change, weight, task.layer, rule, diagonal) - weight
+
+
+def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
+    """Gauss-Newton diagonals of the layers' weights."""
+    names = [layer.weight for layer in ctx.network]
+    return output_diagonals(ctx, names, "gauss_newton", ctx.effort.precision).values
+
+
+def _traces(ctx: Context) -> dict[str, Value]:
+    return ctx.sweep(layer_trace)
+
+
+def _tried(work: Any) -> tuple[Any, str]:
+    """What a piece of work gives, or why it gives nothing: what was measured is not to be lost with it."""
+    try:
+        return work(), ""
+    except NotApplicable as problem:
+        return None, str(problem)
+    except FlatscopeError:
+        raise
+
+
+def _by_trace(trace: Value | None, step: Tensor) -> Uncertain:
+    """½ (Tr H / n) ‖Δ‖² (HAWQ-V2), with the errors of estimator and samples together."""
+    if trace is None:
+        return NOTHING
+    factor = 0.5 * float(step.double().square().sum()) / step.numel()
+    errors = [trace.stderr, trace.data_stderr]
+    known = [float(error) for error in errors if error is not None and not math.isnan(float(error))]
+    spread = math.hypot(*known) if trace.data_stderr is not None else math.nan
+    return Uncertain(factor * float(trace.value), factor * spread)
+
+
+def _row(
+    ctx: Context,
+    task: Task,
+    rises: Rises | None = None,
+    predicted: Predicted | None = None,
+    by_trace: Uncertain = NOTHING,
+    reason: str = "",
+) -> dict[str, Any]:
+    key, rises = task.key, rises or {}
+    numbers = {
+        "predicted": predicted.rises[key] if predicted else NOTHING,
+        "by_trace": by_trace,
+        "by_trapezoid": rises.get((key, "trapezoid"), NOTHING),
+        "measured": rises.get((key, "rise"), NOTHING),
+        "error_change": rises.get((key, "error"), NOTHING),
+    }
+    if rises and math.isnan(numbers["measured"].value):
+        reason = "the loss of the changed network is no number"
+    return {
+        "layer": task.layer.name,
+        "weight": task.layer.weight,
+        "parameters": ctx.params[task.layer.weight].numel(),
+        "what": task.change.what,
+        "bits": task.change.bits if task.change.bits is not None else pd.NA,
+        "sparsity": task.change.sparsity,
+        **{name: found.value for name, found in numbers.items()},
+        **{f"{name}_stderr": found.stderr for name, found in numbers.items()},
+        "way": predicted.ways[key] if predicted else "",
+        "reason": reason,
+    }

@@ -1,0 +1,385 @@
+"""Sensitivity against dense twins: rounding by hand, blocks of the Hessian written out, losses one by one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from decision_networks import LOSSES, NETWORKS, dense_block, lora, merged_lora, sample_losses, tied
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatscope as fs
+from flatscope.decisions.allocation import allocate
+
+STEPS = {"bits": (4, 2), "sparsity": (0.5,)}
+
+
+def problem_of(name: str) -> tuple[fs.Problem, nn.Module, Tensor, Tensor]:
+    model, x, y = NETWORKS[name]()
+    return fs.Problem(model, train=(x, y), loss=LOSSES.get(name, "cross_entropy")), model, x, y
+
+
+def rounded_by_hand(weight: Tensor, bits: int, rows: int = 0) -> Tensor:
+    """Loops over the output rows (axis `rows`), one number after the other."""
+    result, levels = weight.clone(), 2 ** (bits - 1) - 1
+    for row in result.unbind(rows):
+        flat = row.reshape(-1)
+        top = max(abs(float(value)) for value in flat)
+        if top:
+            row.copy_(
+                torch.tensor(
+                    [round(float(v) / (top / levels)) * (top / levels) for v in flat], dtype=row.dtype
+                ).reshape(row.shape)
+            )
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("attention", "merged lora", "transposed")])
+def test_every_number_is_its_dense_twin(name: str) -> None:
+    problem, model, x, y = problem_of(name)
+    frame = fs.sensitivity(problem, **STEPS, precision=0).to_frame()
+    assert len(frame) == 4 * frame["layer"].nunique()
+    params = {key: value.detach() for key, value in model.named_parameters()}
+    before = sample_losses(name, model, x, y)
+    for row in frame[frame["what"] != "50 % pruned by OBD"].to_dict("records"):
+        weight = row["weight"].removeprefix("acting:").replace("/", ".")
+        value, moved = params[weight], params[weight].clone()
+        if row["what"] == "50 % pruned":
+            order = value.abs().reshape(-1).argsort(stable=True)
+            moved.reshape(-1)[order[: round(0.5 * value.numel())]] = 0
+        else:
+            moved = rounded_by_hand(value, row["bits"], rows=1 if weight == "w" else 0)
+        step = (moved - value).reshape(-1)
+        gradient, hessian = dense_block(name, model, x, y, weight)
+        rises = (sample_losses(name, model, x, y, {weight: moved}) - before).detach()
+        where = f"{row['layer']}, {row['what']}"
+        assert row["measured"] == pytest.approx(float(rises.detach().mean()), rel=1e-9, abs=1e-12), where
+        assert row["measured_stderr"] == pytest.approx(float(rises.std()) / len(x) ** 0.5, rel=0.2, abs=1e-12), where
+        assert row["predicted"] == pytest.approx(
+            float(gradient @ step + 0.5 * step @ hessian @ step), rel=1e-8, abs=1e-12
+        )
+        trace = float(hessian.trace())
+        assert row["by_trace"] == pytest.approx(0.5 * trace / len(step) * float(step @ step), rel=1e-8, abs=1e-12), (
+            where
+        )
+        end = dense_slope(name, model, x, y, weight, moved)
+        assert row["by_trapezoid"] == pytest.approx(float(0.5 * (gradient + end) @ step), rel=1e-8, abs=1e-12), where
+
+
+def dense_slope(name: str, model: nn.Module, x: Tensor, y: Tensor, weight: str, at: Tensor) -> Tensor:
+    leaf = at.clone().requires_grad_()
+    loss = sample_losses(name, model, x, y, {weight: leaf}).mean()
+    return torch.autograd.grad(loss, leaf)[0].reshape(-1)
+
+
+def test_errors_are_those_of_the_paired_samples() -> None:
+    problem, model, x, y = problem_of("mlp")
+    frame = fs.sensitivity(problem, bits=(3,), sparsity=()).to_frame()
+    row = frame.iloc[0]
+    weight = dict(model.named_parameters())["0.weight"].detach()
+    moved = {"0.weight": rounded_by_hand(weight, 3)}
+    rises = (sample_losses("mlp", model, x, y, moved) - sample_losses("mlp", model, x, y)).detach()
+    assert row["measured_stderr"] >= float(rises.std()) / len(x) ** 0.5  # widened as Student's are
+    assert row["measured_stderr"] < 1.2 * float(rises.std()) / len(x) ** 0.5
+    apart = [float(sample_losses("mlp", model, x, y, m).detach().std()) for m in ({}, moved)]
+    unpaired = math.hypot(*apart) / len(x) ** 0.5
+    assert row["measured_stderr"] < unpaired
+
+
+def test_a_loader_that_shuffles_gives_the_same_pairs() -> None:
+    _, model, x, y = problem_of("mlp")
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, shuffle=True)
+    shuffled = fs.sensitivity(fs.Problem(model, train=loader), bits=(3,), sparsity=()).to_frame()
+    plain = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=()).to_frame()
+    for name in ("predicted", "predicted_stderr", "measured", "measured_stderr", "by_trapezoid_stderr"):
+        np.testing.assert_allclose(shuffled[name], plain[name], rtol=1e-9, atol=1e-14)
+
+
+def test_batches_do_not_matter() -> None:
+    for name in ("lenet-like", "attention"):
+        model, x, y = NETWORKS[name]()
+        one, other = (
+            fs.sensitivity(fs.Problem(model, train=(x, y), batch_size=size), bits=(3,), sparsity=(0.5,)).to_frame()
+            for size in (3, 64)
+        )
+        for column in ("predicted", "by_trace", "by_trapezoid", "measured", "measured_stderr", "error_change"):
+            np.testing.assert_allclose(one[column], other[column], rtol=1e-8, atol=1e-12)
+
+
+def test_transposed_convolutions_round_output_rows() -> None:
+    problem, model, x, y = problem_of("transposed")
+    row = fs.sensitivity(problem, bits=(2,), sparsity=(), layers=["0"]).to_frame().iloc[0]
+    weight = model[0].weight.detach()
+    moved = weight.clone()
+    for group in (slice(0, 2), slice(2, 4)):
+        moved[group] = rounded_by_hand(weight[group], 2, rows=1)
+    rises = (sample_losses("", model, x, y, {"0.weight": moved}) - sample_losses("", model, x, y)).detach()
+    assert row["measured"] == pytest.approx(float(rises.detach().mean()), rel=1e-9)
+    gradient, hessian = dense_block("transposed", model, x, y, "0.weight")
+    step = (moved - weight).reshape(-1)
+    assert row["predicted"] == pytest.approx(float(gradient @ step + 0.5 * step @ hessian @ step), rel=1e-8)
+
+
+def test_scales_by_tensor_and_by_group() -> None:
+    problem, model, x, y = problem_of("mlp")
+    weight = dict(model.named_parameters())["2.weight"].detach()
+    by_hand = {"tensor": rounded_by_hand(weight.reshape(1, -1), 3).reshape(weight.shape)}
+    parts = [rounded_by_hand(part, 3) for part in torch.split(weight, 3, dim=1)]
+    by_hand["group:3"] = torch.cat(parts, dim=1)  # the last group is shorter
+    for rounding, moved in by_hand.items():
+        row = fs.sensitivity(problem, bits=(3,), sparsity=(), rounding=rounding, layers=["2"]).to_frame().iloc[0]
+        rise = (sample_losses("mlp", model, x, y, {"2.weight": moved}) - sample_losses("mlp", model, x, y)).detach()
+        assert row["measured"] == pytest.approx(float(rise.mean()), rel=1e-9), rounding
+
+
+def test_obd_prunes_what_the_gauss_newton_diagonal_says() -> None:
+    problem, model, x, y = problem_of("mlp")
+    row = fs.sensitivity(problem, bits=(), sparsity=(0.5,), layers=["0"]).to_frame().iloc[1]
+    weight = dict(model.named_parameters())["0.weight"].detach()
+    diagonal = dense_block("mlp", model, x, y, "0.weight")[1].diagonal().reshape(weight.shape)
+    moved = weight.clone().reshape(-1)
+    moved[(0.5 * diagonal * weight.square()).reshape(-1).argsort()[: weight.numel() // 2]] = 0
+    rise = sample_losses("mlp", model, x, y, {"0.weight": moved.reshape(weight.shape)})
+    assert row["what"] == "50 % pruned by OBD"
+    assert row["measured"] == pytest.approx(float((rise - sample_losses("mlp", model, x, y)).detach().mean()), rel=1e-9)
+
+
+def test_frozen_weights_are_rounded_like_the_others() -> None:
+    model, x, y = lora()
+    frame = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=()).to_frame()
+    assert list(frame["layer"]) == ["0.base", "0.down", "0.up", "2.base", "2.down", "2.up"]
+    assert frame[["predicted", "measured", "by_trace"]].notna().all(axis=None)
+    assert not model[0].base.weight.requires_grad
+
+
+def test_a_computed_weight_is_measured_and_not_applied() -> None:
+    model, x, y = merged_lora()
+    s = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=())
+    first = s.to_frame().iloc[0]
+    weight = (model[0].weight + model[0].b @ model[0].a).detach()
+    twin = copy.deepcopy(model)
+    twin[0] = nn.Linear(5, 6, bias=False).double()
+    twin[0].weight.data = rounded_by_hand(weight, 3)
+    rises = sample_losses("", twin, x, y) - sample_losses("", model, x, y)
+    assert first["measured"] == pytest.approx(float(rises.detach().mean()), rel=1e-9)
+    with pytest.raises(fs.InputError, match="a weight that is a parameter"):
+        s.apply(model, {first["layer"]: 3})
+
+
+def test_applying_rounds_views_and_tied_tables_in_place() -> None:
+    model, x, y = tied()
+    before = copy.deepcopy(model.state_dict())
+    problem = fs.Problem(model, train=(x, y))
+    s = fs.sensitivity(problem, bits=(4, 2), sparsity=())
+    chosen = dict.fromkeys(s.layers, 2)
+    rounded = s.apply(model, chosen)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    state = rounded.state_dict()
+    torch.testing.assert_close(state["w"], rounded_by_hand(before["w"], 2, rows=1))
+    torch.testing.assert_close(state["table.weight"], rounded_by_hand(before["table.weight"], 2))
+    joint = (sample_losses("", rounded.model, x, y) - sample_losses("", model, x, y)).mean()
+    assert rounded.rise.value == pytest.approx(float(joint.detach()), rel=1e-9)
+    assert rounded.loss == pytest.approx(float(sample_losses("", rounded.model, x, y).detach().mean()), rel=1e-9)
+    assert rounded.sum_of_rises == pytest.approx(s.to_frame().query("bits == 2")["measured"].sum())
+    assert torch.equal(rounded(x), rounded.model(x))
+    assert "one by one" in rounded.headline
+
+
+def small_frame(rises: dict[tuple[str, int], float], sizes: dict[str, int], stderr: float = 0.0) -> fs.Sensitivity:
+    rows = [
+        {
+            **dict.fromkeys(
+                [name for name in fs.Sensitivity.COLUMNS if name.startswith(("predicted", "by", "error"))], math.nan
+            ),
+            "layer": layer, "weight": f"{layer}.weight", "parameters": sizes[layer], "what": f"{bits} bits",
+            "bits": bits, "sparsity": 0.0, "measured": rise, "measured_stderr": stderr, "way": "", "reason": "",
+        }
+        for (layer, bits), rise in rises.items()
+    ]  # fmt: skip
+    return fs.Sensitivity(pd.DataFrame(rows), {"rounding": "channel", "dtype_bits": 32})
+
+
+def test_the_allocation_is_the_best_of_all() -> None:
+    generator = np.random.default_rng(0)
+    for trial in range(10):
+        sizes = {f"l{n}": int(size) for n, size in enumerate(generator.integers(10, 500, 4))}
+        rises = {(layer, bits): float(generator.exponential() * 4.0**-bits) for layer in sizes for bits in (8, 4, 2)}
+        total, best = sum(sizes.values()), math.inf
+        for choice in np.ndindex(4, 4, 4, 4):
+            picked = {layer: (8, 4, 2, 32)[c] for layer, c in zip(sizes, choice, strict=True)}
+            if sum(picked[layer] * sizes[layer] for layer in sizes) / total <= 5:
+                best = min(best, sum(rises.get((layer, bits), 0.0) for layer, bits in picked.items()))
+        found = small_frame(rises, sizes).allocate(5)
+        assert found.mean_bits <= 5 + 1e-9, trial
+        assert found.sum_of_rises == pytest.approx(best, rel=1e-9), trial
+
+
+def test_rises_below_their_error_are_none_and_sizes_are_kept() -> None:
+    noisy = small_frame({("a", 8): 0.01, ("a", 4): 0.05, ("b", 8): 0.0, ("b", 4): 2.0}, {"a": 100, "b": 100}, 0.1)
+    assert dict(noisy.allocate(6)) == {"a": 4, "b": 8}
+    with pytest.raises(fs.InputError, match="at least 4 bits a weight"):
+        noisy.allocate(3)
+    assert dict(noisy.allocate(40)) == {"a": 32, "b": 32}  # as it is
+    assert dict(noisy.allocate(16, unchanged_bits=16)) == {"a": 16, "b": 16}
+    assert dict(noisy.allocate(4, layers=["a"])) == {"a": 4}
+
+
+def test_a_layer_that_breaks_the_loss_is_left_as_it_is() -> None:
+    broken = small_frame({("a", 4): math.nan, ("b", 4): 0.1, ("a", 8): 0.0}, {"a": 10, "b": 10})
+    assert dict(allocate(broken.to_frame(), 20, 32, None, "channel")) == {"a": 8, "b": 32}
+
+
+@pytest.mark.parametrize("ending", [".json", ".parquet", ".npz"])
+def test_files_give_back_what_was_saved(tmp_path: Path, ending: str) -> None:
+    problem, model, _x, _y = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(4,), sparsity=(0.5,))
+    s.save(tmp_path / f"s{ending}")
+    again = fs.Sensitivity.load(tmp_path / f"s{ending}")
+    assert again == s
+    with pytest.raises(fs.InputError, match="a problem to measure on"):
+        again.apply(model, again.allocate(8))
+    assert again.apply(model, again.allocate(8), problem=problem).rise == s.apply(model, s.allocate(8)).rise
+
+
+def test_allocations_and_rounded_copies_go_to_files(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    problem, model, _, _ = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(8, 4), sparsity=())
+    allocation = s.allocate(4)
+    allocation.save(tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["bits"] == {"0": 4, "2": 4, "4": 4}
+    assert content["layers"]["0"]["weight"] == "0.weight"
+    again = fs.Allocation.load(tmp_path / "a.json")
+    assert dict(again) == dict(allocation)
+    assert again.mean_bits == allocation.mean_bits
+    rounded = s.apply(model, again)
+    rounded.save(tmp_path / "r.safetensors")
+    state = load_file(tmp_path / "r.safetensors")
+    assert all(torch.equal(state[name], value) for name, value in rounded.state_dict().items())
+    (tmp_path / "b.json").write_text("[1]")
+    with pytest.raises(fs.InputError, match="an allocation that flatscope saved"):
+        fs.Allocation.load(tmp_path / "b.json")
+
+
+def test_many_classes_are_sampled_with_an_error_that_holds() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 60)).double()
+        x, y = torch.randn(40, 6).double(), torch.randint(60, (40,))
+    problem = fs.Problem(model, train=(x, y))
+    exact = fs.sensitivity(problem, bits=(3,), sparsity=(), precision=0).to_frame()
+    drawn = fs.sensitivity(problem, bits=(3,), sparsity=(), precision=0.2).to_frame()
+    assert drawn["way"].str.startswith("sampled").all()
+    assert exact["way"].str.startswith("exact").all()
+    np.testing.assert_allclose(drawn["predicted"], exact["predicted"], rtol=0.5)
+    assert (drawn["predicted"] != exact["predicted"]).all()
+
+
+def test_zero_layers_huge_weights_and_half_precision() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+        x, y = torch.randn(20, 4), torch.randint(3, (20,))
+    with torch.no_grad():
+        model[2].weight.zero_()
+        model[0].weight[0, 0] = 1e4
+        model[4].weight[0] = 0.0
+    frame = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(8, 2), sparsity=(0.5,)).to_frame()
+    assert (frame[frame["layer"] == "2"]["measured"] == 0).all()  # a layer of zeros has no grid and stays
+    assert frame["measured"].notna().all()
+    for dtype in (torch.bfloat16, torch.float16):
+        half = copy.deepcopy(model).to(dtype)
+        s = fs.sensitivity(fs.Problem(half, train=(x, y)), bits=(4,), sparsity=())
+        assert set(s.allocate(16).values()) == {16}  # as it is, in its own sixteen bits
+        assert s.apply(half, s.allocate(4)).model[0].weight.dtype == dtype
+
+
+def test_a_network_that_breaks_when_rounded_says_so() -> None:
+    class Divides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) / self.fc.weight[0, 0]
+
+    model = Divides()
+    with torch.no_grad():
+        model.fc.weight.copy_(torch.tensor([[0.01, 1.0, 1.0], [1.0, 0.5, 1.0]]))
+    x, y = torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    frame = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(2,), sparsity=()).to_frame()
+    assert math.isnan(frame["measured"][0])
+    assert "no number" in frame["reason"][0]
+
+
+def test_nothing_of_the_user_changes() -> None:
+    _, model, x, y = problem_of("batchnorm")
+    problem = fs.Problem(model, train=(x, y))
+    state, grads = copy.deepcopy(model.state_dict()), [p.grad for p in model.parameters()]
+    random = torch.get_rng_state()
+    s = fs.sensitivity(problem, bits=(3,), sparsity=(0.5,))
+    s.apply(model, s.allocate(3))
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert grads == [p.grad for p in model.parameters()]
+    assert problem.trainable == tuple(dict(model.named_parameters()))
+
+
+def test_no_time_gives_rows_that_say_so() -> None:
+    problem, _, _, _ = problem_of("mlp")
+    frame = fs.sensitivity(problem, bits=(3,), sparsity=(), budget=1e-6).to_frame()
+    assert frame["measured"].isna().all()
+    assert frame["reason"].str.contains("time").all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bits": (1,)}, "whole numbers of bits from 2 to 16"),
+        ({"bits": (4.5,)}, "whole numbers of bits"),
+        ({"bits": (), "sparsity": ()}, "bits or sparsity"),
+        ({"sparsity": (0.0,)}, "shares of the weights"),
+        ({"sparsity": (1.5,)}, "shares of the weights"),
+        ({"rounding": "row"}, '"channel", "tensor"'),
+        ({"rounding": "group:0"}, '"channel", "tensor"'),
+        ({"layers": ["fc9"]}, "a known layer"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], words: str) -> None:
+    problem, _, _, _ = problem_of("mlp")
+    with pytest.raises(fs.InputError, match=words):
+        fs.sensitivity(problem, **options)
+
+
+def test_wrong_allocations_are_refused() -> None:
+    problem, model, _, _ = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(8, 4), sparsity=())
+    with pytest.raises(fs.InputError, match="bits that were measured"):
+        s.apply(model, {"0": 5})
+    with pytest.raises(fs.InputError, match="a known layer"):
+        s.apply(model, {"conv": 4})
+    with pytest.raises(fs.InputError, match=r"0\.weight of shape"):
+        s.apply(nn.Sequential(nn.Linear(9, 9)).double(), {"0": 4})
+    for wrong in (0, -1, math.nan, "4"):
+        with pytest.raises(fs.InputError, match="a positive number of bits"):
+            s.allocate(wrong)
+
+
+def test_the_headline_and_the_picture() -> None:
+    problem, _, _, _ = problem_of("lenet-like")
+    s = fs.sensitivity(problem, bits=(8, 4, 3, 2), sparsity=())
+    assert s.headline.startswith("At 8 bits, ")
+    assert len(s.headline.splitlines()) <= 5
+    heat, sizes = s.figure().axes[:2]
+    assert [label.get_text() for label in heat.get_yticklabels()] == s.layers
+    assert sizes.get_xlabel() == "mean bits a weight"
+    assert s.sizes()["rise"].iloc[0] >= s.sizes()["rise"].iloc[-1] - 1e-12
