@@ -108,7 +108,7 @@ def test_statistics_that_moved_are_measured_and_named() -> None:
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean += 0.3
     found = fs.forecast(fs.Problem(model, train=(x, y)), other)
-    rise = float((sample_losses("", other, x, y) - sample_losses("", model, x, y)).mean())
+    rise = float((sample_losses("", other, x, y) - sample_losses("", model, x, y)).detach().mean())
     assert found.measured.value == pytest.approx(rise, rel=1e-9)
     last = found.to_frame().iloc[-1]
     assert last["layer"] == "(buffers)"
