@@ -55,6 +55,8 @@ KINDS: dict[str, Callable[[], Result]] = {
     "density": lambda: fs.spectral_density(problem(), draws=2),
     "eigenpairs": lambda: fs.eigenpairs(problem(), top=2),
     "leaderboard": lambda: fs.benchmark("margin"),
+    "sensitivity": lambda: fs.sensitivity(problem()),
+    "forecast": lambda: fs.forecast(problem(), trained(9)[0]),
     "population": population,
     "atlas": atlas,
 }

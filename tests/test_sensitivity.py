@@ -377,7 +377,7 @@ def test_wrong_allocations_are_refused() -> None:
 def test_the_headline_and_the_picture() -> None:
     problem, _, _, _ = problem_of("lenet-like")
     s = fs.sensitivity(problem, bits=(8, 4, 3, 2), sparsity=())
-    assert s.headline.startswith("At 8 bits, ")
+    assert s.headline.startswith("At 4 bits, ")
     assert len(s.headline.splitlines()) <= 5
     heat, sizes = s.figure().axes[:2]
     assert [label.get_text() for label in heat.get_yticklabels()] == s.layers

@@ -103,9 +103,8 @@ class Forecast(DrawnResult):
         """Change of the share of wrong answers; NaN without classes."""
         return self._whole("error_change")
 
-    @property
-    def headline(self) -> str:
-        """The answer in a few lines."""
+    def headline_lines(self) -> list[str]:
+        """What the new weights do to the loss, by which layers, and whether that could be foretold."""
         measured, predicted = self.measured, self.predicted
         lines = [f"The new weights change this loss by {_text(measured)}; predicted {_text(predicted)}."]
         if not math.isnan(self.error_change.value):
@@ -118,8 +117,7 @@ class Forecast(DrawnResult):
         noise = 2 * math.hypot(*(0.0 if math.isnan(e) else e for e in (predicted.stderr, measured.stderr)))
         if gap > max(FAILS * abs(measured.value), noise):
             lines.append("The step is too long for a second-order prediction: believe what was measured.")
-        lines += self.meta.get("notes", [])
-        return "\n".join(lines[:5])
+        return [*lines, *self.meta.get("notes", [])]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Layer, size of the move, predicted share, trapezoid, measured alone."""

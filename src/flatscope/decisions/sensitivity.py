@@ -88,22 +88,18 @@ class Sensitivity(DrawnResult):
         """Names of the layers, in forward order."""
         return list(dict.fromkeys(self._frame["layer"]))
 
-    @property
-    def headline(self) -> str:
-        """The answer in a few lines."""
-        rounded = self._frame[self._frame["bits"].notna() & self._frame["measured"].notna()]
-        lines = []
-        for bits in sorted(rounded["bits"].unique(), reverse=True):
-            lines.append(_line(rounded[rounded["bits"] == bits], f"{bits} bits"))
-        unmeasured = self._frame["measured"].isna().sum()
-        if unmeasured:
-            lines = [*lines[:3], f"{unmeasured} of {len(self._frame)} changes were not measured; see `reason`."]
-        worst = (
-            self._frame.iloc[int(self._frame["measured"].argmax())] if self._frame["measured"].notna().any() else None
-        )
-        if not lines and worst is not None:
-            lines = [f"Most sensitive: {worst['layer']}, {worst['what']}: {_rise(worst)}."]
-        return "\n".join([*lines[:4], "allocate(mean_bits=…) chooses bits by layer; apply(…) measures them together."])
+    def headline_lines(self) -> list[str]:
+        """What each number of bits costs, and what to do next."""
+        known = self._frame[self._frame["measured"].notna()]
+        rounded = known[known["bits"].notna()]
+        lines = [_line(rounded[rounded["bits"] == b], f"{b} bits") for b in sorted(rounded["bits"].unique())[::-1]][-3:]
+        if not lines and len(known):
+            lines = [_line(known, "these shares of zeros")]
+        if missing := len(self._frame) - len(known):
+            lines.insert(0, f"{missing} of {numbered(len(self._frame), 'change')} could not be measured: see `reason`.")
+        if len(rounded):
+            lines.append("Next: `allocate(mean_bits=4)` chooses bits by layer, `apply` rounds a copy and measures it.")
+        return lines
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Layer, parameters, change, predicted and measured rise, change of the error."""
