@@ -33,6 +33,7 @@ LEVELS = (
     {"network"},
     {"inspection", "sharing"},
     {"problem"},
+    {"reading"},
     {"context", "symmetries"},
     {"stopping"},
     {"curvature", "perturbation"},

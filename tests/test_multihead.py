@@ -14,10 +14,10 @@ from test_gauss_newton import Written, expected_of
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope import context
 from flatscope.context import Context, Effort
 from flatscope.curvature import sweep
 from flatscope.curvature.coverage import find_unseen
+from flatscope.network import program
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.watching import relative_difference
 
@@ -164,7 +164,7 @@ def test_written_otherwise_they_are_left_to_products(monkeypatch: pytest.MonkeyP
         assert "4 parameter tensors by products" in reasons[0]
     reasons = fs.measure(BUILDERS["itself"]().problem(), "hessian_trace", precision=0.9).to_frame()["reason"]
     assert "products" not in reasons[0]
-    monkeypatch.setattr(context, "sample_axes", lambda *_: {})
+    monkeypatch.setattr(program, "axis_of_samples", lambda *_: 0)
     unseen = find_unseen(Context(encodes().problem().plain))
     assert "first axis" in unseen["first.weight"]
 

@@ -27,8 +27,10 @@ from flatscope.measures.path_norms import PathPass
 from flatscope.network import path_rules, scales, stretch_rules
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.jumps import Jumps
-from flatscope.network.operations import _CUTS, CURVED, PIECES, PRODUCT, RATIO, TABLE, Linearity, Meaning
+from flatscope.network.linearity import _CUTS, Linearity
+from flatscope.network.operations import CURVED, PIECES, PRODUCT, RATIO, TABLE, Meaning
 from flatscope.network.products import LAYER_CALLS
+from flatscope.network.program import ProgramRecorder
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.tracing import trace
 from flatscope.network.watching import Operation, tensors_in, watched
@@ -62,10 +64,10 @@ def linear(name: str, use: Use) -> Iterator[str]:
     """`Linearity` says of what the result is a curved function: never less, and not more than the best word would."""
     for chosen, curved in observed(use).curved.items():
         t = torch.ones((), dtype=torch.float64)
-        following = Linearity({"t": t})
-        with watched(following.follow):
+        recorder = ProgramRecorder({"t": t}, torch.zeros(1))
+        with watched(recorder.follow):
             use(*[x + t * d if place in chosen else x for place, (x, d) in enumerate(tensors_and_directions(use))])
-        said = "t" in following.curved
+        said = "t" in Linearity(recorder.program(t), ["t"]).curved
         if name not in _CUTS and ((curved and not said) or (said and WORDS[best_word(name)](chosen))):
             yield f"curved in {chosen}: {curved}, said: {said}"
 

@@ -287,7 +287,7 @@ def _twins(base: Problem, way: str, trials: int, seed: int, low: float, high: fl
     def twins() -> Iterator[Problem]:
         for trial in range(trials):
             own = (seed * 10_007 + trial) % 2**63
-            other = base.with_model(drawn(base.model, graph, example, way, low, high, own))
+            other = base.rescaled(drawn(base.model, graph, example, way, low, high, own))
             other.initial = base.initial
             yield other
 

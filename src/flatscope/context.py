@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
-from flatscope.network.layers import LayerFinder, Network, layers_of, recorded, sample_axes
-from flatscope.network.plain import idle_parameters, uncovered
-from flatscope.network.watching import watched
+from flatscope.network.layers import Network
+from flatscope.network.program import Structure
 from flatscope.params import Params
 from flatscope.problem import Problem
-from flatscope.samples import Batch, Inputs, one_more, parts_of
+from flatscope.reading import layers_of_problem, structure_of
+from flatscope.samples import Batch, Inputs
 
 T = TypeVar("T")
 
@@ -110,7 +110,12 @@ class Context:
     @property
     def network(self) -> Network:
         """The layers of the network, in forward order."""
-        return self.sweep(_find_layers)
+        return layers_of_problem(self.problem)
+
+    @property
+    def structure(self) -> Structure:
+        """Recorded passes of the network."""
+        return self.problem.facts.once(structure_of, self.problem)
 
     def at(self, params: Params) -> Context:
         """Another point on the same data: same problem, same seed, nothing computed yet."""
@@ -148,6 +153,10 @@ class Context:
                 raise
         result: T = self._cache[key]
         return result
+
+    def fact(self, function: Callable[..., T], **options: Any) -> T:
+        """`function(self, **options)`, computed once for all weights and dtypes that this network may have."""
+        return self.problem.facts.once(function, self, **options)
 
     def forget(self) -> None:
         """Let go of all that was computed: much of it knows its context, and would wait for the garbage collector."""
@@ -245,34 +254,6 @@ def _in_double(ctx: Context) -> Context:
     return ctx.on(
         problem, {name: value.double() if value.is_floating_point() else value for name, value in ctx.params.items()}
     )
-
-
-def _find_layers(ctx: Context) -> Network:
-    """The layers that the first samples pass; where some weight was not met, also those that any sample passes."""
-    problem, inputs = ctx.problem, ctx.problem.example()
-    finder = LayerFinder(problem.params, problem.model, parts_of(inputs))
-    with torch.no_grad(), watched(finder.follow):
-        problem.forward(inputs)
-    calls, axes = finder.layer_calls, dict[str, int]()
-    if any(call.input.ndim > 2 and call.kind == "dense" for call in calls):
-        with torch.no_grad(), recorded(problem.model, problem.params) as recorder:
-            problem.forward(one_more(inputs))
-        axes = sample_axes(calls, recorder.layer_calls)
-    met = {name for call in finder.calls for name in (call.weight, call.bias)}
-    unmet = {name for name in problem.trainable if problem.params[name].ndim > 1} - met
-    unmet -= {*uncovered(problem.model), *idle_parameters(problem.model), *finder.transformed}
-    chain = finder.is_chain
-    if unmet:
-        for more, _ in problem.batches():
-            with torch.no_grad(), recorded(problem.model, problem.params) as recorder:
-                problem.forward(more)
-            new = [call for call in recorder.layer_calls if call.weight in unmet]
-            calls += [call for call in new if call.weight not in {other.weight for other in calls}]
-            chain &= not new
-            unmet -= {call.weight for call in new}
-            if not unmet:
-                break
-    return Network(layers_of(calls, axes), chain, uncovered(problem.model) | finder.transformed, axes)
 
 
 def _scores(ctx: Context, part: str) -> Scores:

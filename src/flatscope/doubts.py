@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from flatscope.context import Context, sample_margins
 from flatscope.errors import FlatscopeError
 from flatscope.formatting import some_of
-from flatscope.network.watching import Operation, tensors_in, watched
+from flatscope.network.program import Program
 from flatscope.samples import Batch
 
 MOST = 0.5  # share of misclassified training samples from which on something may be wrong
@@ -67,7 +65,7 @@ def _right_with(ctx: Context, step: int) -> float:
 def look_at_gradient(ctx: Context) -> None:
     """Remark where values are held back from the gradient, so that it is not that of the function."""
     try:
-        held = ctx.sweep(_held_back)
+        held = _held_back(ctx.structure.program)
         if held and _gradient_differs(ctx.in_double()):
             ctx.remark(
                 f"the gradient is not that of the function: values are held back from it ({some_of(list(held), 3)}); "
@@ -77,20 +75,16 @@ def look_at_gradient(ctx: Context) -> None:
         return
 
 
-def _held_back(ctx: Context) -> tuple[str, ...]:
+def _held_back(program: Program) -> tuple[str, ...]:
     """Operations of a forward pass that hold values back: `detach`, those under `no_grad`, hooks, own functions."""
     found: dict[str, None] = {}
-
-    def follow(op: Operation) -> Any:
-        moves, result = any(tensor.requires_grad for tensor in op.tensors), op.run()
-        if moves and op.name in ("detach", "data", "register_hook"):
-            found[op.place] = None
-        elif moves and not torch.is_grad_enabled() and any(t.is_floating_point() for t in tensors_in(result)):
-            found[f"{op.place} without gradients"] = None
-        return result
-
-    with torch.enable_grad(), watched(follow):
-        ctx.forward(ctx.problem.example(), {**ctx.params, **ctx.leaves()})
+    for step in program.steps:
+        if not any(slot.follows for slot in step.reads):
+            continue
+        if step.name in ("detach", "data", "register_hook"):
+            found[step.place] = None
+        elif step.without_gradients and any(slot.dtype.is_floating_point for slot in step.results):
+            found[f"{step.place} without gradients"] = None
     return tuple(found)
 
 

@@ -45,9 +45,11 @@ from flatscope.loss import (
     in_double_where_possible,
     missing_classes,
 )
-from flatscope.network.operations import Choices
+from flatscope.network.facts import Facts
+from flatscope.network.linearity import choice_in
 from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered, write_out
-from flatscope.network.watching import refuse_if_different, watched
+from flatscope.network.program import record
+from flatscope.network.watching import refuse_if_different
 from flatscope.params import Params, called_with, named_parameters, non_finite_name, tied_names, trainable_names
 from flatscope.samples import (
     Batch,
@@ -132,6 +134,7 @@ class Problem:
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
         self._one_hot = self._one_logit = False  # until the targets have been looked at
+        self.facts = Facts()
         self._take(model)
         bad = non_finite_name(self.params, self.buffers)
         if bad:
@@ -206,9 +209,17 @@ class Problem:
     def with_model(self, model: nn.Module) -> Problem:
         """The same data and loss, not checked again, with another module that computes the same function."""
         other = copy.copy(self)
-        other.__dict__.pop("_rewritten", None)
+        for name in ("_rewritten", "samples_decide"):
+            other.__dict__.pop(name, None)
+        other.facts = Facts()
         other._take(model)
         other.initial = None  # weights of another module before training are not those of this one
+        return other
+
+    def rescaled(self, model: nn.Module) -> Problem:
+        """The same network with other weights and the same function: what was read of the network holds there too."""
+        other = self.with_model(model)
+        other.facts = self.facts
         return other
 
     def in_double(self) -> Problem:
@@ -217,7 +228,7 @@ class Problem:
             return self
         other = copy.copy(self)
         other.dtype = torch.float64
-        double = other.with_model(self.model)
+        double = other.rescaled(self.model)
         if self.initial is not None:
             double.initial = {name: value.double() for name, value in self.initial.items()}
         return double
@@ -225,10 +236,7 @@ class Problem:
     @cached_property
     def samples_decide(self) -> bool:
         """Whether values or shapes of the samples decide what is computed, so that the first ones do not show all."""
-        choices, inputs = Choices(), self.example()  # picking samples is no choice of the network's
-        with torch.no_grad(), watched(choices.follow):
-            self.forward(inputs)
-        return self.uneven or bool(choices.found)
+        return self.uneven or bool(choice_in(record(self.model, self.example(), self.params)))
 
     @property
     def plain(self) -> Problem:
@@ -238,13 +246,19 @@ class Problem:
     @cached_property
     def _rewritten(self) -> Problem | None:
         """`plain` where it is another: a problem that held itself would keep its data until the collector comes."""
+        if self.facts.plain is self.facts:  # and so is every copy with other weights
+            mark_uncovered(self.model, self.facts.uncovered)
+            return None
         batches = (inputs for inputs, _ in self.batches(size=self.batch_size))
         twin = plain(self.model, itertools.chain([self.example()], batches), everything=self.samples_decide)
         if not is_rewritten(twin):
+            self.facts.plain, self.facts.uncovered = self.facts, uncovered(twin)
             mark_uncovered(self.model, uncovered(twin))
             return None
         refuse_if_different(self.model, twin, self.example(), "reading the network's weights")
-        return self.with_model(twin)
+        other = self.with_model(twin)
+        other.facts = self.facts.plain = self.facts.plain or other.facts
+        return other
 
     def part(self, name: str) -> Samples:
         """The "train" or "test" samples."""

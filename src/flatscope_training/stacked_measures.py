@@ -81,7 +81,7 @@ class StackedLayers:
         x, y = (part[:PROBED_SAMPLES].cpu() for part in pair)
         context = Context(Problem(model, train=(x, y), loss=loss))
         with own_settings():
-            left_out, rows = find_left_out(context), context.sweep(rows_per_sample)
+            left_out, rows = find_left_out(context), rows_per_sample(context)
         self._known = {layer.name: layer for layer in context.network}
         self._refused = {layer.name: left_out[layer.weight] for layer in context.network if layer.weight in left_out}
         self._refused |= {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from flatscope.context import Context
 from flatscope.curvature.signs import Signs
 from flatscope.network.expansions import attention_in_parts
-from flatscope.network.operations import TABLE, Linearity
+from flatscope.network.linearity import Linearity
+from flatscope.network.operations import TABLE
+from flatscope.network.program import Program, ProgramRecorder
 from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors, written_out
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, cut, parts_of
@@ -60,31 +62,17 @@ class Places:
         return bool(self.curved)
 
 
-class _Curved(Linearity):
-    """The operations of a forward pass that are curved in some parameter."""
-
-    def __init__(self, leaves: Params) -> None:
-        super().__init__(leaves)
-        self._count: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._now: Operation | None = None
-        self.found: set[tuple[str, int]] = set()
-
-    @property
-    def places(self) -> Places:
-        return Places(frozenset(self.found), frozenset((+self._calls).items()))
-
-    def follow(self, op: Operation) -> Any:
-        self._now = op
-        result = super().follow(op)
-        self._count[op.name] += 1
-        self._calls[op.name] += _makes_numbers(result)
-        return result
-
-    def _taint(self, mask: int, reason: str) -> None:
-        if mask and self._now is not None:
-            self.found.add((self._now.name, self._count[self._now.name]))
-        super()._taint(mask, reason)
+def curved_places(program: Program, names: Iterable[str]) -> Places:
+    """The steps that are not piecewise linear in some of these parameters."""
+    curved_steps = Linearity(program, names).curved_steps
+    count, calls = Counter[str](), Counter[str]()
+    curved = set()
+    for step in program.steps:
+        if step.index in curved_steps:
+            curved.add((step.name, count[step.name]))
+        count[step.name] += 1
+        calls[step.name] += any(slot.dtype.is_floating_point for slot in step.results)
+    return Places(frozenset(curved), frozenset((+calls).items()))
 
 
 class BendRecorder:
@@ -182,12 +170,14 @@ def find_bends(ctx: Context) -> Places | None:
     """The curved operations; None where there are none, or they cannot be followed sample by sample."""
     inputs = ctx.problem.example()
     n = len(parts_of(inputs)[0])
-    parts, rules, outputs = (inputs, cut(inputs, 0, 1)), [], []
+    parts, places, outputs = (inputs, cut(inputs, 0, 1)), [], []
     for part in parts:
-        rules.append(_Curved(leaves := ctx.leaves()))
-        outputs.append(_run(ctx, part, leaves, rules[-1].follow))
-    found = rules[0].places
-    if found != rules[1].places or not found:
+        params = {**ctx.params, **(leaves := ctx.leaves())}
+        watcher = ProgramRecorder(params, part)
+        outputs.append(output := _run(ctx, part, leaves, watcher.follow))
+        places.append(curved_places(watcher.program(output), leaves))
+    found = places[0]
+    if found != places[1] or not found:
         return None
     shapes = []
     for part, output in zip(parts, outputs, strict=True):

@@ -7,6 +7,7 @@ all of it. A numerical check says so: for a random column it must be what autogr
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,84 +22,80 @@ from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.probe import disagreeing_parameters
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
-from flatscope.network.layers import Call, by_samples, recorded
-from flatscope.network.operations import Linearity
-from flatscope.network.watching import watched
+from flatscope.network.layers import Call, recorded
+from flatscope.network.linearity import Linearity
+from flatscope.network.program import Structure
 from flatscope.params import Params, add_to
-from flatscope.samples import Inputs, parts_of, rows_of_inputs
+from flatscope.reading import recorded_structure
+from flatscope.samples import Inputs, parts_of
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What forward passes show of the parameters."""
+    """What recorded passes show of the parameters."""
 
     curved: dict[str, str]  # those in which the outputs are not piecewise linear, with reasons
-    reached: set[str]  # those that the outputs depend on at all
     uses: Counter[str]  # how often a pass uses each of them in a layer
-    unswept: dict[str, str]  # those whose gradients of single samples the recorded calls do not give, with reasons
+    unswept: dict[str, str]  # those whose gradients of single samples the layers' uses do not give, with reasons
     rows: dict[str, list[float]]  # rows of the input for each sample, in every use of a weight or bias
-    held: float  # bytes that looking at one sample takes
 
 
 def read(ctx: Context) -> Reading:
     """What the first samples show, and all of them where their values or shapes decide what is computed."""
-    found = _read_batch(ctx, ctx.problem.example())
+    found = _reading_of(ctx.structure, ctx.problem.trainable)
     if not ctx.problem.samples_decide:
         return found
     alike: dict[Any, Reading] = {}  # by the shapes of the samples
-    size = min(ctx.problem.batch_size, plan_for(ctx, 1, found.held, 0.0).samples)
+    program = ctx.structure.program
+    held = 2 * program.held_bytes() / program.n_samples  # the record keeps copies of what layers receive
+    size = min(ctx.problem.batch_size, plan_for(ctx, 1, held, 0.0).samples)
     for inputs, _ in ctx.batches(size=size):
-        more = _read_batch(ctx, inputs)
+        more = _reading_of(recorded_structure(ctx.problem, inputs), ctx.problem.trainable)
         like = alike.setdefault(tuple(part.shape[1:] for part in parts_of(inputs)), more)
         other = [name for name in like.rows | more.rows if like.rows.get(name) != more.rows.get(name)]
         found = Reading(
             more.curved | found.curved,
-            more.reached | found.reached,
             more.uses | found.uses,  # the larger count of each
             dict.fromkeys(other, "not every sample passes it in the same way") | more.unswept | found.unswept,
             more.rows,
-            found.held,
         )
-    ctx.count("forward", 3 * ctx.problem.n_train)
+    ctx.count("forward", 2 * ctx.problem.n_train)
     return found
 
 
-def _read_batch(ctx: Context, inputs: Inputs) -> Reading:
-    leaves, _, calls = recorded_forward(ctx, inputs)
-    following = Linearity(leaves)
-    with torch.enable_grad(), watched(following.follow):
-        outputs = ctx.problem.forward(inputs, {**ctx.params, **leaves})
-    reached, mixed = following.reached(outputs), _mixing_samples(ctx, inputs, calls)
+def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
+    program, axes = structure.program, structure.axes
+    linearity = Linearity(program, names)
     found: dict[str, str] = {}
     rows: dict[str, list[float]] = {}
-    for call in calls:
-        for name in (call.weight, call.bias):
+    for use in program.layer_uses():
+        for name in (use.weight, use.bias):
             if name is None:
                 continue
-            rows.setdefault(name, []).append(len(call.input) / len(parts_of(inputs)[0]))
-            if call.edge is None and name in reached:
+            length = use.input.shape[axes.get(use.weight, 0)] if use.input.shape else 1
+            rows.setdefault(name, []).append(length / program.n_samples)
+            if not use.output.follows and name in linearity.reached:
                 found.setdefault(name, "used inside an operation that cannot be followed")
-            if call.kind == "lookup":
+            if use.kind == "lookup":
                 found.setdefault(name, "a lookup")
-            if call.opaque:
+            if use.opaque:
                 found.setdefault(name, "used through a view of it")
-            if call.masked and name == call.weight:
+            if use.masked and name == use.weight:
                 found.setdefault(name, "a mask holds some of its entries at zero")
-            if call.weight in mixed:
+            if use.weight in structure.mixing:
                 found.setdefault(name, "its input does not have the samples as its first axis")
     for name, uses in rows.items():
-        if following.reads[name] > len(uses):
+        if linearity.reads[name] > len(uses):
             found.setdefault(name, "also used outside of its layer")
-    for name in reached - rows.keys():  # what the outputs do not depend on has no curvature
+    for name in linearity.reached - rows.keys():  # what the outputs do not depend on has no curvature
         found.setdefault(name, "not the weight, bias or BatchNorm parameter of a layer")
     uses_of_each = Counter({name: len(uses) for name, uses in rows.items()})
-    held = 2 * following.held() / len(parts_of(inputs)[0])  # and about as much in the recorded pass
-    return Reading(following.curved, reached, uses_of_each, found, rows, held)
+    return Reading(linearity.curved, uses_of_each, found, rows)
 
 
 def find_unswept(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    found = ctx.sweep(read).unswept
+    found = ctx.fact(read).unswept
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
@@ -112,13 +109,13 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
         bends: whether the sweep also has columns at curved operations.
     """
     refuse_wrong_second_derivative(ctx)
-    found = ctx.sweep(read)
+    found = ctx.fact(read)
     curved = {} if bends else dict(found.curved)
     for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
-    curved = {**ctx.sweep(find_unswept), **curved}
-    curved |= disagreeing_parameters(ctx, curved, ctx.sweep(find_bends) if bends else None)
+    curved = {**find_unswept(ctx), **curved}
+    curved |= disagreeing_parameters(ctx, curved, ctx.fact(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 
@@ -137,39 +134,15 @@ def recorded_forward(
 
 def rows_per_sample(ctx: Context) -> dict[str, int]:
     """{weight: rows of its input for each sample}: 1, or the positions of a sequence that was flattened into rows."""
-    inputs = ctx.problem.example()
-    n = len(parts_of(inputs)[0])
-    return {call.weight: max(1, len(call.input) // n) for call in recorded_forward(ctx, inputs)[2]}
+    program = ctx.structure.program
+    axes = ctx.network.axes
+    return {
+        use.weight: max(1, use.input.shape[axes.get(use.weight, 0)] // program.n_samples)
+        for use in program.layer_uses()
+    }
 
 
-def _mixing_samples(ctx: Context, inputs: Inputs, calls: list[Call]) -> set[str]:
-    """Weights whose input has other rows than the samples, found by running samples alone or in reverse order.
-
-    The sweep sums gradients over everything but the first axis: that has to be the samples, in their order. Then the
-    rows of each sample go with it; where rows of two samples were taken for those of one, others stand there.
-    """
-    n = len(parts_of(inputs)[0])
-    calls = [by_samples(call, n) for call in calls]
-    mixed = {call.weight for call in calls if len(call.input) != n}
-    rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
-    orders = [[i] for i in range(n)] if n <= FEW_SAMPLES else [list(range(n - 1, -1, -1))]
-    for rows in (torch.tensor(order) for order in orders):
-        with torch.no_grad(), recorded(ctx.problem.model, ctx.params, axes=ctx.network.axes) as recorder:
-            ctx.forward(rows_of_inputs(inputs, rows))
-        others = [by_samples(call, len(rows)) for call in recorder.calls]
-        if [call.weight for call in others] != [call.weight for call in calls]:
-            return {call.weight for call in calls}  # which layers run depends on the samples
-        for call, other in zip(calls, others, strict=True):
-            if call.weight not in mixed and other.input.is_floating_point():
-                here = call.input.detach()[rows.to(call.input.device)]
-                scale = float(call.input.detach().abs().max()) or 1.0
-                there = other.input.detach()
-                if here.shape != there.shape or float((here - there).abs().max()) > rounding * scale:
-                    mixed.add(call.weight)
-    return mixed
-
-
-CHECKED_SAMPLES, FEW_SAMPLES = 3, 2
+CHECKED_SAMPLES = 3
 Uses = list[list[Call]]
 
 
@@ -189,7 +162,7 @@ def find_unseen(ctx: Context) -> dict[str, str]:
     column = torch.randn(outputs.shape, generator=ctx.generator("check of recorded gradients"), dtype=torch.float64)
     column = column.to(outputs)
     given = torch.autograd.grad(outputs, list(leaves.values()), column, retain_graph=True, allow_unused=True)
-    unswept = ctx.sweep(find_unswept)
+    unswept = find_unswept(ctx)
     uses = [group for group in uses_of(calls) if group[0].weight not in unswept]
     found, times = recorded_gradients(ctx, outputs, uses, column)
     eps = torch.finfo(outputs.dtype).eps

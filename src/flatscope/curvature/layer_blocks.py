@@ -86,7 +86,7 @@ class LayerBlocks:
         self._ctx, left_out = ctx, find_left_out(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
         self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
-        self._columns = ctx.sweep(sweep_shape).columns
+        self._columns = ctx.fact(sweep_shape, dtype=ctx.problem.dtype).columns
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
         self._written: Params = {}
@@ -184,7 +184,7 @@ class LayerBlocks:
             positions, u, s = math.prod(layer.input_shape) // rows, rows, layer.groups * features
         else:
             positions, u, s = math.prod(layer.output_shape) // rows, layer.groups * features, rows
-        positions *= layer.uses * self._ctx.sweep(rows_per_sample).get(layer.weight, 1)
+        positions *= layer.uses * rows_per_sample(self._ctx).get(layer.weight, 1)
         each = min(positions * (u + k * s), k * weight.numel())
         share = -(-self._ctx.problem.n_train // self._ctx.problem.ranks.size)
         return share * each * (torch.finfo(self._ctx.problem.dtype).bits // 8)

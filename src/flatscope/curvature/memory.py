@@ -108,8 +108,8 @@ def fitted(work: Callable[[], T]) -> T | None:
     return None
 
 
-def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int:
-    """Bytes that autograd keeps for the backward pass of what `run` computes, shared storages once.
+def saved_bytes(run: Callable[[], T], ignored: set[int]) -> tuple[int, T]:
+    """Bytes that autograd keeps for the backward pass of what `run` computes, shared storages once; and the result.
 
     Args:
         run: the forward pass.
@@ -132,13 +132,11 @@ def saved_bytes(run: Callable[[], object], ignored: set[int]) -> int:
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-            kept = run()
-            del kept
+            result = run()
     except RuntimeError as problem:  # torch.func has no such hooks: then all that is computed counts as kept
         if "saved tensor hooks" not in str(problem):
             raise
         storages.clear()
         with watched(follow):
-            kept = run()
-            del kept
-    return sum(storages.values())
+            result = run()
+    return sum(storages.values()), result

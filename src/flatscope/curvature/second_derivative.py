@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from flatscope.network.operations import TO_PYTHON
 from flatscope.network.products import LOOKUP_ORDER
 from flatscope.network.watching import Operation, Rule, is_in_place, tensors_in, watched, with_tensors
 from flatscope.params import Params
-from flatscope.problem import Problem
 from flatscope.samples import Batch
 
 T = TypeVar("T")
@@ -116,7 +114,7 @@ def look_at_second_derivative(ctx: Context) -> SecondDerivative:
     found, left = SecondDerivative(), set(ctx.problem.trainable)
     try:
         for attempt in range(ATTEMPTS):
-            batch = ctx.sweep(telling_samples) if attempt == 0 else _other_samples(ctx, attempt)
+            batch = ctx.fact(telling_samples) if attempt == 0 else _other_samples(ctx, attempt)
             with _suspects_noted(ctx) as suspects:
                 compared, wrong = _in_either_precision(ctx, partial(_compared, ctx, batch, attempt, suspects))
             found.suspects = found.suspects or tuple(suspects)
@@ -289,7 +287,7 @@ def _other_samples(ctx: Context, attempt: int) -> Batch:
 def _look_at_jacobian_products(ctx: Context) -> tuple[float, tuple[str, ...]]:
     """How far ⟨Jv, u⟩ by two backward passes is from ⟨v, Jᵀu⟩ by one where it is wrong, else 0; and the suspects."""
     with _suspects_noted(ctx) as suspects:
-        found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, ctx.sweep(telling_samples), suspects))
+        found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, ctx.fact(telling_samples), suspects))
     return found, tuple(suspects)
 
 
@@ -320,16 +318,10 @@ def _jacobian_gap(ctx: Context, batch: Batch, suspects: dict[str, None], precisi
     return largest if largest > precision.tolerance / 100 else 0.0
 
 
-_FOUND: WeakKeyDictionary[Problem, dict[Callable[[Context], Any], Any]] = WeakKeyDictionary()
-
-
 def _known(ctx: Context, look: Callable[[Context], Any]) -> Any:
-    """What a look at the problem's own weights has found, made once for all contexts of the problem."""
-    known = _FOUND.setdefault(ctx.problem, {})
-    if look not in known:
-        with own_settings():
-            known[look] = look(Context(ctx.problem))
-    return known[look]
+    """What a look at the problem's own weights has found, made once for all weights that the network may have."""
+    with own_settings():
+        return ctx.problem.facts.once(look, Context(ctx.problem))
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def column_sweep(
     if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
         bends, left_out = ctx.sweep(reached_by_bends)
     run = partial(_pass, ctx, left_out=left_out, rows=rows, diagonal=diagonal, bends=bends)
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return run(None)
     found, look, missed = run(range(FEWEST)), FEWEST, ""
@@ -136,18 +136,15 @@ class SweepShape:
     per_column: float
 
 
-def sweep_shape(ctx: Context) -> SweepShape:
-    """Measured on one and on two samples of the data."""
+def sweep_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
+    """Measured on one and on two samples of the data, in the type of numbers that the network has."""
     inputs, targets = next(iter(ctx.batches(size=2)))
     there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
     known = {value.untyped_storage().data_ptr() for value in there}
-    held = [
-        saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, n))[1], known)  # noqa: B023  called at once
-        for n in (1, len(targets))
-    ]
-    _, outputs, calls = recorded_forward(ctx, cut(inputs, 0, 1))
+    several, _ = saved_bytes(lambda: recorded_forward(ctx, inputs), known)
+    one, (_, outputs, calls) = saved_bytes(lambda: recorded_forward(ctx, cut(inputs, 0, 1)), known)
     root = output_root(ctx.problem.loss, outputs, targets[:1])
-    item = torch.finfo(ctx.problem.dtype).bits // 8
+    item = torch.finfo(dtype).bits // 8
     sizes = [math.prod(call.output_shape[1:]) for call in calls]
     sizes += [c.input[0].numel() for c in calls if not c.opaque and _wanted_back(ctx, [c], 1, MOST_COLUMNS)]
     patches = [
@@ -155,7 +152,7 @@ def sweep_shape(ctx: Context) -> SweepShape:
         for call in calls
         if call.kind != "batchnorm" and not call.opaque
     ]
-    per_sample = max(held[1] - held[0], held[0] / 2) + item * (max(patches, default=0) + 2 * root.width)
+    per_sample = max(several - one, one / 2) + item * (max(patches, default=0) + 2 * root.width)
     return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
 
 
@@ -167,8 +164,8 @@ def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
         curvature: "hessian" or "gauss_newton"; the context's by default.
     """
     if (curvature or ctx.effort.curvature) == "gauss_newton":
-        return ctx.sweep(find_unseen)
-    return ctx.sweep(find_unseen) | ctx.sweep(find_curved)
+        return ctx.fact(find_unseen)
+    return ctx.fact(find_curved)
 
 
 def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
@@ -177,9 +174,9 @@ def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
     None where so little is left out by the outputs' columns that products give it exactly.
     """
     left_out = find_left_out(ctx, "hessian")
-    if sum(ctx.params[name].numel() for name in left_out) > FEW_DIRECTIONS and (found := ctx.sweep(find_bends)):
+    if sum(ctx.params[name].numel() for name in left_out) > FEW_DIRECTIONS and (found := ctx.fact(find_bends)):
         try:
-            still = ctx.sweep(find_unseen) | ctx.sweep(find_curved, bends=True)
+            still = ctx.fact(find_curved, bends=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
             return NO_BENDS, left_out
         if len(still) < len(left_out):
@@ -189,7 +186,7 @@ def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
 
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
     """How many samples and columns go together."""
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
     # Curved operations have a graph of their own beside the network's, and columns of the size of its activations.
     times = 2 if bent else 1
     return plan_for(ctx, columns, times * shape.per_sample, times * shape.per_column)
@@ -204,7 +201,7 @@ def _pass(
     bends: Places = NO_BENDS,
 ) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
     columns = shape.columns if draws is None else len(draws) * (2 if bends else shape.per_draw)
     result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
 

@@ -128,7 +128,7 @@ def noise_parts(ctx: Context) -> Tensor:
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
     if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
         return ctx.problem.ranks.joined(_distances(ctx, mean))
-    left_out = ctx.sweep(find_unseen)
+    left_out = ctx.fact(find_unseen)
     covered = {name: value for name, value in mean.items() if name not in left_out}
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:

@@ -6,7 +6,7 @@ whatever words the module uses, so these calls are all that has to be seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +17,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.formatting import some_of
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
+from flatscope.network.program import LayerUse, Program, Structure
 from flatscope.network.units import INPUT_FIRST
-from flatscope.network.watching import Operation, tensors_in, watched
+from flatscope.network.watching import Operation, watched
 from flatscope.params import Params
-from flatscope.samples import axis_of_samples
 
 ACTING = "acting:"  # how the names of parameters begin that a plain network adds; they have / in the place of dots
 _OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)
@@ -113,7 +113,6 @@ class LayerRecorder:
         self, params: Params, model: nn.Module, isolate: bool = False, axes: Mapping[str, int] | None = None
     ) -> None:
         self.calls: list[Call] = []
-        self.transformed: dict[str, str] = {}  # weights read inside torch.func, where a sample's rows cannot be seen
         self._level = torch._C._functorch.maybe_current_level()
         self._axes = axes or {}
         self._names = {id(value): name for name, value in params.items()}
@@ -140,8 +139,7 @@ class LayerRecorder:
         if name is None and viewed is None:
             return op.run()
         if torch._C._functorch.maybe_current_level() != self._level:
-            self.transformed[name or str(viewed)] = f"{op.place} inside torch.func"
-            return op.run()
+            return op.run()  # inside torch.func, where the rows of single samples cannot be seen
         axis = self._axes.get(name or "", 0)
         axis = axis if given["input"].ndim > axis + 1 else 0
         if axis:
@@ -192,23 +190,6 @@ def by_samples(call: Call, n: int) -> Call:
     return replace(call, input=given, output_shape=(n, rows, *call.output_shape[1:]))
 
 
-def sample_axes(calls: Sequence[Call], others: Sequence[Call]) -> dict[str, int]:
-    """{weight: axis of its input with the samples} of dense layers for which that is not the first axis.
-
-    Args:
-        calls: of a forward pass.
-        others: of one with another number of samples.
-    """
-    if [call.weight for call in calls] != [call.weight for call in others]:
-        return {}
-    found: dict[str, set[int]] = {}
-    for call, other in zip(calls, others, strict=True):
-        may_move = call.kind == "dense" and not call.opaque
-        axis = axis_of_samples(call.input.shape, other.input.shape) if may_move else 0
-        found.setdefault(call.weight, set()).add(axis)
-    return {weight: axes.pop() for weight, axes in found.items() if len(axes) == 1 and axes != {0}}
-
-
 def _memory(value: Any) -> int:
     """Address of what a tensor is a view of; 0 where it has none."""
     try:
@@ -236,62 +217,79 @@ def recorded(
         yield recorder
 
 
-class LayerFinder(LayerRecorder):
-    """A recorder that also follows which layer feeds which."""
-
-    def __init__(self, params: Params, model: nn.Module, inputs: Iterable[Tensor]) -> None:
-        super().__init__(params, model)
-        self._from = {x: frozenset({""}) for x in inputs}  # what reaches a tensor
-        self.joins, self.links = False, list[tuple[frozenset[str], str]]()
-
-    def follow(self, op: Operation) -> Any:
-        """Run one operation, and note what its result comes from."""
-        origins = [self._from[tensor] for tensor in op.tensors if tensor in self._from]
-        n_calls = len(self.calls)
-        result = super().follow(op)
-        sources = frozenset().union(*origins)
-        new = [call for call in self.calls[n_calls:] if call.kind != "batchnorm"]
-        if new:
-            self.links.append((sources, new[0].weight))
-            sources = frozenset({new[0].weight})
-        elif sum(tensor.is_floating_point() and tensor in self._from for tensor in op.tensors) > 1:
-            self.joins = True
-        if sources:
-            for tensor in tensors_in(result):
-                self._from[tensor] = sources
-        return result
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every layer reads the one before it, the first the input, and nothing is joined."""
-        expected = ""
-        for sources, weight in self.links:
-            if sources != {expected}:
+def is_chain(program: Program) -> bool:
+    """Whether every layer reads the one before it, the first the input, and nothing is joined."""
+    sources = {slot.tensor: frozenset({""}) for slot in program.inputs}  # names of what reaches a tensor
+    uses = {use.step.index: use for use in program.layer_uses()}
+    expected, passed = frozenset({""}), set[str]()
+    for step in program.steps:
+        reads = [slot for slot in step.reads if slot.tensor in sources]
+        reached = frozenset[str]().union(*(sources[slot.tensor] for slot in reads))
+        use = uses.get(step.index)
+        if use is not None and use.kind != "batchnorm":
+            if reached != expected or use.weight in passed or use.opaque:
                 return False
-            expected = weight
-        once = len({weight for _, weight in self.links}) == len(self.links)
-        return once and not self.joins and not any(call.opaque for call in self.calls)
+            passed.add(use.weight)
+            expected = reached = frozenset({use.weight})
+        elif use is None and sum(slot.dtype.is_floating_point for slot in reads) > 1:
+            return False
+        if reached:
+            sources |= {slot.tensor: reached for slot in step.results}
+    return True
 
 
-def layers_of(calls: Iterable[Call], axes: Mapping[str, int]) -> tuple[Layer, ...]:
+def read_layers(
+    structure: Structure,
+    more: Callable[[], Iterable[Program]],
+    modules: Mapping[str, nn.Module],
+    sought: Iterable[str],
+    uncovered: Mapping[str, str],
+) -> Network:
+    """The layers that the first samples pass; where some weight was not met, also those that any sample passes.
+
+    Args:
+        structure: recorded passes of the first samples.
+        more: passes of all samples.
+        modules: of the network, by name.
+        sought: weights that should belong to a layer.
+        uncovered: trainable matrices that are known to take part in none, with the operation that reads them.
+    """
+    recorded_uses, chain = structure.program.layer_uses(), is_chain(structure.program)
+    transformed = structure.program.transformed()
+    met = {name for use in recorded_uses for name in (use.weight, use.bias)}
+    uses = [use for use in recorded_uses if use.kind != "batchnorm"]
+    unmet = set(sought) - met - transformed.keys()
+    for program in more() if unmet else ():
+        new = [use for use in program.layer_uses() if use.weight in unmet and use.kind != "batchnorm"]
+        uses += new
+        chain &= not new
+        unmet -= {use.weight for use in new}
+        if not unmet:
+            break
+    axes = structure.axes
+    return Network(layers_of(uses, axes, modules), chain, {**uncovered, **transformed}, axes)
+
+
+def layers_of(uses: Iterable[LayerUse], axes: Mapping[str, int], modules: Mapping[str, nn.Module]) -> tuple[Layer, ...]:
     """Every weight once, in the order in which it is first used, with the number of its uses in a forward pass.
 
     Args:
-        calls: of a forward pass.
-        axes: of the samples, as `sample_axes` finds them.
+        uses: of a forward pass.
+        axes: of the samples, by weight, where that is not the first.
+        modules: of the network, by name.
     """
     found: dict[str, Layer] = {}
-    for call in calls:
-        known, axis = found.get(call.weight), axes.get(call.weight, 0)
+    for use in uses:
+        known, layer = found.get(use.weight), _layer(use, axes.get(use.weight, 0), modules)
         if known is None:
-            found[call.weight] = _layer(call, axis)
+            found[use.weight] = layer
         else:
             # A table that is also multiplied with (tied input and output embeddings) is read as the matrix that it is.
-            form = _layer(call, axis) if known.kind == "lookup" and call.kind != "lookup" else known
-            found[call.weight] = replace(form, uses=known.uses + 1)
+            form = layer if known.kind == "lookup" and use.kind != "lookup" else known
+            found[use.weight] = replace(form, uses=known.uses + 1)
     return tuple(found.values())
 
 
-def _layer(call: Call, axis: int) -> Layer:
-    given, found = ((*shape[:axis], *shape[axis + 1 :]) for shape in (tuple(call.input.shape), call.output_shape))
-    return Layer(call.layer, call.weight, call.bias, call.kind, 1, given, found, call.settings)
+def _layer(use: LayerUse, axis: int, modules: Mapping[str, nn.Module]) -> Layer:
+    received, given = ((*shape[:axis], *shape[axis + 1 :]) for shape in (use.input.shape, use.output.shape))
+    return Layer(layer_name(use.weight, modules), use.weight, use.bias, use.kind, 1, received, given, use.settings)

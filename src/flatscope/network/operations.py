@@ -3,25 +3,16 @@
 An operation that is not listed is a wall, and curved: whatever enters it is fixed as far as scales go, and nothing is
 known of its derivatives, its paths or how far it stretches. That is always safe, only less than could be said. A new
 operation is one entry; `tests/test_operations.py` holds every entry to what the operation does.
-
-`Linearity` reads off it for which parameters the Hessian block is exactly the Gauss-Newton block: where everything
-between a parameter and the outputs is piecewise linear, and the parameter is used once, the second derivative of the
-outputs with respect to it vanishes almost everywhere. A numerical probe checks that the network was read correctly.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from flatscope.network import path_rules, scales, stretch_rules
-from flatscope.network.products import LAYER_CALLS, NORM_ORDER
-from flatscope.network.watching import Operation, is_in_place, tensors_in
-from flatscope.params import Params
+from flatscope.network.products import LAYER_CALLS
 
 # What an operation is as a function of its tensors.
 PIECES = "piecewise linear in all of them together"
@@ -36,7 +27,7 @@ LEAVES_TORCH = (*TO_PYTHON, "array", "equal", "allclose")
 class Meaning:
     """What is known of one operation."""
 
-    scale: Callable[[scales.Step], Any] | None = None  # what it does to scales and units; None: a wall
+    scale: Callable[[scales.ScaleStep], Any] | None = None  # what it does to scales and units; None: a wall
     linear: str = CURVED  # what it is as a function of its tensors
     paths: path_rules.Rule | None = None  # what it does to sums over paths; None: there are none through it
     stretch: stretch_rules.Rule | None = None  # how far it can stretch; None: unknown, unless `slope` says it
@@ -149,134 +140,3 @@ TABLE: dict[str, Meaning] = {
     **_each("scaled_dot_product_attention", Meaning(scales.attention)),
     **_each("softmax log_softmax", Meaning()),
 }
-
-
-_CUTS = ("detach", "data", "sign", "gt", "lt", "ge", "le", "eq", "ne", "argmax", "argmin", "isnan", "isfinite")
-
-
-class Linearity:
-    """A rule for `watched` that follows which parameters each tensor depends on, and where that is curved.
-
-    Args:
-        leaves: the parameters in question, by name.
-    """
-
-    def __init__(self, leaves: Params) -> None:
-        self._bits = {name: 1 << i for i, name in enumerate(leaves)}
-        # By memory, so that a view written in place changes what it is a view of; tensors are kept, so that no address
-        # is used twice.
-        self._masks: dict[int, int] = {}
-        self._kept: list[Tensor] = []
-        self.curved: dict[str, str] = {}
-        self.reads: Counter[str] = Counter()  # operations that read a parameter itself, views of it left out
-        for name, value in leaves.items():
-            self._add(value, self._bits[name])
-        self._leaves = {self._place(value): name for name, value in leaves.items()}
-
-    def follow(self, op: Operation) -> Any:
-        """Run one operation, and note what its result depends on."""
-        for tensor in op.tensors:  # as they are before one of them is written to
-            self._notice(tensor)
-        result = op.run()
-        outcomes = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() or tensor.is_complex()]
-        if op.name == "setitem" or is_in_place(op):
-            outcomes.append(op.tensors[0])
-        masks = [self.mask(tensor) for tensor in op.tensors]
-        total = 0
-        for mask in masks:
-            total |= mask
-        meaning = TABLE.get(op.name)
-        if not outcomes or not total or op.name in _CUTS or (meaning is not None and meaning.creates):
-            self._kept += outcomes
-            return result
-        self._judge(op, meaning, masks, total)
-        written = {self._place(tensor) for tensor in outcomes}
-        self.reads.update(
-            self._leaves[place]
-            for place in {self._place(tensor) for tensor in op.tensors} & self._leaves.keys() - written
-        )
-        for tensor in outcomes:
-            self._add(tensor, total)
-        return result
-
-    def mask(self, tensor: Tensor) -> int:
-        """Bits of the parameters that a tensor depends on."""
-        return self._masks.get(self._place(tensor), 0)
-
-    def held(self) -> int:
-        """Bytes of all that was computed: it is kept until the end."""
-        sizes: dict[int, int] = {}
-        for tensor in self._kept:
-            place, size = self._place(tensor), tensor.numel() * tensor.element_size()
-            if place not in self._leaves:
-                sizes[place] = max(sizes.get(place, 0), size)
-        return sum(sizes.values())
-
-    def reached(self, outputs: Tensor) -> set[str]:
-        """Names of the parameters that the outputs depend on at all."""
-        self._notice(outputs)
-        mask = self.mask(outputs)
-        return {name for name, bit in self._bits.items() if mask & bit}
-
-    def _notice(self, tensor: Tensor) -> None:
-        """A tensor with a gradient that nothing seen has given (`torch.jit.script`): it may be any function of all."""
-        if tensor.requires_grad and not self.mask(tensor):
-            everything = sum(self._bits.values())
-            self._taint(everything, "a part of the network, such as a scripted function, cannot be seen")
-            self._add(tensor, everything)
-
-    def _add(self, tensor: Tensor, mask: int) -> None:
-        self._kept.append(tensor)
-        place = self._place(tensor)
-        self._masks[place] = self._masks.get(place, 0) | mask
-
-    def _place(self, tensor: Tensor) -> int:
-        """Address of a tensor's memory. Inside `vmap` it has none: then nothing is known to be linear."""
-        try:
-            return tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):
-            self._taint(sum(self._bits.values()), "torch.func.vmap hides what is computed")
-            return -1
-
-    def _judge(self, op: Operation, meaning: Meaning | None, masks: list[int], total: int) -> None:
-        """Mark the parameters in which this operation is not piecewise linear."""
-        linear = "" if meaning is None else meaning.linear
-        if op.name == "batch_norm" and op.named(*NORM_ORDER).get("training"):
-            linear = ""
-        if linear == PIECES:
-            return
-        if linear == PRODUCT:
-            seen = 0
-            for mask in masks:
-                self._taint(seen & mask, f"{op.place} multiplies it with itself")
-                seen |= mask
-        elif linear == RATIO:
-            first = op.args[0] if op.args else op.kwargs.get("input")
-            divisor = total if not isinstance(first, Tensor) else masks[1] if len(masks) > 1 else 0
-            self._taint(divisor, f"it stands in a denominator ({op.place})")
-        else:
-            self._taint(total, f"{op.place} is not piecewise linear")
-
-    def _taint(self, mask: int, reason: str) -> None:
-        for name, bit in self._bits.items():
-            if mask & bit:
-                self.curved.setdefault(name, reason)
-
-
-_CHOOSING = (*TO_PYTHON, "nonzero", "argwhere", "masked_select", "unique")
-_INDEXED = ("getitem", "setitem", "index_select", "index_add", "index_put", "index_copy", "take", "masked_scatter")
-
-
-class Choices:
-    """A rule for `watched` that finds whether values decide what is computed: branches, masks, routed samples."""
-
-    def __init__(self) -> None:
-        self.found = ""
-
-    def follow(self, op: Operation) -> Any:
-        """Run one operation."""
-        by_value = op.name in _CHOOSING and bool(op.tensors)
-        by_index = op.name in _INDEXED and any(not t.is_floating_point() for t in op.tensors)
-        if by_value or by_index:
-            self.found = self.found or op.place
-        return op.run()

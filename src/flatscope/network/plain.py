@@ -29,7 +29,7 @@ from flatscope.network.weights import Key, WeightPlan, Writer
 from flatscope.params import copied, trainable_names
 from flatscope.samples import Batch, Inputs, one_more, output_tensor, parts_of
 
-_UNCOVERED = "_flatscope_uncovered"
+_UNCOVERED, _SEARCHED = "_flatscope_uncovered", "_flatscope_searched"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
 
@@ -166,7 +166,7 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     """
     twin, examples = copied(model), iter(examples)
     first = next(examples)
-    if plan_of(twin) is None:
+    if plan_of(twin) is None and not hasattr(model, _SEARCHED):
         leave_out_dead(twin, [first, one_more(first)], returned_tensors)
     frozen = not any(value.requires_grad for value in twin.parameters())  # then all of them count as trainable
     trainable = set(trainable_names(twin))
@@ -177,6 +177,8 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     with own_settings():
         for example in chain([first], examples):
             for part in (example, one_more(example)) if not found else (example,):
+                if part is not example and all(use.key == ("whole", *use.params) for use in found[0]):
+                    break  # no weight is made: one sample more would show the same
                 seen = survey(twin, part, constants)
                 if seen.rows and not constants:
                     constants, seen = True, survey(twin, part, constants=True)
@@ -236,6 +238,7 @@ def leave_out_dead(model: nn.Module, examples: Iterable[Inputs], outputs: Callab
     """Hide from every rule what does not reach the outputs of a module that runs as it is; it is changed in place."""
     with own_settings():
         dead = dead_operations(model, examples, outputs)
+    object.__setattr__(model, _SEARCHED, True)
     if dead is not None:
         set_plan(model, WeightPlan(dead=dead))
 

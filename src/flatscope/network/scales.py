@@ -18,7 +18,7 @@ from flatscope.network.watching import Operation, tensors_in, with_tensors
 
 
 @dataclass(frozen=True)
-class Step:
+class ScaleStep:
     """One operation of the forward pass with its result, and the labels of what it received."""
 
     op: Operation
@@ -44,7 +44,7 @@ class Step:
 # A rule gives the labels of the result (nested as the result is), or None: then the operation is a wall.
 
 
-def move(step: Step) -> Any:
+def move(step: ScaleStep) -> Any:
     """Entries change places, are repeated, dropped or padded: labels do the same."""
 
     def labelled(tensor: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ def move(step: Step) -> Any:
     return labels[0] if isinstance(step.result, Tensor) else labels
 
 
-def choose(step: Step) -> Any:
+def choose(step: ScaleStep) -> Any:
     """Which entries are taken may differ from unit to unit, so that units are no longer alike."""
     step.book.pin_units(step.first, step.op.place)
     return move(step)
 
 
-def pad(step: Step) -> Any:
+def pad(step: ScaleStep) -> Any:
     """Padding with zeros ties nothing; any other constant is a constant."""
     given = step.op.named("input", "pad", "mode", "value")
     value = float(given.get("value") or 0.0)
@@ -74,7 +74,7 @@ def pad(step: Step) -> Any:
     return torch.nn.functional.pad(step.first, list(given["pad"]), mode, filler if mode == "constant" else None)
 
 
-def masked_fill(step: Step) -> Any:
+def masked_fill(step: ScaleStep) -> Any:
     """Filled entries are zeros or constants; where others are filled in other units, these are not alike."""
     given = step.op.named("input", "mask", "value")
     if isinstance(given["value"], Tensor) and step.book.scale.is_free(step.label_of(given["value"])).any():
@@ -90,7 +90,7 @@ def _varies(values: Tensor, axis: int) -> bool:
     return bool((values != values.narrow(axis, 0, min(1, values.shape[axis]))).any())
 
 
-def set_item(step: Step) -> None:
+def set_item(step: ScaleStep) -> None:
     """Entries are overwritten in place, in the labels as in the tensor."""
     target, index, value = step.op.args
     if isinstance(value, Tensor):
@@ -100,17 +100,17 @@ def set_item(step: Step) -> None:
     step.label_of(target)[with_tensors(index, torch.Tensor.cpu)] = new
 
 
-def keep(step: Step) -> Tensor:
+def keep(step: ScaleStep) -> Tensor:
     """f(c x) = c f(x) for every c > 0, entry by entry."""
     return step.first.clone()
 
 
-def cast(step: Step) -> Tensor | None:
+def cast(step: ScaleStep) -> Tensor | None:
     """Another type of number; whole numbers, and numbers of Python, are a wall."""
     return keep(step) if isinstance(step.result, Tensor) and step.result.is_floating_point() else None
 
 
-def prelu(step: Step) -> Tensor:
+def prelu(step: ScaleStep) -> Tensor:
     """Homogeneous; with a slope per channel the channels are no longer alike."""
     slopes = step.signals[1]
     step.label_of(slopes)
@@ -119,7 +119,7 @@ def prelu(step: Step) -> Tensor:
     return keep(step)
 
 
-def one_sided(step: Step) -> Tensor | None:
+def one_sided(step: ScaleStep) -> Tensor | None:
     """`clamp` at zero from one side is homogeneous, any other bound is a wall."""
     given = step.op.named("input", "min", "max")
     bounds = [given.get(name) for name in ("min", "max")]
@@ -128,13 +128,13 @@ def one_sided(step: Step) -> Tensor | None:
     return keep(step) if all(bound is None or bound == 0 for bound in bounds) else bend(step)
 
 
-def threshold(step: Step) -> Tensor | None:
+def threshold(step: ScaleStep) -> Tensor | None:
     """`threshold` at zero is a ReLU."""
     given = step.op.named("input", "threshold", "value")
     return keep(step) if given["threshold"] == 0 and given["value"] == 0 else bend(step)
 
 
-def bend(step: Step) -> Tensor | None:
+def bend(step: ScaleStep) -> Tensor | None:
     """The same curve for every entry, not homogeneous: scales are fixed, units may still change places."""
     if len(step.signals) != 1 or step.first.shape != step.result.shape:
         return None
@@ -142,7 +142,7 @@ def bend(step: Step) -> Tensor | None:
     return step.first.clone()
 
 
-def add(step: Step) -> Tensor | None:
+def add(step: ScaleStep) -> Tensor | None:
     """Terms of a sum share one scale."""
     terms = _operands(step)
     if len(terms) != 2 or (len(step.op.args) > 2 and step.op.name != "where"):  # an old form: torch.add(x, 2, y)
@@ -156,7 +156,7 @@ def add(step: Step) -> Tensor | None:
     return step.spread(labels)
 
 
-def where(step: Step) -> Tensor | None:
+def where(step: ScaleStep) -> Tensor | None:
     """Entries of two signals, chosen by a condition: as in a sum, and what is chosen may differ from unit to unit."""
     labels = add(step)
     if labels is not None:
@@ -164,7 +164,7 @@ def where(step: Step) -> Tensor | None:
     return labels
 
 
-def _operands(step: Step) -> list[Any]:
+def _operands(step: ScaleStep) -> list[Any]:
     """The operands of a binary operation: tensors or numbers, without options and conditions."""
     given = [*step.op.args, *(step.op.kwargs[name] for name in ("input", "other") if name in step.op.kwargs)]
     if step.op.name == "where":
@@ -172,7 +172,7 @@ def _operands(step: Step) -> list[Any]:
     return given[:2]
 
 
-def _sum_of(step: Step, left: Tensor, right: Tensor) -> Tensor:
+def _sum_of(step: ScaleStep, left: Tensor, right: Tensor) -> Tensor:
     labels = [step.label_of(left), step.label_of(right)]
     for one, other, value in ((labels[0], labels[1], right), (labels[1], labels[0], left)):
         if value.numel() == 1 and bool((other == CONSTANT).all()):  # one number for all: units stay alike
@@ -181,7 +181,7 @@ def _sum_of(step: Step, left: Tensor, right: Tensor) -> Tensor:
     return step.book.tie(labels[0], labels[1], step.op.place)
 
 
-def multiply(step: Step) -> Tensor | None:
+def multiply(step: ScaleStep) -> Tensor | None:
     """A factor without a scale keeps the other's; the product of two scaled signals fixes both."""
     signals = [factor for factor in _operands(step) if isinstance(factor, Tensor)]
     if len(signals) == 1:
@@ -196,7 +196,7 @@ def multiply(step: Step) -> Tensor | None:
     return torch.where((left == ZERO) | (right == ZERO), torch.zeros_like(left), chosen)
 
 
-def divide(step: Step) -> Tensor | None:
+def divide(step: ScaleStep) -> Tensor | None:
     """Dividing by what has a scale of its own fixes that scale."""
     given = _operands(step)
     if len(given) != 2 or step.op.kwargs.get("rounding_mode"):
@@ -206,7 +206,7 @@ def divide(step: Step) -> Tensor | None:
     return multiply(step)
 
 
-def compare(step: Step) -> Tensor | None:
+def compare(step: ScaleStep) -> Tensor | None:
     """Comparing with zero does not depend on a positive scale; which unit it is about can no longer be told."""
     other = step.op.args[1] if len(step.op.args) > 1 else step.op.kwargs.get("other")
     if isinstance(other, Tensor) or other != 0:
@@ -215,7 +215,7 @@ def compare(step: Step) -> Tensor | None:
     return torch.ones(step.result.shape, dtype=torch.float64)
 
 
-def reduce(step: Step) -> Any:
+def reduce(step: ScaleStep) -> Any:
     """Sum, mean or maximum along axes: what is reduced together shares one scale."""
     given = step.op.named("input", "dim", "keepdim")
     dim = given.get("dim", given.get("axis"))
@@ -233,7 +233,7 @@ def reduce(step: Step) -> Any:
     return values, torch.ones_like(values)
 
 
-def pool(step: Step) -> Any:
+def pool(step: ScaleStep) -> Any:
     """Windows mix positions, not channels: the positions of a channel share one scale."""
     n_spatial = next((int(mark) for mark in step.op.name if mark in "123"), step.first.ndim - 2)
     dims = tuple(range(step.first.ndim - n_spatial, step.first.ndim))
@@ -244,7 +244,7 @@ def pool(step: Step) -> Any:
     return common.expand(shape).clone(), torch.ones(shape, dtype=torch.float64)
 
 
-def matrix_product(step: Step) -> Tensor | None:
+def matrix_product(step: ScaleStep) -> Tensor | None:
     """With one factor free of scales the product mixes rows or columns of the other; else each takes the other's up."""
     left, right = (step.label_of(signal) for signal in step.signals[:2])
     if min(left.ndim, right.ndim) < 2:
@@ -261,14 +261,14 @@ def matrix_product(step: Step) -> Tensor | None:
     return torch.ones(step.result.shape, dtype=torch.float64)
 
 
-def _take_up(step: Step, queries: Tensor, keys: Tensor) -> None:
+def _take_up(step: ScaleStep, queries: Tensor, keys: Tensor) -> None:
     """Every query (..., n, d) meets every key (..., m, d): the d scales of one are inverse to those of the other."""
     step.book.multiplied.append(step.op.place)
     queries, keys = (step.book.tie_over(labels, (labels.ndim - 2,), step.op.place) for labels in (queries, keys))
     step.book.oppose(queries, keys, step.op.place)
 
 
-def attention(step: Step) -> Tensor | None:
+def attention(step: ScaleStep) -> Tensor | None:
     """Queries and keys pass a softmax, the result is linear in the values."""
     given = step.op.named("query", "key", "value", "attn_mask")
     queries, keys, values = (step.label_of(given[name]) for name in ("query", "key", "value"))
@@ -288,7 +288,7 @@ def attention(step: Step) -> Tensor | None:
     return step.spread(step.book.tie_over(values, (values.ndim - 2,), step.op.place))
 
 
-def create(step: Step) -> Tensor:
+def create(step: ScaleStep) -> Tensor:
     """A new tensor takes only shape and type from its arguments."""
     return constant_labels(step.result)
 

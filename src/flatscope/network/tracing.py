@@ -14,7 +14,7 @@ from flatscope.guards import own_settings
 from flatscope.network.layers import layer_name
 from flatscope.network.operations import LEAVES_TORCH, TABLE
 from flatscope.network.products import AFFINE_NORMS, LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.scales import Step, constant_labels
+from flatscope.network.scales import ScaleStep, constant_labels
 from flatscope.network.ties import CONSTANT, Labels
 from flatscope.network.units import Graph, LayerRecord, graph_of
 from flatscope.network.watching import Operation, fitting, run, tensors_in, two_samples
@@ -114,7 +114,7 @@ class _Tracer:
             self.book.wall(self._labels_of(tensor), "network output")
 
     def _label(self, op: Operation, result: Any, outcomes: list[Tensor]) -> None:
-        step = Step(op, result, self.book, self._labels_of)
+        step = ScaleStep(op, result, self.book, self._labels_of)
         origins = [self._tracked[tensor].sources for tensor in op.tensors if tensor in self._tracked]
         sources = frozenset().union(*origins)
         if op.name in LAYER_CALLS or op.name == "batch_norm":
@@ -127,7 +127,7 @@ class _Tracer:
         for tensor, new in zip(outcomes, list(tensors_in(labels)), strict=True):
             self._track(tensor, new, sources)
 
-    def _rule_labels(self, step: Step, outcomes: list[Tensor]) -> Any:
+    def _rule_labels(self, step: ScaleStep, outcomes: list[Tensor]) -> Any:
         """Labels by the operation's rule; a wall where there is none, or none that fits."""
         if not step.op.tensors:
             zeros_stay = step.op.name in ("zeros", "empty", "eye")  # other values may have come from the data
@@ -145,7 +145,7 @@ class _Tracer:
             self.book.wall(self._labels_of(signal), step.op.place)
         return [_fixed(tensor) for tensor in outcomes]
 
-    def _layer_call(self, step: Step, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
+    def _layer_call(self, step: ScaleStep, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """A linear map: its input channels are read with one scale each, its output channels start new ones."""
         kind, order = LAYER_CALLS.get(step.op.name, ("batchnorm", NORM_ORDER))
         given = step.op.named(*order)
@@ -181,7 +181,7 @@ class _Tracer:
             self.layers[name] = made
         return self.layers[name]
 
-    def _added_bias(self, step: Step) -> Tensor | None:
+    def _added_bias(self, step: ScaleStep) -> Tensor | None:
         """A parameter added to what a layer gives, one number per unit, is a bias in other words."""
         found = self._by_unit(step)
         if found is None or step.op.kwargs.get("alpha", 1) != 1:
@@ -194,7 +194,7 @@ class _Tracer:
                 return labels
         return None
 
-    def _by_unit(self, step: Step) -> tuple[str, Tensor, Tensor] | None:
+    def _by_unit(self, step: ScaleStep) -> tuple[str, Tensor, Tensor] | None:
         """A whole vector of parameters that meets a signal: its name, and its entry and the label at every place."""
         vectors = [tensor for tensor in step.op.tensors if self._weights.is_weight(tensor)]
         signals = [tensor for tensor in step.op.tensors if tensor in self._tracked]
@@ -207,7 +207,7 @@ class _Tracer:
         place = torch.arange(whole.numel()).reshape(vectors[0].shape).expand(step.result.shape)
         return str(source.view), place, step.spread(self._labels_of(signals[0]))
 
-    def _norm(self, step: Step) -> Tensor | None:
+    def _norm(self, step: ScaleStep) -> Tensor | None:
         """The scale of a normalisation, in torch's words or as a product: what enters is fixed, channels begin anew."""
         if step.op.name in AFFINE_NORMS:
             given = step.op.named(*AFFINE_NORMS[step.op.name])
@@ -228,7 +228,7 @@ class _Tracer:
         record.use(self.book, record.inputs, (), shift, record.groups, "norm")
         return record.outputs[place].clone() if record.kind == "norm" else _fixed(step.result)
 
-    def _lookup(self, step: Step, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
+    def _lookup(self, step: ScaleStep, weight: Tensor, sources: frozenset[str]) -> tuple[Any, frozenset[str]]:
         """Rows of a table: what is looked up is fixed, its columns start scales of their own."""
         name = self._names.get(id(weight))
         if name is None or step.op.named("input", "weight", "padding_idx", "max_norm").get("max_norm"):
@@ -240,7 +240,7 @@ class _Tracer:
             return _fixed(step.result), frozenset({record.name})
         return step.spread(record.outputs), frozenset({record.name})
 
-    def _constant_map(self, step: Step, kind: str, given: dict[str, Any], channels: Tensor, axis: int) -> Any:
+    def _constant_map(self, step: ScaleStep, kind: str, given: dict[str, Any], channels: Tensor, axis: int) -> Any:
         """A linear map whose weight is computed, not learned as it stands: what it mixes shares one scale."""
         weight: Any = given.get("weight")
         bias: Any = given.get("bias")
@@ -294,7 +294,7 @@ def _fixed_labels(*shape: int) -> Tensor:
     return torch.full(shape, float(CONSTANT), dtype=torch.float64)
 
 
-def _along(step: Step, labels: Tensor, axis: int) -> Tensor:
+def _along(step: ScaleStep, labels: Tensor, axis: int) -> Tensor:
     """Labels of units, spread over the other axes of the result."""
     shape = [1] * step.result.ndim
     shape[axis] = -1

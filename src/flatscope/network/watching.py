@@ -55,8 +55,7 @@ class Operation:
     @property
     def place(self) -> str:
         """The operation and where it stands, for people."""
-        name = f"{self.name} in {self.within}" if self.within else self.name
-        return f"{name} ({self.module})" if self.module else name
+        return place_of(self.name, self.within, self.module)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -70,6 +69,12 @@ class Operation:
     def named(self, *names: str) -> dict[str, Any]:
         """Arguments by name, where `names` is the order of the positional ones."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+
+def place_of(name: str, within: str, module: str) -> str:
+    """An operation and where it stands, for people."""
+    name = f"{name} in {within}" if within else name
+    return f"{name} ({module})" if module else name
 
 
 # What a rule knows of tensors it keeps in dictionaries by the tensor itself: torch hashes a tensor by its identity,

@@ -1,0 +1,31 @@
+"""What is known of a network whatever its weights: found once, shared by its copies with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Facts:
+    """Facts about the structure of one network.
+
+    Attributes:
+        plain: facts about its plain form, where every weight that acts is a parameter; itself where the network is
+            plain as it is; None until somebody has asked.
+        uncovered: trainable matrices of the plain form that take part in no layer, with the operation that reads them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+        self.plain: Facts | None = None
+        self.uncovered: dict[str, str] = {}
+
+    def once(self, find: Callable[..., T], subject: Any, **options: Any) -> T:
+        """`find(subject, **options)`, computed once whatever the subject: a problem, or a context of it."""
+        key = (f"{find.__module__}.{find.__qualname__}", tuple(sorted(options.items())))
+        if key not in self._known:
+            self._known[key] = find(subject, **options)
+        found: T = self._known[key]
+        return found

@@ -1,0 +1,348 @@
+"""The recorded program of a network: the operations of one forward pass, each with the tensors it reads and writes.
+
+A pass is recorded once for each form of a network and kept by its problem. Questions of structure (which layers there
+are, what each parameter is used for, where the outputs are not piecewise linear, which axis has the samples) are loops
+over the steps. The record holds no tensors: numbers that depend on values need the network to run again, watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
+from flatscope.network.watching import Operation, is_in_place, place_of, replay
+from flatscope.params import Params
+from flatscope.samples import Inputs, axis_of_samples, one_more, output_tensor, parts_of
+
+NO_MEMORY = -1  # of tensors inside torch.func.vmap
+_PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis), slice, torch.dtype, torch.device, torch.Size)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor at one moment: a write in place makes a new slot of the same memory."""
+
+    index: int
+    tensor: int  # number of the tensor that it is a moment of
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    memory: int  # number of the memory it lies in: views of one another share it
+    parameter: str | None  # name of the parameter that it is, whole or under a fixed mask
+    masked: bool  # whether a fixed mask holds some entries of that parameter at zero
+    follows: bool  # whether autograd follows it
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its entries are numbers that derivatives go through."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+
+@dataclass(frozen=True)
+class Step:
+    """One torch operation of a forward pass, with slots where its arguments had tensors."""
+
+    index: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(hash=False)
+    results: tuple[Slot, ...]
+    written: Slot | None  # its first argument afterwards, where it writes in place
+    module: str  # qualified name of the module whose forward makes the call
+    within: str  # the composite function that was written out, where the call is a part of one
+    transformed: bool  # whether it runs inside torch.func, where the rows of single samples cannot be seen
+    without_gradients: bool  # whether it runs under no_grad
+
+    @property
+    def reads(self) -> tuple[Slot, ...]:
+        """The slots among its arguments, in order."""
+        return (*slots_in(self.args), *slots_in(self.kwargs))
+
+    @property
+    def place(self) -> str:
+        """The operation and where it stands, for people."""
+        return place_of(self.name, self.within, self.module)
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Arguments by name, where `names` is the order of the positional ones."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """One use of a weight by a layer's operation, or of a BatchNorm's scale."""
+
+    step: Step
+    weight: str
+    bias: str | None
+    kind: str  # "dense", "conv", "transposed", "lookup" or "batchnorm"
+    input: Slot
+    output: Slot
+    settings: dict[str, Any] = field(hash=False)  # stride, padding, dilation, groups of a convolution
+    masked: bool  # whether a fixed mask holds some entries of the weight at zero
+    opaque: bool  # whether the weight is read through a view of it, such as a tied transpose
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of one forward pass in order.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> program = record(net, torch.ones(2, 4), dict(net.named_parameters()))
+        >>> [(step.name, step.module) for step in program.steps]
+        [('linear', '0'), ('relu', '1'), ('linear', '2')]
+        >>> [(use.weight, use.bias, use.kind) for use in program.layer_uses()]
+        [('0.weight', '0.bias', 'dense'), ('2.weight', '2.bias', 'dense')]
+    """
+
+    steps: tuple[Step, ...]
+    inputs: tuple[Slot, ...]
+    output: Slot
+    parameters: dict[str, int]  # the memory of each parameter
+    n_samples: int
+
+    def layer_uses(self) -> list[LayerUse]:
+        """Uses of weights by layers and of BatchNorm's scales, in forward order."""
+        return [use for step in self.steps if (use := layer_use(step, self.parameters)) is not None]
+
+    def transformed(self) -> dict[str, str]:
+        """{weight: place} of those that a layer's operation reads inside torch.func."""
+        owners = {memory: name for name, memory in self.parameters.items()}
+        found = {}
+        for step in self.steps:
+            if step.transformed and step.name in LAYER_CALLS:
+                weight = step.named(*LAYER_CALLS[step.name][1])["weight"]
+                name = weight.parameter or owners.get(weight.memory)
+                if name is not None:
+                    found[name] = f"{step.place} inside torch.func"
+        return found
+
+    def held_bytes(self) -> int:
+        """Bytes of all numbers that the pass computes."""
+        sizes: dict[int, int] = {}
+        skipped = {*self.parameters.values(), *(slot.memory for slot in self.inputs)}
+        for step in self.steps:
+            for slot in step.results:
+                if slot.is_real and slot.memory not in skipped:
+                    size = slot.dtype.itemsize * torch.Size(slot.shape).numel()
+                    sizes[slot.memory] = max(sizes.get(slot.memory, 0), size)
+        return sum(sizes.values())
+
+
+def layer_use(step: Step, parameters: dict[str, int]) -> LayerUse | None:
+    """The use of a weight that a step is; None for any other step.
+
+    Args:
+        step: any step.
+        parameters: the memory of each parameter.
+    """
+    kind, order = LAYER_CALLS.get(step.name, ("batchnorm", NORM_ORDER))
+    if (step.name not in LAYER_CALLS and step.name != "batch_norm") or step.transformed or not step.results:
+        return None
+    given = step.named(*order)
+    weight, bias = given.get("weight"), given.get("bias")
+    if not isinstance(weight, Slot):
+        return None
+    viewed = next((name for name, memory in parameters.items() if memory == weight.memory), None)
+    name = weight.parameter or (viewed if kind != "batchnorm" else None)
+    if name is None:
+        return None
+    names = {"conv": order[3:], "transposed": order[3:], "batchnorm": ("eps",)}.get(kind, ())
+    settings = {setting: given.get(setting) for setting in names if setting in given}
+    biased = bias.parameter if isinstance(bias, Slot) and not bias.masked else None
+    masked, opaque = weight.masked, weight.parameter is None
+    return LayerUse(step, name, biased, kind, given["input"], step.results[0], settings, masked, opaque)
+
+
+def slots_in(tree: Any) -> Iterator[Slot]:
+    """The slots in nested tuples, lists and dictionaries, in order."""
+    if isinstance(tree, Slot):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for part in tree:
+            yield from slots_in(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from slots_in(part)
+
+
+def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None = None) -> Program:
+    """Run a network once and record its operations.
+
+    Args:
+        model: in eval mode; a network that runs by a plan is recorded in the plan's words.
+        inputs: some samples.
+        params: all parameters, those to differentiate by as leaves that require gradients.
+        keep: what to do with tensors while they are there.
+    """
+    recorder = ProgramRecorder(params, inputs, keep)
+    with torch.enable_grad():
+        output = output_tensor(replay(model, inputs, recorder.follow, params))
+    return recorder.program(output)
+
+
+Keep = Callable[[Step, Operation], None]
+
+
+class ProgramRecorder:
+    """A rule for `watched` that records a pass.
+
+    Args:
+        params: all parameters that the network is called with.
+        inputs: the samples.
+        keep: what to do with tensors while they are there.
+    """
+
+    def __init__(self, params: Params, inputs: Inputs, keep: Keep | None = None) -> None:
+        self._alive: list[Tensor] = []  # so that no address is used twice
+        self._memories: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # of tensors, by identity
+        self._slots: dict[tuple[int, int, bool], Slot] = {}
+        self._names = {id(value): name for name, value in params.items()}
+        self._steps: list[Step] = []
+        self._keep = keep
+        self._level = torch._C._functorch.maybe_current_level()
+        self._parameters = {name: self._slot(value).memory for name, value in params.items()}
+        self._inputs = tuple(self._slot(part) for part in parts_of(inputs))
+        self._n_samples = len(parts_of(inputs)[0])
+
+    def program(self, output: Tensor) -> Program:
+        """What was recorded."""
+        return Program(tuple(self._steps), self._inputs, self._slot(output), self._parameters, self._n_samples)
+
+    def follow(self, op: Operation) -> Any:
+        """Run one operation and record it."""
+        args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to
+        writes = op.name == "setitem" or is_in_place(op)
+        result = op.run()
+        written = self._slot(op.tensors[0]) if writes and op.tensors else None
+        results = tuple(slots_in(self._tree(result)))
+        inside = torch._C._functorch.maybe_current_level() != self._level
+        stopped = not torch.is_grad_enabled()
+        step = Step(len(self._steps), op.name, args, kwargs, results, written, op.module, op.within, inside, stopped)
+        self._steps.append(step)
+        if self._keep is not None:
+            self._keep(step, op)
+        return result
+
+    def _tree(self, value: Any) -> Any:
+        """The same nested structure with slots for tensors, and words for what is neither a number nor a setting."""
+        if isinstance(value, Tensor):
+            return self._slot(value)
+        if isinstance(value, tuple) and not isinstance(value, torch.Size):
+            return tuple(self._tree(part) for part in value)
+        if isinstance(value, list):
+            return [self._tree(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self._tree(part) for key, part in value.items()}
+        return value if isinstance(value, _PLAIN) else type(value).__name__
+
+    def _slot(self, value: Tensor) -> Slot:
+        memory = self._memory(value)
+        version = 0 if memory == NO_MEMORY or value.is_inference() else value._version
+        key = id(value), version, value.requires_grad
+        if key not in self._slots:
+            self._alive.append(value)
+            number, shape = self._numbers.setdefault(id(value), len(self._numbers)), tuple(value.shape)
+            masked = masked_name(value)
+            name = self._names.get(id(value)) or masked
+            self._slots[key] = Slot(
+                len(self._slots), number, shape, value.dtype, memory, name, masked is not None, value.requires_grad
+            )
+        return self._slots[key]
+
+    def _memory(self, value: Tensor) -> int:
+        """Number of a tensor's memory. Empty tensors have one each, since they all have the same address."""
+        try:
+            address = value.untyped_storage().data_ptr() or -id(value)
+        except (RuntimeError, NotImplementedError):
+            return NO_MEMORY
+        if address not in self._memories:
+            self._alive.append(value)
+        return self._memories.setdefault(address, len(self._memories))
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What recorded passes show of a network, whatever its weights: kept by the problem."""
+
+    program: Program  # of the first samples
+    wider: Program  # of one sample more, which shows where the samples are
+    # weights whose inputs do not have the samples in their order as first axis, nor rows of each one behind the other
+    mixing: frozenset[str]
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """{weight: axis of its input with the samples} of dense layers for which that is not the first axis."""
+        pairs = self._pairs()
+        found: dict[str, set[int]] = {}
+        for use, wider in pairs or ():
+            may_move = use.kind == "dense" and not use.opaque
+            axis = axis_of_samples(use.input.shape, wider.input.shape) if may_move else 0
+            found.setdefault(use.weight, set()).add(axis)
+        return {weight: axes.pop() for weight, axes in found.items() if len(axes) == 1 and axes != {0}}
+
+    def _pairs(self) -> list[tuple[LayerUse, LayerUse]] | None:
+        """The uses of both passes side by side; None where the passes use other layers."""
+        return paired(self.program, self.wider)
+
+
+def paired(program: Program, wider: Program) -> list[tuple[LayerUse, LayerUse]] | None:
+    """The uses of weights of two passes side by side; None where the passes use other weights."""
+    uses, others = program.layer_uses(), wider.layer_uses()
+    if [use.weight for use in uses] != [use.weight for use in others]:
+        return None
+    return list(zip(uses, others, strict=True))
+
+
+def record_structure(model: nn.Module, inputs: Inputs, params: Params) -> Structure:
+    """Run a network on some samples and on one more, and record both passes."""
+    inputs_of_layers: list[dict[int, Tensor]] = []
+    programs = []
+    for samples in (inputs, one_more(inputs)):
+        kept: dict[int, Tensor] = {}
+        programs.append(record(model, samples, params, partial(_keep_input, kept)))
+        inputs_of_layers.append(kept)
+    program, wider = programs
+    pairs = paired(program, wider)
+    if pairs is None:
+        return Structure(program, wider, frozenset(use.weight for use in program.layer_uses()))
+    structure = Structure(program, wider, frozenset())
+    mixing = set()
+    for use, other in pairs:
+        axis = structure.axes.get(use.weight, 0)
+        here, there = (kept.get(one.step.index) for kept, one in zip(inputs_of_layers, (use, other), strict=True))
+        if here is None or there is None or not _same_rows(use, here, there, axis, program.n_samples):
+            mixing.add(use.weight)
+    return replace(structure, mixing=frozenset(mixing))
+
+
+def _keep_input(kept: dict[int, Tensor], step: Step, op: Operation) -> None:
+    """Keep a copy of what a layer receives: an activation in place would overwrite it."""
+    if step.name in LAYER_CALLS or step.name == "batch_norm":
+        value = op.named("input").get("input")
+        if isinstance(value, Tensor) and not step.transformed:
+            kept[step.index] = value.detach().clone()
+
+
+def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) -> bool:
+    """Whether the first samples of a wider pass have the rows that they have alone: then each row is of one sample."""
+    if axis and here.ndim > axis + 1:
+        here, there = here.movedim(axis, 0), there.movedim(axis, 0)
+    if use.kind == "dense" and len(here) != n and n and len(here) % n == 0 and len(there) % (n + 1) == 0:
+        here = here.reshape(n, len(here) // n, *here.shape[1:])
+        there = there.reshape(n + 1, len(there) // (n + 1), *there.shape[1:])
+    if len(here) != n or len(there) != n + 1 or here.shape[1:] != there.shape[1:]:
+        return False
+    if not here.is_floating_point():
+        return True
+    scale = float(here.abs().max()) if here.numel() else 0.0
+    rounding = 1e3 * torch.finfo(here.dtype).eps * (scale or 1.0)
+    return not here.numel() or float((there[:n] - here).abs().max()) <= rounding

@@ -1,0 +1,54 @@
+"""What the recorded passes of a problem's network show: its structure and its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatscope.guards import own_settings
+from flatscope.network.layers import Network, read_layers
+from flatscope.network.plain import idle_parameters, uncovered
+from flatscope.network.program import Program, Structure, record, record_structure
+from flatscope.params import Params
+from flatscope.problem import Problem
+from flatscope.samples import Inputs
+
+
+def layers_of_problem(problem: Problem) -> Network:
+    """The layers of a problem's network, in forward order."""
+    marked, idle = uncovered(problem.model), idle_parameters(problem.model)
+    return problem.facts.once(_read_layers, problem, marked=tuple(marked.items()), idle=idle)
+
+
+def structure_of(problem: Problem) -> Structure:
+    """Recorded passes of the first samples and of one more, in the words of the network's plan."""
+    return recorded_structure(problem, problem.example())
+
+
+def recorded_structure(problem: Problem, inputs: Inputs) -> Structure:
+    """Recorded passes of these samples and of one more."""
+    with own_settings():
+        return record_structure(problem.model, inputs, _leaves(problem))
+
+
+def _leaves(problem: Problem) -> Params:
+    moving = {name: problem.params[name].detach().requires_grad_() for name in problem.trainable}
+    return {**problem.params, **moving}
+
+
+def _read_layers(problem: Problem, marked: tuple[tuple[str, str], ...], idle: frozenset[str]) -> Network:
+    """The layers that the first samples pass; where some weight was not met, also those that any sample passes.
+
+    Args:
+        problem: with the network.
+        marked: trainable matrices that are known to take part in no layer, with the operation that reads them.
+        idle: parameters that do not reach the outputs.
+    """
+
+    def passes() -> Iterator[Program]:
+        for inputs, _ in problem.batches():
+            yield record(problem.model, inputs, _leaves(problem))
+
+    known = dict(marked)
+    sought = {name for name in problem.trainable if problem.params[name].ndim > 1} - known.keys() - idle
+    modules = dict(problem.model.named_modules())
+    return read_layers(problem.facts.once(structure_of, problem), passes, modules, sought, known)
