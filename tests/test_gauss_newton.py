@@ -251,7 +251,7 @@ def test_products_cover_for_network_layers_and_units(
     ctx = Context(tiny.problem(), effort=replace(GAUSS_NEWTON, curvature=curvature, precision=0.2 if sketch else 1.0))
     everything = dict.fromkeys(tiny.problem().trainable, "by hand")
     for finder in ("coverage.find_curved", "coverage.find_unseen"):
-        ctx._cache[f"flatscope.curvature.{finder}", ()] = everything
+        ctx.problem.facts._known[f"flatscope.curvature.{finder}", ()] = everything
     exact = probed(ctx, quantity)
     assert exact.exact
     monkeypatch.setattr(estimators, "FEW", 0)

@@ -122,7 +122,7 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
 def _by_products_alone(problem: fs.Problem) -> fs.Context:
     """A context that thinks that the columns give nothing."""
     ctx = fs.Context(problem)
-    ctx._cache[f"{find_curved.__module__}.find_curved", ()] = dict.fromkeys(problem.trainable, "by hand")
+    ctx.problem.facts._known[f"{find_curved.__module__}.find_curved", ()] = dict.fromkeys(problem.trainable, "by hand")
     return ctx
 
 

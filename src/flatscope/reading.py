@@ -20,12 +20,12 @@ def layers_of_problem(problem: Problem) -> Network:
 
 
 def structure_of(problem: Problem) -> Structure:
-    """Recorded passes of the first samples and of one more, in the words of the network's plan."""
+    """Recorded passes of the first samples, in the words of the network's plan."""
     return recorded_structure(problem, problem.example())
 
 
 def recorded_structure(problem: Problem, inputs: Inputs) -> Structure:
-    """Recorded passes of these samples and of one more."""
+    """Recorded passes of these samples."""
     with own_settings():
         return record_structure(problem.model, inputs, _leaves(problem))
 

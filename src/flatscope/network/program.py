@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
 from flatscope.network.watching import Operation, is_in_place, place_of, replay
 from flatscope.params import Params
-from flatscope.samples import Inputs, axis_of_samples, one_more, output_tensor, parts_of
+from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
 NO_MEMORY = -1  # of tensors inside torch.func.vmap
 _PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis), slice, torch.dtype, torch.device, torch.Size)
@@ -204,7 +204,7 @@ class ProgramRecorder:
         self._alive: list[Tensor] = []  # so that no address is used twice
         self._memories: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # of tensors, by identity
-        self._slots: dict[tuple[int, int, bool], Slot] = {}
+        self._slots: dict[tuple[int, int, bool, str | None], Slot] = {}
         self._names = {id(value): name for name, value in params.items()}
         self._steps: list[Step] = []
         self._keep = keep
@@ -247,7 +247,7 @@ class ProgramRecorder:
     def _slot(self, value: Tensor) -> Slot:
         memory = self._memory(value)
         version = 0 if memory == NO_MEMORY or value.is_inference() else value._version
-        key = id(value), version, value.requires_grad
+        key = id(value), version, value.requires_grad, masked_name(value)
         if key not in self._slots:
             self._alive.append(value)
             number, shape = self._numbers.setdefault(id(value), len(self._numbers)), tuple(value.shape)
@@ -274,7 +274,7 @@ class Structure:
     """What recorded passes show of a network, whatever its weights: kept by the problem."""
 
     program: Program  # of the first samples
-    wider: Program  # of one sample more, which shows where the samples are
+    wider: Program  # of the same samples in reverse and one more, which shows where the samples are
     # weights whose inputs do not have the samples in their order as first axis, nor rows of each one behind the other
     mixing: frozenset[str]
 
@@ -303,10 +303,11 @@ def paired(program: Program, wider: Program) -> list[tuple[LayerUse, LayerUse]] 
 
 
 def record_structure(model: nn.Module, inputs: Inputs, params: Params) -> Structure:
-    """Run a network on some samples and on one more, and record both passes."""
+    """Run a network on some samples, and on the same in reverse and one more, and record both passes."""
     inputs_of_layers: list[dict[int, Tensor]] = []
     programs = []
-    for samples in (inputs, one_more(inputs)):
+    backwards = torch.arange(len(parts_of(inputs)[0]) - 1, -1, -1)
+    for samples in (inputs, rows_of_inputs(inputs, torch.cat([backwards, backwards[:1]]))):
         kept: dict[int, Tensor] = {}
         programs.append(record(model, samples, params, partial(_keep_input, kept)))
         inputs_of_layers.append(kept)
@@ -333,7 +334,7 @@ def _keep_input(kept: dict[int, Tensor], step: Step, op: Operation) -> None:
 
 
 def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) -> bool:
-    """Whether the first samples of a wider pass have the rows that they have alone: then each row is of one sample."""
+    """Whether each row is of one sample: then the samples in reverse, and one more, have the same rows in reverse."""
     if axis and here.ndim > axis + 1:
         here, there = here.movedim(axis, 0), there.movedim(axis, 0)
     if use.kind == "dense" and len(here) != n and n and len(here) % n == 0 and len(there) % (n + 1) == 0:
@@ -345,4 +346,4 @@ def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) ->
         return True
     scale = float(here.abs().max()) if here.numel() else 0.0
     rounding = 1e3 * torch.finfo(here.dtype).eps * (scale or 1.0)
-    return not here.numel() or float((there[:n] - here).abs().max()) <= rounding
+    return not here.numel() or float((there[:n].flip(0) - here).abs().max()) <= rounding
