@@ -7,6 +7,7 @@ over the steps. The record holds no tensors: numbers that depend on values need 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -183,7 +184,8 @@ def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None =
         keep: what to do with tensors while they are there.
     """
     recorder = ProgramRecorder(params, inputs, keep)
-    with torch.enable_grad():
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about gradients, which only this pass asks for
         output = output_tensor(replay(model, inputs, recorder.follow, params))
     return recorder.program(output)
 

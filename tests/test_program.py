@@ -1,0 +1,191 @@
+"""The recorded program: what its steps read and write, what it says of layers and samples, and how rarely it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import flatscope as fs
+from flatscope.network import watching
+from flatscope.network.linearity import Linearity, choice_in
+from flatscope.network.program import Program, record, record_structure
+from flatscope.reading import structure_of
+
+torch.set_num_threads(1)
+
+
+class Net(nn.Module):
+    """Two layers between which any function stands."""
+
+    def __init__(self, between: Any, features: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.between = nn.Linear(3, features), nn.Linear(features, 2), between
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …, 3)."""
+        return self.last(self.between(self.first(x)))
+
+
+def recorded(model: nn.Module, x: Tensor) -> Program:
+    return record(model, x, {name: p.detach().requires_grad_() for name, p in model.named_parameters()})
+
+
+X = torch.linspace(-1, 2, 15, dtype=torch.float64).reshape(5, 3)
+
+
+def test_a_write_in_place_makes_a_new_slot_of_the_same_memory() -> None:
+    program = recorded(Net(lambda h: h.mul_(2)), X)
+    linear, multiplied, _ = program.steps
+    assert multiplied.written is not None
+    assert multiplied.written.memory == linear.results[0].memory
+    assert multiplied.written.index != linear.results[0].index
+    assert multiplied.reads == linear.results
+
+
+def write_through_a_view(h: Tensor) -> Tensor:
+    """The rows of `h` are written to through a view of a constant."""
+    out = torch.zeros(h.shape, dtype=h.dtype)
+    out[:, :2][...] = h[:, :2].square()
+    return out
+
+
+def test_what_is_written_through_a_view_reaches_its_base() -> None:
+    model = Net(write_through_a_view)
+    linearity = Linearity(recorded(model, X), dict(model.named_parameters()))
+    assert linearity.reached == {"first.weight", "first.bias", "last.weight", "last.bias"}
+    assert linearity.curved.keys() == {"first.weight", "first.bias"}
+    assert "square" in linearity.curved["first.weight"]
+
+
+def test_what_cannot_be_seen_may_be_curved_in_everything() -> None:
+    @torch.jit.script
+    def scripted(h: Tensor) -> Tensor:
+        return h * 2
+
+    model = Net(scripted)
+    assert Linearity(recorded(model, X), dict(model.named_parameters())).curved.keys() >= {"first.weight"}
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (functional.relu, ""),
+        (lambda h: h if h.sum() > 0 else -h, "bool"),
+        (lambda h: h[h[:, 0].argsort()], "getitem"),
+        (lambda h: h * float(h.max()), "float"),
+    ],
+)
+def test_values_that_decide_what_is_computed(between: Any, expected: str) -> None:
+    assert choice_in(recorded(Net(between), X)).split(" ")[0].strip("_") == expected
+
+
+class Rows(nn.Module):
+    """A layer on sequences that are flattened into rows: of each sample together, or all first positions first."""
+
+    def __init__(self, positions_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.positions_first = nn.Linear(3, 2), positions_first
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, positions, 3)."""
+        n, length, _ = x.shape
+        if self.positions_first:
+            return self.layer(x.transpose(0, 1).reshape(-1, 3)).reshape(length, n, 2).sum(0)
+        return self.layer(x.reshape(-1, 3)).reshape(n, length, 2).sum(1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_rows_are_those_of_a_sample(n: int) -> None:
+    x = torch.randn(n, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mixing = {}
+    for positions_first in (False, True):
+        model = Rows(positions_first)
+        mixing[positions_first] = record_structure(model, x, dict(model.named_parameters())).mixing
+    assert not mixing[False]
+    assert mixing[True] == (frozenset({"layer.weight"}) if n > 1 else frozenset())
+
+
+def test_the_axis_of_the_samples_is_where_a_pass_of_more_is_longer() -> None:
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2).double().eval()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.transpose(0, 1)).sum(0)
+
+    model, x = Second(), torch.randn(2, 4, 3, dtype=torch.float64)
+    structure = record_structure(model, x, dict(model.named_parameters()))
+    assert structure.axes == {"layer.weight": 1}
+    assert not structure.mixing
+
+
+def problem_of(model: nn.Module) -> fs.Problem:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, dtype=torch.float64, generator=generator)
+    return fs.Problem(model, (x, torch.randint(0, 2, (40,), generator=generator)))
+
+
+def test_copies_with_other_weights_share_what_was_read() -> None:
+    problem = problem_of(Net(functional.relu))
+    structure = problem.facts.once(structure_of, problem)
+    twin = problem.rescaled(fs.rescale(problem.model, problem.example(), seed=1))
+    assert twin.facts.once(structure_of, twin) is structure
+    assert not torch.equal(twin.params["first.weight"], problem.params["first.weight"])
+    other = problem.with_model(problem.model)
+    assert other.facts.once(structure_of, other) is not structure
+
+
+@pytest.fixture
+def watchers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many passes were watched."""
+    count: Counter[str] = Counter()
+    enter = watching.watched.__enter__
+
+    def counted(self: watching.watched) -> Any:
+        count["passes"] += 1
+        return enter(self)
+
+    monkeypatch.setattr(watching.watched, "__enter__", counted)
+    return count
+
+
+def test_an_audit_reads_the_network_once(watchers: Counter[str]) -> None:
+    problem = problem_of(Net(functional.relu, features=16))
+    watchers.clear()
+    audit = fs.audit(problem, ["hessian_trace", "rho_sum"])
+    assert watchers["passes"] <= 40
+    verdicts = audit.to_frame().set_index(["measure", "symmetry"])["verdict"]
+    assert verdicts["hessian_trace", "unit_scaling"] == "moved"
+    assert verdicts["rho_sum", "unit_scaling"] == "invariant"
+
+
+class Counted(Net):
+    """Counts its own calls."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, 3)."""
+        type(self).calls += 1
+        return super().forward(x)
+
+
+def test_few_passes_for_a_trace() -> None:
+    problem = problem_of(Counted(functional.relu))
+    Counted.calls = 0
+    table = fs.measure(problem, "layer_trace")
+    assert table.layer("layer_trace").keys() == {"first", "last"}
+    assert Counted.calls <= 20
+    first = Counted.calls
+    fs.measure(problem, "layer_trace", seed=1)
+    assert Counted.calls - first <= 8, "the second time the network is known"
