@@ -16,7 +16,9 @@ import torch
 from own_double import OwnDouble, hessian_of
 from torch import Tensor, nn
 
-from flatscope.symmetries.basis_paths import BasisPaths
+from flatscope.network.plain import plain
+from flatscope.network.tracing import trace
+from flatscope.symmetries.basis_paths import BasisPaths, PathCoordinates
 from flatscope.symmetries.folding import fold_batchnorm
 
 Values = dict[tuple[str, int], float]
@@ -41,6 +43,14 @@ def reading(weight: Tensor, input_first: bool = False, groups: int = 1) -> Readi
         return Reading(rows, [one.flatten() for one in place])
     columns = [blocks[g, :, j].flatten() for g in range(groups) for j in range(place.shape[1])]
     return Reading(place.flatten(1), columns)
+
+
+class HeldPaths(PathCoordinates):
+    """Paths of the trainable weights alone, beside frozen ones."""
+
+    def values(self) -> Tensor:
+        log, sign = self.log_values()
+        return sign * log.exp()
 
 
 class Subject:
@@ -85,9 +95,13 @@ class Subject:
         return Subject(other, self.layers, kept, self.first, groups=self.groups)
 
     @cached_property
-    def in_paths(self) -> tuple[BasisPaths, OwnDouble]:
+    def in_paths(self) -> tuple[BasisPaths | HeldPaths, OwnDouble]:
         """Coordinates of path space, and the network with the weights that they set."""
         own = self.folded.own
+        frozen = [name for name, _ in own.model.named_parameters() if name not in own.places]
+        if frozen and len(frozen) < len(own.everything):
+            graph = trace(plain(own.model, [own.inputs]), own.inputs, frozen=frozen)
+            return HeldPaths(graph, own.everything, held=frozen), own
         paths = BasisPaths(own.model, own.inputs)
         return paths, OwnDouble(paths.model, own.inputs, own.targets, own.loss, own.dtype)
 

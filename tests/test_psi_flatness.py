@@ -279,11 +279,12 @@ def test_zero_weights() -> None:
     assert frame["reason"].str.contains("layer 0, unit 1").all()
 
 
-def test_frozen_layers_and_layerless_networks_have_no_value() -> None:
+def test_units_beside_frozen_layers_are_not_rescaled() -> None:
     tiny = mlp()
     tiny.model[0].weight.requires_grad_(False)
     frame = fs.measure(tiny.problem(), "psi_trace").to_frame()
-    assert frame["reason"].str.contains("trainable").all()
+    assert frame["value"].notna().all()
+    assert frame["reason"].str.contains("0.weight, which is frozen").all()
 
 
 PSI = ("psi_trace", "psi_balance", "psi_epsilon", "psi_expected")

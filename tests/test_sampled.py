@@ -217,7 +217,7 @@ def test_the_plan_counts_all_that_columns_bring_back(monkeypatch: pytest.MonkeyP
     draws = 8
     drawn(ctx, draws, rows=False)
     # once as they come, once more while they are laid beside each other
-    assert 0.7 < 2 * sum(bytes_back) / (10 * draws * ctx.sweep(sweep.sweep_shape).per_column) <= 1
+    assert 0.7 < 2 * sum(bytes_back) / (10 * draws * sweep.sweep_shape(ctx).per_column) <= 1
 
 
 @pytest.mark.long
@@ -247,7 +247,7 @@ def test_memory_does_not_grow_with_the_square_of_the_classes() -> None:
 
 def _some_blocks(ctx: Context):  # type: ignore[no-untyped-def]
     """The first blocks of all columns of the first batch that the plan takes."""
-    plan = sweep.sweep_plan(ctx, ctx.sweep(sweep.sweep_shape).columns)
+    plan = sweep.sweep_plan(ctx, sweep.sweep_shape(ctx).columns)
     batch = next(iter(ctx.share(size=plan.samples)))
     yield [
         flow.weight

@@ -349,7 +349,7 @@ def low_rank_adapters() -> Made:
 
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(nn.Linear(5, 6)), nn.ReLU(), Adapted(nn.Linear(6, 3))).double().eval()
-    return made(model, numbers(N, 5), refused={"psi_*": "trainable weights in all layers"})
+    return made(model, numbers(N, 5))
 
 
 @tutorial

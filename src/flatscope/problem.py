@@ -45,7 +45,7 @@ from flatscope.loss import (
     in_double_where_possible,
     missing_classes,
 )
-from flatscope.network.facts import Facts
+from flatscope.network.facts import KnownFacts
 from flatscope.network.linearity import choice_in
 from flatscope.network.plain import is_rewritten, mark_uncovered, plain, uncovered, write_out
 from flatscope.network.program import record
@@ -134,7 +134,7 @@ class Problem:
         self.batch_size = batch_size or DEFAULT_BATCH
         self.loss: Loss = as_loss(loss)
         self._one_hot = self._one_logit = False  # until the targets have been looked at
-        self.facts = Facts()
+        self.facts = KnownFacts()
         self._take(model)
         bad = non_finite_name(self.params, self.buffers)
         if bad:
@@ -211,7 +211,7 @@ class Problem:
         other = copy.copy(self)
         for name in ("_rewritten", "samples_decide"):
             other.__dict__.pop(name, None)
-        other.facts = Facts()
+        other.facts = KnownFacts()
         other._take(model)
         other.initial = None  # weights of another module before training are not those of this one
         return other

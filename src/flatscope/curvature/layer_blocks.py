@@ -86,7 +86,7 @@ class LayerBlocks:
         self._ctx, left_out = ctx, find_left_out(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
         self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
-        self._columns = ctx.fact(sweep_shape, dtype=ctx.problem.dtype).columns
+        self._columns = sweep_shape(ctx).columns
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
         self._written: Params = {}

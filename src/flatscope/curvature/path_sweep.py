@@ -288,7 +288,7 @@ def path_sweep(ctx: Context, edges: ScalingEdges, draws: range | None = None) ->
         edges: those that rescale units.
         draws: numbers of random columns, whose mean it is; None for all columns.
     """
-    shape, totals = ctx.fact(sweep_shape, dtype=ctx.problem.dtype), dict[str, Tensor]()
+    shape, totals = sweep_shape(ctx), dict[str, Tensor]()
     columns = shape.columns if draws is None else shape.per_draw * len(draws)
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Params:

@@ -77,7 +77,7 @@ def column_sweep(
     if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
         bends, left_out = ctx.sweep(reached_by_bends)
     run = partial(_pass, ctx, left_out=left_out, rows=rows, diagonal=diagonal, bends=bends)
-    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
+    shape = sweep_shape(ctx)
     if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
         return run(None)
     found, look, missed = run(range(FEWEST)), FEWEST, ""
@@ -136,8 +136,12 @@ class SweepShape:
     per_column: float
 
 
-def sweep_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
-    """Measured on one and on two samples of the data, in the type of numbers that the network has."""
+def sweep_shape(ctx: Context) -> SweepShape:
+    """Measured on one and on two samples of the data."""
+    return ctx.fact(_measured_shape, dtype=ctx.problem.dtype)
+
+
+def _measured_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     inputs, targets = next(iter(ctx.batches(size=2)))
     there = [*ctx.params.values(), *parts_of(inputs)]  # two samples are a view of all of them
     known = {value.untyped_storage().data_ptr() for value in there}
@@ -186,7 +190,7 @@ def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
 
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
     """How many samples and columns go together."""
-    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
+    shape = sweep_shape(ctx)
     # Curved operations have a graph of their own beside the network's, and columns of the size of its activations.
     times = 2 if bent else 1
     return plan_for(ctx, columns, times * shape.per_sample, times * shape.per_column)
@@ -201,7 +205,7 @@ def _pass(
     bends: Places = NO_BENDS,
 ) -> Curvature:
     """One pass over the data with these random columns, or with all columns."""
-    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
+    shape = sweep_shape(ctx)
     columns = shape.columns if draws is None else len(draws) * (2 if bends else shape.per_draw)
     result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
 

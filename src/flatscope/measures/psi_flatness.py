@@ -119,7 +119,7 @@ def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[flo
         known, along = path_sweep(ctx, edges, draws)
         return known + float((along * edges.gains.square()).sum())
 
-    shape = ctx.fact(sweep_shape, dtype=ctx.problem.dtype)
+    shape = sweep_shape(ctx)
     most = shape.columns // (2 * DRAWS * shape.per_draw)  # passes; that many take half of the time of all columns
     if wanted > 0 and most >= FIRST_LOOK:
         blocks = (torch.tensor([part(range(DRAWS * i, DRAWS * (i + 1)))]) for i in range(most))

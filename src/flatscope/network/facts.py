@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Facts:
-    """Facts about the structure of one network.
+class KnownFacts:
+    """KnownFacts about the structure of one network.
 
     Attributes:
         plain: facts about its plain form, where every weight that acts is a parameter; itself where the network is
@@ -19,7 +19,7 @@ class Facts:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Any] = {}
-        self.plain: Facts | None = None
+        self.plain: KnownFacts | None = None
         self.uncovered: dict[str, str] = {}
 
     def once(self, find: Callable[..., T], subject: Any, **options: Any) -> T:
