@@ -25,6 +25,7 @@ WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "Distribut
 QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|torchao\.quantization")
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
+NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -151,7 +152,7 @@ def data_remarks(loss: Loss, numbered: bool, looks: list[Look], n: int) -> tuple
     """
     found, labels = [], looks[0].targets
     if len(looks) > 1 and _same_numbers(*looks):
-        found.append("the test samples are the training samples: nothing is held out")
+        found.append(NOTHING_HELD_OUT)
     if numbered and labels.low == labels.high and n > 1:
         found.append(f"all training samples are of one class, {labels.low:g}")
     if numbered and loss.kind == "squared":

@@ -12,13 +12,15 @@ from typing import Any, Self
 import pandas as pd
 
 from flatscope.comparing import rankings
+from flatscope.comparing.decision import Decision, decide, worth_words
+from flatscope.comparing.held_out import HeldOut, unpaired
+from flatscope.comparing.records import difference_of, records
 from flatscope.comparing.verdicts import (
     Quantity,
     Remark,
     SameFunction,
     Verdict,
     differs,
-    held_out_remark,
     judge,
     loss_remark,
     on_a_slope,
@@ -40,6 +42,7 @@ INTERVALS = (
     "Ranks from and to are the places in {:g} % of draws from the standard errors. Nothing else moves them: a value "
     "without ± counts as exact, and measures that disagree do not widen them."
 )
+FIRST_REMARKS = ("copy", "loss", "fit")  # what could turn the answer round
 _COPIES_DIFFER = "differ between copies of one function"
 
 
@@ -111,10 +114,39 @@ class Comparison(Result):
         return self._verdicts[self._quantity(measure).label]
 
     @property
+    def difference(self) -> str:
+        """What these networks differ in, as far as their modules tell: "training", "width" or "architecture"."""
+        return difference_of(self.networks[name].architecture for name in self.distinct)
+
+    @property
+    def counting(self) -> list[str]:
+        """Comparable measures that count in the ranking: they ranked networks that differ like these rightly.
+
+        On the released population, more often than wrongly and beyond chance (`fs.benchmark`). Measures without a
+        record do not count.
+        """
+        known = records(self.difference)
+        measures = {label: self._quantities[label].measure for label in self.comparable}
+        return [label for label, name in measures.items() if name in known and known[name].counts]
+
+    @property
+    def tests(self) -> HeldOut | None:
+        """The test errors of the distinct networks: paired tests where they were compared sample by sample; or None."""
+        if "tests" not in self.meta:
+            return unpaired({name: self.networks[name] for name in self.distinct}, int(self.meta.get("n_test") or 0))
+        return None if self.meta["tests"] is None else HeldOut.from_dict(self.meta["tests"])
+
+    @property
+    def decision(self) -> Decision:
+        """Which network to keep, or what to do before that can be said."""
+        is_new = not self.meta.get("nothing_held_out", False)
+        return decide(self.names, self.distinct, self.networks, self.tests, is_new)
+
+    @property
     def conclusion(self) -> rankings.Conclusion:
         """Which network is flatter, by which measures and by how much; first of all whether they are at a minimum."""
-        comparable = [self._quantities[label] for label in self.comparable]
-        found = rankings.conclude(self.names, self.distinct, comparable, self.not_comparable())
+        comparable, counting = ([self._quantities[n] for n in names] for names in (self.comparable, self.counting))
+        found = rankings.conclude(self.names, self.distinct, comparable, counting, self.not_comparable())
         steep = [name for name in self.distinct if self.networks[name].on_a_slope]
         if not steep or found.code == "one function":
             return found
@@ -132,15 +164,16 @@ class Comparison(Result):
 
         Args:
             measure: its name (with options where it has several values); None: the mean rank over the families of
-                all comparable measures, each family with the same weight.
+                the measures that count, each family with the same weight; see `counting`.
         """
         level = float(self.meta.get("confidence", 0.95))
         if measure is None:
             if len(self.distinct) < 2:
                 raise NotApplicable("two different functions to rank", "copies of one", where="ranking")
-            if not self.comparable:
-                raise NotApplicable("a measure that is comparable here", "none", where="ranking", fix=self.summary())
-            return rankings.consensus([self._quantities[label] for label in self.comparable], self.distinct, level)
+            if not self.counting:
+                fix = "Ask for l2_path_norm or perturbation_robustness, or decide by held-out data"
+                raise NotApplicable("a measure that counts here", "none", where="ranking", fix=fix)
+            return rankings.consensus([self._quantities[label] for label in self.counting], self.distinct, level)
         quantity = self._quantity(measure)
         if (verdict := self._verdicts[quantity.label]).word in ("no value", "no direction"):
             raise NotApplicable(f"a measure that can rank: {verdict.reason}", measure, where="ranking")
@@ -197,7 +230,7 @@ class Comparison(Result):
 
     def warnings(self) -> list[Remark]:
         """What to keep in mind before reading any number: sentences, each with a `code`."""
-        found = held_out_remark(self.networks, int(self.meta.get("n_test") or 0), self.meta.get("one_errs"))
+        found = []
         found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():
             text = "Different for networks that are one function, and so without meaning for the ranking"
@@ -212,7 +245,11 @@ class Comparison(Result):
 
     def headline_lines(self) -> list[str]:
         """Which network to keep, whether they are at a minimum, which is flatter, what that is worth."""
-        return [str(self.conclusion), *self.warnings()]
+        lines = [str(self.decision)]
+        if len(self.distinct) > 1:
+            names = [self._quantities[label].measure for label in self.counting]
+            lines += [str(self.conclusion), worth_words(self.difference, names)]
+        return [*lines, *(remark for remark in self.warnings() if remark.code in FIRST_REMARKS)]
 
     def summary(self) -> str:
         """The warnings, the ranking, where measures agree and which do not count, in a few sentences."""
@@ -221,9 +258,9 @@ class Comparison(Result):
         lines = [*said, samples, *(remark for remark in self.warnings() if remark not in said)]
         if len(self.distinct) < 2:
             return "\n".join([*lines, "One function: there is nothing to rank."])
-        if self.comparable:
+        if self.counting:
             ranking = self.ranking()
-            lines.append("All comparable measures together, norms and margins included:")
+            lines.append(f"The measures that count together ({', '.join(self.counting)}):")
             for place, row in zip(rankings.places(ranking), ranking.itertuples(index=False), strict=True):
                 voices = f"first in {row.families_first} of the {row.families} families of measures"
                 voices = "in the only family of measures" if row.families == 1 else voices
@@ -236,7 +273,7 @@ class Comparison(Result):
             for order, labels in self.orders().items():
                 lines.append(f"{order}: {len(labels)} of {len(self.comparable)} comparable: {', '.join(labels)}.")
         else:
-            lines.append("No measure is comparable between these networks.")
+            lines.append("No measure asked for has ranked networks that differ like these rightly: no ranking.")
         for reason, labels in self.not_comparable().items():
             if reason != _COPIES_DIFFER:  # a warning names these
                 lines.append(f"Not comparable, {reason}: {', '.join(labels)}.")
@@ -250,7 +287,7 @@ class Comparison(Result):
             lines.append("A family in which several share the first place counts for each of them.")
         originals = {pair.second: pair.first for pair in self.same_function if pair.first in self.distinct}
         lines += [f"{copy} is not ranked: it is the same function as {name}." for copy, name in originals.items()]
-        voices = rankings.family_ranks([self._quantities[label] for label in self.comparable], self.distinct)
+        voices = rankings.family_ranks([self._quantities[label] for label in self.counting], self.distinct)
         return lines + rankings.close_text(voices, self.distinct)
 
     def not_comparable(self) -> dict[str, list[str]]:

@@ -201,9 +201,9 @@ class Conclusion:
             measure may compare these networks).
         winner: the network that is flatter; empty where there is none.
         voices: one per family of comparable flatness measures.
-        sentence: the answer for people; where all comparable measures together, norms and margins included, put
-            another network first than the flatter one, it says so.
-        first: who is first by all families of comparable measures together, as `Comparison.ranking` has it.
+        sentence: the answer for people; where the measures that count in the ranking put another network first than
+            the flatter one, it says so.
+        first: who is first by all families of measures that count, as `Comparison.ranking` has it.
     """
 
     code: str
@@ -218,7 +218,11 @@ class Conclusion:
 
 
 def conclude(
-    names: Sequence[str], distinct: Sequence[str], comparable: Sequence[Quantity], refused: Mapping[str, Sequence[str]]
+    names: Sequence[str],
+    distinct: Sequence[str],
+    comparable: Sequence[Quantity],
+    counting: Sequence[Quantity],
+    refused: Mapping[str, Sequence[str]],
 ) -> Conclusion:
     """The answer.
 
@@ -226,11 +230,12 @@ def conclude(
         names: all networks.
         distinct: one network of every function.
         comparable: the measures that may rank them.
+        counting: those of them that count in the ranking.
         refused: labels of the measures that may not, by the reason.
     """
     if len(distinct) < 2:
         return Conclusion("one function", "", (), f"{_listed(names)} are one function: none is flatter.")
-    first = tuple(foremost(comparable, distinct))
+    first = tuple(foremost(counting, distinct))
     speakers = _speakers(comparable)
     if not speakers:
         return Conclusion("untold", "", (), f"Which is flatter cannot be told: {_why_untold(refused)}.", first)
@@ -260,10 +265,10 @@ def _flatter(distinct: Sequence[str], winner: str, voices: Sequence[Voice], firs
         text += f", ahead of {_listed(list(dict.fromkeys(voice.next for voice in clear)))}"
     unclear = [voice.family for voice in voices if voice not in clear]
     undecided = f"; {_listed(unclear)} {'show' if len(unclear) > 1 else 'shows'} no clear difference" if unclear else ""
-    if list(first) == [winner]:
+    if not first or list(first) == [winner]:
         return f"{text}{undecided}."
-    preferred = f"put {first[0]} first" if len(first) == 1 else f"prefer none of {_listed(first)}"
-    return f"{text}{undecided}. All comparable measures together, norms and margins included, {preferred}."
+    preferred = f"put {first[0]} first" if len(first) == 1 else f"do not favour any of {_listed(first)}"
+    return f"{text}{undecided}. The measures that count in the ranking {preferred}."
 
 
 def _alike(distinct: Sequence[str], in_front: Sequence[str], voices: Sequence[Voice]) -> str:

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.comparing.comparison import Comparison
+from flatscope.comparing.held_out import held_out
 from flatscope.comparing.verdicts import SameFunction
 from flatscope.context import Context, make_effort
 from flatscope.errors import FlatscopeError, InputError, Interrupted
 from flatscope.formatting import printable
 from flatscope.guards import own_settings, untouched_randomness
+from flatscope.inspection import NOTHING_HELD_OUT
 from flatscope.loss import PerSample
 from flatscope.measured_standing import standing_of
 from flatscope.measuring import INTERRUPTED, Options, measure, not_done
 from flatscope.problem import Problem
 from flatscope.registry import select
 from flatscope.samples import Inputs, each_part, order_digest, parts_of, rows_of_inputs
-from flatscope.standing import Standing
 from flatscope.symmetries.basis_paths import BasisPaths
 from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
 from flatscope.table import Table
@@ -101,8 +102,9 @@ def compare(
     folded = {name: _without_batchnorm(problem) for name, problem in problems.items()}
     contexts = {name: Context(problem, seed=seed) for name, problem in problems.items()}
     standings = {name: standing_of(context, folded[name]) for name, context in contexts.items()}
-    differ = _one_errs(contexts, standings)
     copies, tables, stopped = find_copies(folded, tolerance, problems), {}, ""
+    distinct = [name for name in problems if name not in {pair.second for pair in copies}]
+    tests = held_out(contexts, standings, distinct)
     for name, problem in problems.items():
         share = None if end is None else max(end - time.monotonic(), 1e-3) / len(contexts)
         context = contexts.pop(name)
@@ -124,7 +126,8 @@ def compare(
         "loss": first.loss.name,
         "n_train": first.n_train,
         "n_test": 0 if first.test is None else first.test.n,
-        "one_errs": differ,
+        "tests": None if tests is None else tests.to_dict(),
+        "nothing_held_out": NOTHING_HELD_OUT in first.remarks,
         "seed": seed,
         "tolerance": tolerance,
         "confidence": confidence,
@@ -197,24 +200,6 @@ def _without_batchnorm(problem: Problem) -> Problem:
         return problem.with_model(fold_batchnorm(problem.model, problem.example()))
     except InputError:
         return problem
-
-
-def _one_errs(contexts: Mapping[str, Context], standings: Mapping[str, Standing]) -> float | None:
-    """Share of test samples on which one of the networks with the lowest and the highest test error errs, not both.
-
-    None without test errors, and where the samples are others, or come in another order, for one of the two.
-    """
-    errors = {name: standing.test_error for name, standing in standings.items()}
-    if any(map(math.isnan, errors.values())):
-        return None
-    pair = [contexts[choose(errors, key=lambda name: errors[name])] for choose in (min, max)]
-    samples = [context.problem.test for context in (*pair, *pair)]
-    with untouched_randomness([made for context in pair for made in context.problem.generators]):
-        digests = {order_digest(each) for each in samples if each is not None}
-    first, second = (context.scores("test").margins for context in pair)
-    if len(digests) != 1 or first is None or second is None:
-        return None
-    return float(((first <= 0) != (second <= 0)).double().mean())
 
 
 def find_copies(

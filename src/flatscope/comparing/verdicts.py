@@ -155,7 +155,7 @@ class Verdict:
 
 
 class Remark(str):
-    """A sentence for people, with a code: "test", "copy", "moved", "loss", "fit", "slope" or "architecture"."""
+    """A sentence for people, with a code: "copy", "moved", "loss", "fit", "slope" or "architecture"."""
 
     code: str
 
@@ -269,27 +269,3 @@ def undertrained(networks: Mapping[str, Standing]) -> list[Remark]:
         for name, value in score.items()
         if value > limit
     ]
-
-
-def held_out_remark(networks: Mapping[str, Standing], n_test: int, one_errs: float | None = None) -> list[Remark]:
-    """Whether the test errors differ by more than the draw of the test samples explains; nothing where not known.
-
-    Args:
-        networks: with their test errors.
-        n_test: number of test samples.
-        one_errs: share of them on which one of the best and the worst network errs, not both; None where that is not
-            known: then as if they erred independently of each other.
-    """
-    known = {name: network.test_error for name, network in networks.items()}
-    if not n_test or any(map(math.isnan, known.values())):
-        return []
-    best, worst = (choose(known, key=lambda name: known[name]) for choose in (min, max))
-    apart, mean = known[worst] - known[best], (known[worst] + known[best]) / 2
-    spread = 2 * mean * (1 - mean) if one_errs is None else one_errs - apart**2
-    error = math.sqrt(max(spread, 0.0) / n_test)
-    shown = f"from {100 * known[best]:.2f} % to {100 * known[worst]:.2f} % of {n_test} samples"
-    if apart <= CLEAR_ERRORS * error:
-        return [Remark("test", f"The test errors do not differ by more than chance: {shown}.")]
-    alone = " (as if they erred independently)" if one_errs is None else ""
-    points = f"{100 * apart:.2f} ± {100 * error:.2f} points{alone}"
-    return [Remark("test", f"The test errors differ: {shown}, {best} lowest, {worst} {points} above.")]

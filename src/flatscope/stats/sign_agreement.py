@@ -80,7 +80,7 @@ def granulated_kendall(
     blank = Estimate(math.nan, dropped=dropped, confidence=level)
     parts = []  # what each pair adds to its ψ_i, less what it would add on average
     for place, name in enumerate(names):
-        first, second, groups = _pairs(codes, place)
+        first, second, groups = pairs_by_one(codes, place)
         if not len(first):
             note = f"no two networks differ in {name} alone"
             by_parameter[name] = replace(blank, method="granulated Kendall", note=note)
@@ -90,7 +90,7 @@ def granulated_kendall(
         value = float(np.mean(np.bincount(groups, agree) / sizes))
         part = first, second, (agree - value) / (sizes[groups] * len(sizes))
         parts.append(part)
-        ends = _fisher_ends(value, _shared_error(*part, len(x)), len(sizes), len(x), level)
+        ends = _fisher_ends(value, shared_error(*part, len(x)), len(sizes), len(x), level)
         by_parameter[name] = Estimate(value, *ends[:2], math.nan, len(sizes), METHOD, dropped, ends[2], level)
     if not parts:
         note = "no two networks differ in one hyper-parameter alone"
@@ -98,7 +98,7 @@ def granulated_kendall(
     known = [psi for psi in by_parameter.values() if psi.n]
     value = float(np.mean([psi.value for psi in known]))
     first, second, off = (np.concatenate(side) for side in zip(*parts, strict=True))
-    error = _shared_error(first, second, off / len(parts), len(x))
+    error = shared_error(first, second, off / len(parts), len(x))
     low, high, note = _fisher_ends(value, error, min(psi.n for psi in known), len(x), level)
     left_out = [name for name, psi in by_parameter.items() if not psi.n]
     note = f"without {', '.join(left_out)}" if left_out else note
@@ -141,7 +141,7 @@ def sign_error(
     pooled: dict[tuple[str, str, str], tuple[Floats, Codes, Codes]] = {}  # wrong or not, and both networks
     for place, name in enumerate(names):
         labels = dict(zip(codes[:, place].tolist(), map(str, settings[name]), strict=True))
-        first, second, _ = _pairs(codes, place)
+        first, second, _ = pairs_by_one(codes, place)
         a, b = np.sort([codes[first, place], codes[second, place]], axis=0)
         counted = np.abs(y[first] - y[second]) > smallest_difference
         wrong = (1 - np.sign(x[first] - x[second]) * np.sign(y[first] - y[second])) / 2
@@ -166,7 +166,7 @@ def sign_error(
 
 def _error(wrong: Floats, first: Codes, second: Codes, level: float, dropped: int) -> Estimate:
     value, networks = float(wrong.mean()), np.unique(np.concatenate([first, second]))
-    error = _shared_error(first, second, (wrong - value) / len(wrong), int(networks[-1]) + 1)
+    error = shared_error(first, second, (wrong - value) / len(wrong), int(networks[-1]) + 1)
     # Pairs that agree throughout say as much as those of them that share no network.
     worth = min(value * (1 - value) / error**2 if error else len(networks) / 2, float(len(wrong)))
     low, high = wilson(value * worth, worth, confidence=level)
@@ -179,7 +179,7 @@ def _at_least_one(parameters: Sequence[str]) -> list[str]:
     return list(parameters)
 
 
-def _pairs(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
+def pairs_by_one(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
     """The pairs of networks that differ in one column alone: both networks, and the group that the pair is of.
 
     A group agrees in every other column; those with a pair are numbered from 0, and their pairs follow each other.
@@ -199,7 +199,7 @@ def _pairs(codes: Codes, place: int) -> tuple[Codes, Codes, Codes]:
     return first, second, np.cumsum(np.diff(group, prepend=group[:1]) > 0)
 
 
-def _shared_error(first: Codes, second: Codes, off: Floats, networks: int) -> float:
+def shared_error(first: Codes, second: Codes, off: Floats, networks: int) -> float:
     """Standard error of a sum over pairs in which pairs that share a network go together."""
     by_network = np.bincount(first, off, networks) + np.bincount(second, off, networks)
     alone = float(off @ off)

@@ -15,7 +15,7 @@ from flatscope.errors import InputError, Interrupted
 from flatscope.problem import Problem
 from flatscope.ranks import process_group
 from flatscope_app.cli.options import CompareCommand
-from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid, show_note
+from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid, show_headline, show_note
 from flatscope_app.cli.sources import (
     check_measures,
     load_model,
@@ -61,14 +61,16 @@ def run_compare(given: CompareCommand) -> None:
 
 
 def show_answer(found: Comparison) -> None:
-    """Which network is flatter; loss, error and the measures that say so; what to keep in mind."""
+    """The headline; loss, error and the measures that it rests on; what else to keep in mind."""
     screen = console()
-    screen.print(Text(f"{found.conclusion}\n", style="bold"))
+    show_headline(found.headline)
     measures = [voice.measure for voice in found.conclusion.voices]
     rows = [line[:-2] for line in found.lines() if line[0] in measures or line[0] in FIT_ROWS]
     if len(found.names) <= MOST_SHOWN:
         show_grid(["", *found.names], rows)
     for warning in found.warnings():
+        if warning in found.headline.splitlines():
+            continue
         screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), str(warning)))
 
 
@@ -80,7 +82,7 @@ def show_comparison(found: Comparison) -> None:
         show_grid(["measure", "verdict"], [[line[0], line[-1]] for line in found.lines() if line[-1]])
         return
     show_grid(found.header, found.lines(), title="\nbest first: > better, ≳ better within the error, = equal")
-    said = {str(found.conclusion), *map(str, found.warnings())}
+    said = {*found.headline.splitlines(), *map(str, found.warnings())}
     for line in found.summary().splitlines():
         if line not in said:
             console().print(Text(line))

@@ -65,7 +65,7 @@ META_WORDS = {
 UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=True)
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
 ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
-ONE_NETWORK = "Invariant measures such as rho_sum say which of two networks is flatter, not whether one is flat."
+STILL = "still on a slope"  # how a remark begins that a headline says in its own words
 MOST_HEADLINES = 5
 MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
 
@@ -224,20 +224,31 @@ def answer(kinds: Mapping[str, Mapping[str, Any]]) -> Markup:
     names = list(dict.fromkeys([*tables, *kinds["histories"]]))
     if not names:
         return Markup("")
-    sentences = [element("p", str(found.conclusion), class_="conclusion") for found in comparisons.values()]
-    remarks = [remark for found in comparisons.values() for remark in found.warnings()]
-    sentences += [element("p", remark, class_="held-out") for remark in remarks if remark.code == "test"]
+    told = list(comparisons.values()) or ([*tables.values()] if len(tables) == 1 else [])
+    lines_of = [found.headline.splitlines() for found in told]
+    sentences = [
+        element("p", line, class_="held-out" if place else "conclusion")
+        for found in lines_of
+        for place, line in enumerate(found)
+    ]
+    said = {line for found in lines_of for line in found}
     if comparisons and any(found.conclusion.voices for found in comparisons.values()):
         sentences.append(element("p", ONE_TRAINING, class_="quiet"))
-    if len(tables) == 1:
-        sentences.append(element("p", ONE_NETWORK, class_="conclusion"))
-    warnings = [str(remark) for remark in remarks if remark.code != "test"]
+    warnings = [str(remark) for found in comparisons.values() for remark in found.warnings() if remark not in said]
     for found in tables.values():
-        warnings += [f"{words[0].upper()}{words[1:].rstrip('.')}." for words in found.meta.get("remarks", ())]
+        remarks = [str(words).rstrip(".") for words in found.meta.get("remarks", ())]
+        warnings += [f"{words[0].upper()}{words[1:]}." for words in remarks if not _is_told(words, said)]
     rows = [*_fit_rows(names, kinds), *_minimum_row(names, tables), *_headline_rows(names, tables, comparisons)]
     few = "facts" if len(names) <= MOST_SIDE_BY_SIDE else "plain"
     facts = table("The networks side by side", ["", *names], rows, class_=few) if rows else Markup("")
     return Markup("").join((*sentences, facts, listed(dict.fromkeys(warnings))))
+
+
+def _is_told(remark: str, said: Set[str]) -> bool:
+    """Whether a line of a headline has this remark already."""
+    return any(remark[1:] in line for line in said) or (
+        remark.startswith(STILL) and any(line.startswith("No minimum") for line in said)
+    )
 
 
 def _fit_rows(names: list[str], kinds: Mapping[str, Mapping[str, Any]]) -> list[list[object]]:

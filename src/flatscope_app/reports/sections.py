@@ -57,7 +57,7 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
     for n, (name, found) in enumerate(comparisons.items()):
         plots = list(comparison_plot(found.tables, colours))
         top = top or hero(plots)
-        remarks = [] if len(found.distinct) < 2 or not found.comparable else found.ranking_remarks()
+        remarks = [] if len(found.distinct) < 2 or not found.counting else found.ranking_remarks()
         rows = [
             [_name(line[0]), *line[1:-1], badge(line[-1], BADGES.get(line[-1], "")) if line[-1] else ""]
             for line in found.lines()
@@ -74,7 +74,10 @@ def comparisons_part(comparisons: Mapping[str, Comparison], colours: Colours) ->
                 listed(refused),
             )
         )
-        count = f"{len(found.comparable)} of {len(found.tables[found.names[0]].names)} measures may be compared"
+        asked = len(found.tables[found.names[0]].names)
+        count = (
+            f"{len(found.comparable)} of {asked} measures may be compared, {len(found.counting)} count in the ranking"
+        )
         title = "Comparison" if len(comparisons) == 1 else f"Comparison: {name}"
         sections.append(Section(f"comparison-{n}" if n else "comparison", title, body, count))
     return Part(Markup(""), sections, {name: found.meta for name, found in comparisons.items()}, picture=top)

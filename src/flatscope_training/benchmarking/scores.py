@@ -39,6 +39,8 @@ SCORES: dict[str, tuple[str, float]] = {
 }
 OF_TWINS = ("survival", "tau_rescaled")  # taken at the last stop, of the networks that have a twin
 SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should rise with the gap
+# What is known of a network without measuring anything, and what of it should go with a smaller gap.
+BASELINES = {"epochs": "lower", "train_loss": "lower", "width": "higher"}
 ORACLE, CHANCE = "oracle", "chance"  # the test error itself, and random numbers: what measures lie between
 SMALLEST_DIFFERENCE = 0.01  # of two gaps: two standard errors of an error on 10,000 test images
 COLUMNS = {

@@ -1,0 +1,124 @@
+"""Decision: what to do with these networks, in one sentence, and what flatness may say in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flatscope.comparing.held_out import HeldOut
+from flatscope.comparing.records import DIFFERENCES, RANKING, records
+from flatscope.doubts import MOST
+from flatscope.formatting import with_error, written
+from flatscope.standing import Standing
+
+LEARNING = 0.05  # training error from which on a network that stands on a slope is called not trained to the end
+MOST_VALUES = 4  # networks whose errors are said
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do.
+
+    Attributes:
+        code: "keep" (one is clearly better), "either" (the test data cannot tell some apart), "one function" (they are
+            copies), "train on", or "hold out" (no test data tell anything).
+        networks: those to keep, or to train on; all of them where nothing tells them apart.
+        sentence: for people.
+    """
+
+    code: str
+    networks: tuple[str, ...]
+    sentence: str
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return self.sentence
+
+
+def decide(
+    names: Sequence[str], distinct: Sequence[str], networks: Mapping[str, Standing], tests: HeldOut | None, is_new: bool
+) -> Decision:
+    """What somebody who knows would do.
+
+    Args:
+        names: all networks.
+        distinct: one network of every function.
+        networks: where each stands.
+        tests: the test errors of the distinct ones; None without any.
+        is_new: whether the test samples are others than those of training.
+    """
+    if len(distinct) < 2:
+        text = f"Keep {'either' if len(names) == 2 else 'any'}: {listed(names)} are one and the same function."
+        return Decision("one function", tuple(names), text)
+    lost = [name for name in distinct if networks[name].error > MOST]
+    if len(lost) == len(distinct):
+        text = f"Train first, or check the data: {listed(distinct)} misclassify most of their own training samples."
+        return Decision("train on", tuple(distinct), text)
+    if tests is None or not is_new:
+        why = "no test data were given" if tests is None else "the test samples are the training samples"
+        text = f"Hold out test data before you choose: {why}, and flatness alone should not decide."
+        return Decision("hold out", tuple(distinct), text)
+    level, many = tests.level, f"{tests.what}{'es' if tests.what == 'loss' else 's'}"
+    values = listed([f"{name} {error_words(tests, name)}" for name in distinct[:MOST_VALUES]])
+    if len(level) == 1:
+        nearest = min(tests.differences.values(), key=lambda found: found.apart)
+        apart = points(tests, nearest.apart, nearest.stderr)
+        text = f"Keep {level[0]}: its test {tests.what} is clearly the lowest ({values}; {apart} ahead)."
+        return Decision("keep", tuple(level), text)
+    steep = [name for name in level if _learns(networks[name])]
+    if len(steep) == len(level):
+        text = f"Train on before you choose: {listed(level)} are not at a minimum, and test {many} do not differ"
+        return Decision("train on", tuple(level), f"{text} ({values}).")
+    worse = [name for name in distinct if name not in level]
+    whom = "either" if len(distinct) == 2 else listed(level, "or") + (f", not {listed(worse)}" if worse else "")
+    whose = "their test" if worse else "test"
+    text = f"Keep {whom}: {whose} {many} do not differ ({values}); flatness should not decide."
+    return Decision("either", tuple(level), text)
+
+
+def _learns(network: Standing) -> bool:
+    """Whether training was broken off: the loss still falls, and samples are still to be learnt."""
+    return network.on_a_slope and not network.error <= LEARNING
+
+
+def error_words(tests: HeldOut, name: str) -> str:
+    """The test error of a network with its standard error, `2.5 ± 0.8 %`; the loss without classes."""
+    return points(tests, tests.values[name], tests.errors[name], unit=" %")
+
+
+def points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -> str:
+    """A difference of test errors in points, or of losses."""
+    scale, unit = (100, unit) if tests.what == "error" else (1, "")
+    if not stderr > 0:
+        return f"{written(scale * value, 3)}{unit}"
+    decimals = max(0, -math.floor(math.log10(scale * stderr)))
+    if decimals <= 4:
+        return f"{scale * value:.{decimals}f} ± {scale * stderr:.{decimals}f}{unit}"
+    shown, error = with_error(scale * value, scale * stderr)
+    return f"{shown} ± {error}{unit}"
+
+
+def worth_words(difference: str, counting: Sequence[str]) -> str:
+    """How far the measures may be believed for networks that differ like these, from the released population.
+
+    Args:
+        difference: one of `DIFFERENCES`.
+        counting: names of the measures that count in the ranking.
+    """
+    known = records(difference)
+    asked = DIFFERENCES[difference]
+    best = max((name for name in counting if name in known), key=lambda name: known[name].psi, default="")
+    flat = known["rho_sum"]
+    if best:
+        told = f"{best} was {known[best].words}, rho_sum in {flat.percent(flat.psi)}, a coin in 50"
+    else:
+        vote = known[RANKING]
+        told = f"rho_sum was {flat.words}, the best measures together in {vote.percent(vote.psi)}, a coin in 50"
+    return f"What that is worth, for {asked}, on 1,024 small networks: {told}."
+
+
+def listed(names: Sequence[str], word: str = "and") -> str:
+    """Names as people list them."""
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last

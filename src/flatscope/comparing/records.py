@@ -1,0 +1,92 @@
+"""How well each measure ranked pairs of networks by their generalization gap, by what the pairs differ in.
+
+From the released population of 1,024 small networks (`fs.benchmark`), which writes this table: two data sets, two
+training losses at which they were stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+
+import pandas as pd
+
+FILE = "records.csv"
+RANKING = "ranking"  # the vote of all measures that count: chosen on one data set, scored on the other
+# What two networks may differ in, and how people ask about it.
+DIFFERENCES = {
+    "training": "two trainings of one architecture",
+    "architecture": "two architectures",
+    "width": "two widths of one architecture",
+    "start": "two sizes of the initial weights",
+    "label noise": "training with and without wrong labels",
+}
+COLUMNS = {
+    **{"measure": "object", "difference": "object", "psi": "float64", "low": "float64", "high": "float64"},
+    "pairs": "int64",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a measure ranked such pairs.
+
+    Attributes:
+        psi: 1 where every pair was ranked rightly, 0 for a coin, −1 where every one was ranked wrongly.
+        low: lower end of the 95 % interval; NaN where none is known.
+        high: upper end.
+        pairs: number of pairs.
+    """
+
+    psi: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def counts(self) -> bool:
+        """Whether pairs were ranked rightly more often than wrongly, beyond chance."""
+        return self.low > 0 or (math.isnan(self.low) and self.psi >= 1)
+
+    @property
+    def words(self) -> str:
+        """In how many of 100 pairs it was right, with the interval."""
+        right = f"right in {self.percent(self.psi)} of 100 pairs"
+        if math.isnan(self.low):
+            return right
+        return f"{right} [{self.percent(self.low)}, {self.percent(self.high)}]"
+
+    @staticmethod
+    def percent(psi: float) -> str:
+        """Ψ as the share of pairs that are ranked rightly, a tie counting half."""
+        return f"{50 + 50 * psi:.0f}"
+
+
+@functools.cache
+def table() -> pd.DataFrame:
+    """All records, a row per measure and difference."""
+    with (files(__package__) / FILE).open(encoding="utf-8") as text:
+        return pd.read_csv(text).astype(COLUMNS)
+
+
+@functools.cache
+def records(difference: str) -> dict[str, Record]:
+    """The records of the measures for one kind of difference, in the order of the table; others are missing."""
+    rows = table()[table()["difference"] == difference].dropna(subset="psi")
+    columns = [rows[name].tolist() for name in ("measure", "psi", "low", "high", "pairs")]
+    return {name: Record(*numbers) for name, *numbers in zip(*columns, strict=True)}
+
+
+def difference_of(architectures: Iterable[str]) -> str:
+    """The kind of difference between networks of which these are the modules, as text.
+
+    Networks of one architecture may differ in their start or their labels as well, which nobody can see in them.
+    """
+    known = set(architectures)
+    if len(known) == 1:
+        return "training"
+    return "width" if len({re.sub(r"\d+", "#", text) for text in known}) == 1 else "architecture"

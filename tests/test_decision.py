@@ -1,0 +1,205 @@
+"""What somebody who knows would do with these networks: prepared cases, each with its decision and not its wording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import flatscope as fs
+from flatscope.comparing.held_out import difference
+
+Pair = tuple[Tensor, Tensor]
+NAMES = ["rho_sum", "l2_path_norm", "margin"]
+
+
+def clouds(n: int, seed: int = 0, apart: float = 1.0) -> Pair:
+    """Two clouds of points whose classes overlap a little."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    return torch.randn(n, 4, generator=generator, dtype=torch.float64) + apart * (2.0 * y[:, None] - 1), y
+
+
+def train(
+    data: Pair, steps: int = 3000, seed: int = 0, width: int = 8, noise: float = 0.0, loss: str = "ce"
+) -> nn.Module:
+    """A small network after so many steps; with `noise`, a share of its labels was turned round."""
+    x, y = data
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.where(torch.rand(len(y), generator=generator) < noise, 1 - y, y) if noise else y
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2 if loss == "ce" else 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if loss == "ce" else 0.02, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = model(x)
+        value = nn.functional.cross_entropy(out, targets) if loss == "ce" else (out - targets).square().mean()
+        value.backward()
+        optimizer.step()
+    return model.eval()
+
+
+TRAIN, TEST = clouds(200), clouds(600, seed=1)
+FEW = TEST[0][:150], TEST[1][:150]
+NOT_LEARNABLE = clouds(200, seed=5, apart=0.3)
+
+
+def compared(*networks: nn.Module, data: Pair = TRAIN, test: Pair | None = TEST) -> fs.Comparison:
+    """The networks a, b, … on the same data."""
+    return fs.compare(dict(zip("abcd", networks, strict=False)), data, NAMES, test=test)
+
+
+def untrained(seed: int) -> nn.Module:
+    """A network that is wrong more often than right, as if its classes had been exchanged."""
+    model = train(TRAIN, 50, seed)
+    last = model.get_parameter("2.weight"), model.get_parameter("2.bias")
+    with torch.no_grad():
+        for value in last:
+            value.neg_()
+    return model
+
+
+def regression(noise: float = 0.0, seed: int = 0) -> nn.Module:
+    return train((TRAIN[0], TRAIN[1][:, None].double()), 2000, seed, noise=noise, loss="mse")
+
+
+def scaled(test: Pair) -> Pair:
+    return test[0], test[1][:, None].double()
+
+
+class Case(NamedTuple):
+    """A comparison, what to do, and with which of the networks."""
+
+    compare: Callable[[], fs.Comparison]
+    code: str
+    networks: tuple[str, ...] = ()
+
+
+MORE = clouds(4000, seed=2)
+CASES = {
+    "equal errors": Case(lambda: compared(train(TRAIN), train(TRAIN, seed=1)), "either", ("a", "b")),
+    "one clearly better": Case(lambda: compared(train(TRAIN), train(TRAIN, noise=0.45)), "keep", ("a",)),
+    "the other clearly better": Case(lambda: compared(train(TRAIN, noise=0.45), train(TRAIN)), "keep", ("b",)),
+    "a difference that so few samples cannot show": Case(
+        lambda: compared(train(TRAIN), train(TRAIN, noise=0.2), test=(TEST[0][:12], TEST[1][:12])), "either", ("a", "b")
+    ),
+    "a rescaled copy": Case(lambda: compared(m := train(TRAIN), fs.rescale(m, TRAIN[0], seed=1)), "one function"),
+    "a permuted copy": Case(
+        lambda: compared(m := train(TRAIN), fs.rescale(m, TRAIN[0], by="permutation", seed=1)), "one function"
+    ),
+    "the same weights twice": Case(lambda: compared(m := train(TRAIN), m), "one function"),
+    "a copy beside two functions": Case(
+        lambda: compared(m := train(TRAIN), fs.rescale(m, TRAIN[0], seed=1), train(TRAIN, noise=0.45)), "keep", ("a",)
+    ),
+    "no test set": Case(lambda: compared(train(TRAIN), train(TRAIN, seed=1), test=None), "hold out"),
+    "one much flatter, no test set": Case(lambda: compared(train(TRAIN), train(TRAIN, 200), test=None), "hold out"),
+    "test = train": Case(lambda: compared(train(TRAIN), train(TRAIN, noise=0.45), test=TRAIN), "hold out"),
+    "both untrained": Case(lambda: compared(untrained(0), untrained(1)), "train on"),
+    "both still learning": Case(
+        lambda: compared(
+            train(NOT_LEARNABLE, 2), train(NOT_LEARNABLE, 2, 1), data=NOT_LEARNABLE, test=clouds(40, 6, 0.3)
+        ),
+        "train on",
+    ),
+    "one trained, one not": Case(lambda: compared(train(TRAIN), untrained(0)), "keep", ("a",)),
+    "different losses, equal errors": Case(
+        lambda: compared(train(TRAIN, 8000), train(TRAIN, 300)), "either", ("a", "b")
+    ),
+    "two widths, equal errors": Case(
+        lambda: compared(train(TRAIN), train(TRAIN, width=16), test=FEW), "either", ("a", "b")
+    ),
+    "two widths, one clearly better": Case(
+        lambda: compared(train(TRAIN, noise=0.45), train(TRAIN, width=16)), "keep", ("b",)
+    ),
+    "three, one clearly worse": Case(
+        lambda: compared(train(TRAIN), train(TRAIN, seed=1), train(TRAIN, noise=0.45)), "either", ("a", "b")
+    ),
+    "regression, one clearly better": Case(
+        lambda: fs.compare(
+            {"a": regression(), "b": regression(noise=0.45)}, scaled(TRAIN), NAMES[:2], test=scaled(MORE), loss="mse"
+        ),
+        "keep",
+        ("a",),
+    ),
+    "regression, nothing to tell them apart": Case(
+        lambda: fs.compare(
+            {"a": regression(), "b": regression(seed=1)},
+            scaled(TRAIN),
+            NAMES[:2],
+            test=scaled(clouds(9, 8)),
+            loss="mse",
+        ),
+        "either",
+        ("a", "b"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_decision_is_that_of_somebody_who_knows(name: str) -> None:
+    case = CASES[name]
+    found = case.compare()
+    assert found.decision.code == case.code, found.headline
+    if case.networks:
+        assert found.decision.networks == case.networks, found.headline
+    assert found.headline.splitlines()[0] == found.decision.sentence
+    again = fs.Comparison.from_json(found.to_json())
+    assert again.decision == found.decision
+
+
+def test_flatness_never_decides_between_two_trainings_of_one_architecture() -> None:
+    for case in ("equal errors", "no test set", "different losses, equal errors"):
+        found = CASES[case].compare()
+        assert found.decision.code not in ("keep", "flatter")
+        assert found.difference == "training"
+        assert "of 100 pairs" in found.headline
+
+
+def test_the_record_is_that_of_networks_that_differ_like_these() -> None:
+    wide, same = CASES["two widths, equal errors"].compare(), CASES["equal errors"].compare()
+    assert (wide.difference, same.difference) == ("width", "training")
+    assert "two widths" in wide.headline
+    assert "margin" in same.comparable
+    assert "margin" not in same.counting, "margins ranked trainings wrongly more often than rightly"
+    assert "rho_sum" not in same.counting, "no better than a coin there"
+
+
+@pytest.mark.parametrize(("better", "both", "worse"), [(0, 0, 6), (2, 9, 14), (5, 0, 5)])
+def test_paired_errors_are_judged_by_the_samples_on_which_one_errs(better: int, both: int, worse: int) -> None:
+    """McNemar's exact test: a sample on which one network errs alone is as likely to be of the one as of the other."""
+    n = 100
+    best = np.repeat([1.0, 1.0, 0.0, 0.0], [better, both, worse, n - better - both - worse])
+    other = np.repeat([0.0, 1.0, 1.0, 0.0], [better, both, worse, n - better - both - worse])
+    found = difference(best, other, paired=True)
+    total = better + worse
+    tail = sum(stats.binom.pmf(k, total, 0.5) for k in range(total + 1) if abs(k - total / 2) >= abs(worse - total / 2))
+    assert found.p == pytest.approx(tail)
+    assert found.apart == pytest.approx((worse - better) / n)
+    assert difference(best, other, paired=True, pairs=3).p == pytest.approx(min(1.0, 3 * tail))
+
+
+def test_a_chance_difference_is_called_clear_no_more_often_than_promised() -> None:
+    """Two networks that err equally often, independently: clear in at most one of twenty draws of the test samples."""
+    generator = np.random.default_rng(0)
+    draws = [difference(*(generator.random((2, 300)) < 0.1).astype(float), paired=True).clear for _ in range(400)]
+    assert np.mean(draws) < 0.06
+    shifted = [
+        difference(
+            (generator.random(300) < 0.05).astype(float), (generator.random(300) < 0.2).astype(float), paired=True
+        ).clear
+        for _ in range(50)
+    ]
+    assert np.mean(shifted) > 0.9
+
+
+def test_shuffled_test_samples_are_compared_as_if_networks_erred_independently() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*TEST), batch_size=50, shuffle=True)
+    found = fs.compare([train(TRAIN), train(TRAIN, noise=0.45)], TRAIN, NAMES, test=loader)
+    assert found.tests is not None
+    assert not found.tests.differences["network 2"].paired
+    assert found.decision.code == "keep"
