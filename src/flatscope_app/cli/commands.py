@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flatscope.parts import Offer, missing_part, parts
+from flatscope_app.cli.decision_options import DiagonalCommand, ForecastCommand, SensitivityCommand
 from flatscope_app.cli.options import (
     AtlasCommand,
     AuditCommand,
@@ -34,7 +35,18 @@ from flatscope_app.cli.options import (
 
 Run = Callable[..., None]
 # Several processes of these would write the same files at once, and each would do all of the work.
-ALONE = ("demo", "landscape", "stability", "train", "benchmark", "sweep", "study")
+ALONE = (
+    "demo",
+    "landscape",
+    "sensitivity",
+    "forecast",
+    "diagonal",
+    "stability",
+    "train",
+    "benchmark",
+    "sweep",
+    "study",
+)
 SetName = Annotated[str, typer.Argument(help="digits, mnist, fashion-mnist or cifar10.")]
 DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the data; else FLATSCOPE_DATA.")]
 
@@ -207,6 +219,9 @@ OWN_COMMANDS: dict[str, Run | typer.Typer] = {
     "audit": handing(AuditCommand, "run_network:run_audit"),
     "landscape": handing(LandscapeCommand, "run_network:run_landscape"),
     "spectrum": handing(SpectrumCommand, "run_network:run_spectrum"),
+    "sensitivity": handing(SensitivityCommand, "run_decisions:run_sensitivity"),
+    "forecast": handing(ForecastCommand, "run_decisions:run_forecast"),
+    "diagonal": handing(DiagonalCommand, "run_decisions:run_diagonal"),
     "stability": handing(StabilityCommand, "run_stability:run_stability"),
     "train": train,
     "watch": watch,

@@ -13,6 +13,8 @@ import pandas as pd
 
 from flatscope.auditing import Audit
 from flatscope.comparing.comparison import Comparison
+from flatscope.decisions.forecast import Forecast
+from flatscope.decisions.sensitivity import Sensitivity
 from flatscope.disk import read_with_sum
 from flatscope.errors import FlatscopeError, InputError
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
@@ -25,6 +27,7 @@ from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.table import BOUND_COLUMNS, Table
 from flatscope_app.reports import sections
+from flatscope_app.reports.decisions_page import DECISION_KINDS
 from flatscope_app.reports.figures import comparison_plot, history_plots, measured_plots
 from flatscope_app.reports.kinds import ACCEPTED, Kind, columns_words
 from flatscope_app.reports.markup import Colours
@@ -81,6 +84,8 @@ ORDER = (
     "measures",
     "audits",
     "spectra",
+    "sensitivities",
+    "forecasts",
     "simplexes",
     "histories",
     "bounds",
@@ -134,7 +139,7 @@ OWN_KINDS: dict[str, Kind] = {
 @functools.cache
 def shown_kinds() -> dict[str, Kind]:
     """All that a report can show, in the order of the page."""
-    found = OWN_KINDS | TRAINING_KINDS | dict(offered_kinds())
+    found = OWN_KINDS | DECISION_KINDS | TRAINING_KINDS | dict(offered_kinds())
     return {name: found[name] for name in dict.fromkeys((*ORDER, *found)) if name in found}
 
 
@@ -311,7 +316,13 @@ def _json(path: Path) -> Any:
 def _npz(path: Path) -> Result:
     """What is drawn (a surface, mixtures of networks, a spectrum), told apart by the arrays that each keeps."""
     arrays = _content(path, from_npz_bytes, "an .npz file")
-    known: dict[str, type[Result]] = {"weights": Simplex, "node": SpectralDensity, "converged": Eigenpairs}
+    known: dict[str, type[Result]] = {
+        "weights": Simplex,
+        "node": SpectralDensity,
+        "converged": Eigenpairs,
+        "sparsity": Sensitivity,
+        "moved": Forecast,
+    }
     return next((kind for array, kind in known.items() if array in arrays), Surface).load(path)
 
 

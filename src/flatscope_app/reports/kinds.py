@@ -14,7 +14,8 @@ from flatscope_app.reports.plots import Plot
 
 ACCEPTED = (
     "Accepted are tables, audits, atlases, leaderboards and recorded stability (.parquet, .json), comparisons "
-    "(.json), surfaces, interpolations and spectra (.npz, .parquet, .json), populations and training histories "
+    "(.json), surfaces, interpolations, spectra, sensitivities and forecasts (.npz, .parquet, .json), populations and "
+    "training histories "
     "(.parquet, .csv), and folders of a training run with history.csv or of a study with verdicts.json"
 )
 

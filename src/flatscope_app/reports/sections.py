@@ -248,7 +248,7 @@ def histories_part(histories: Mapping[str, pd.DataFrame], colours: Colours) -> P
     return Part(Markup(""), plots_section("training", "Training", plots, "curves by epoch"), {}, picture=hero(plots))
 
 
-def _drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
+def drawn_part(title: str, gist: str, plots: Iterable[Plot], results: Mapping[str, Result]) -> Part:
     """The figures in a section of their own, what each shows in words, where they come from."""
     shown, anchor = list(plots), title.lower()
     answer = told([f"{plot.title}: {plot.caption}" for plot in shown])
@@ -289,7 +289,7 @@ def spectrum_words(found: SpectralDensity | Eigenpairs) -> str:
 
 def spectra_part(spectra: Mapping[str, SpectralDensity | Eigenpairs], colours: Colours) -> Part:
     """One figure per density or list of eigenvalues."""
-    return _drawn_part("Spectrum", "eigenvalues", spectrum_plots(spectra, colours), spectra)
+    return drawn_part("Spectrum", "eigenvalues", spectrum_plots(spectra, colours), spectra)
 
 
 def simplex_plots(simplexes: Mapping[str, Simplex], _: Colours) -> Iterator[Plot]:
@@ -324,7 +324,7 @@ def simplex_words(simplex: Simplex) -> str:
 def simplexes_part(simplexes: Mapping[str, Simplex], colours: Colours) -> Part:
     """One figure per interpolation, and whether a barrier lies between the networks."""
     gist = "loss of mixtures of the networks"
-    return _drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
+    return drawn_part("Interpolation", gist, simplex_plots(simplexes, colours), simplexes)
 
 
 def given_plots(figures: Mapping[str, Figure], _: Colours) -> Iterator[Plot]:
