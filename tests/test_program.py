@@ -189,3 +189,18 @@ def test_few_passes_for_a_trace() -> None:
     first = Counted.calls
     fs.measure(problem, "layer_trace", seed=1)
     assert Counted.calls - first <= 8, "the second time the network is known"
+
+
+class Twice(Net):
+    """The first layer's weight reads the samples, and what became of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, 3)."""
+        h = self.first(x)
+        return self.last(self.first(functional.relu(h)[:, :3]) + h)
+
+
+def test_every_use_of_a_layer_counts() -> None:
+    context = fs.Context(problem_of(Twice(None)))
+    assert [(layer.name, layer.uses) for layer in context.network] == [("first", 2), ("last", 1)]
+    assert not context.network.chain
