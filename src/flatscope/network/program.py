@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatscope.network.liveness import ABOUT
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
 from flatscope.network.watching import Operation, is_in_place, place_of, replay
 from flatscope.params import Params
@@ -220,7 +221,9 @@ class ProgramRecorder:
         return Program(tuple(self._steps), self._inputs, self._slot(output), self._parameters, self._n_samples)
 
     def follow(self, op: Operation) -> Any:
-        """Run one operation and record it."""
+        """Run one operation and record it; questions about shape or type are no steps."""
+        if op.name in ABOUT:
+            return op.run()
         args, kwargs = self._tree(op.args), self._tree(op.kwargs)  # as they are before one of them is written to
         writes = op.name == "setitem" or is_in_place(op)
         result = op.run()

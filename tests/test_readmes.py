@@ -1,0 +1,24 @@
+"""The readmes of the two folders at the heart: what they print is what the code gives."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "flatscope"
+
+
+@pytest.mark.parametrize("readme", sorted(SOURCE.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_the_worked_example_is_true(readme: Path) -> None:
+    found = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted > 5
+    assert not found.failed
+
+
+@pytest.mark.parametrize("folder", ["network"])
+def test_every_file_has_a_place_in_the_reading_order(folder: str) -> None:
+    text = (SOURCE / folder / "README.md").read_text()
+    missing = [path.name for path in (SOURCE / folder).glob("*.py") if path.stem != "__init__" and path.name not in text]
+    assert not missing
