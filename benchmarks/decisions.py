@@ -235,7 +235,7 @@ def run(path: Path, names: list[str]) -> None:
     works["ewc"] = ewc_rows
     done = {row["work"] for row in rows}
     for name, work in works.items():
-        if name in done or (names and not any(part in name for part in names)):
+        if name in done or (names and name not in names):
             continue
         rows += [{"work": name, **row} for row in work()]
         part = path.with_suffix(".part")

@@ -383,3 +383,43 @@ def test_the_headline_and_the_picture() -> None:
     assert [label.get_text() for label in heat.get_yticklabels()] == s.layers
     assert sizes.get_xlabel() == "mean bits a weight"
     assert s.sizes()["rise"].iloc[0] >= s.sizes()["rise"].iloc[-1] - 1e-12
+
+
+def test_loaders_with_generators_of_their_own_are_put_back() -> None:
+    _, model, x, y = problem_of("mlp")
+    generator = torch.Generator().manual_seed(4)
+    problem = fs.Problem(model, train=DataLoader(TensorDataset(x, y), 5, shuffle=True, generator=generator))
+    before = generator.get_state()
+    s = fs.sensitivity(problem, bits=(4,), sparsity=(0.5,))
+    s.apply(model, s.allocate(4))
+    fs.diagonal(problem)
+    fs.forecast(problem, s.apply(model, s.allocate(4)).model)
+    assert torch.equal(before, generator.get_state())
+
+
+def test_a_model_in_training_mode_is_rounded_as_it_is_used() -> None:
+    problem, model, x, y = problem_of("batchnorm")
+    s = fs.sensitivity(problem, bits=(3,), sparsity=())
+    plain = s.apply(model, s.allocate(3)).rise
+    assert s.apply(model.train(), s.allocate(3)).rise == plain
+    assert model.training
+    model.eval()
+
+
+def test_recurrent_layers_have_slopes_too() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cell(x)[0][:, -1])
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x, y = Reads().double(), torch.randn(20, 4, 3).double(), torch.randint(2, (20,))
+    frame = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(8, 4), sparsity=()).to_frame()
+    assert len(frame) == 6
+    for row in frame[frame["bits"] == 8].to_dict("records"):  # so short a step that all formulas agree
+        assert row["predicted"] == pytest.approx(row["measured"], rel=0.02)
+        assert row["by_trapezoid"] == pytest.approx(row["measured"], rel=0.02)

@@ -26,7 +26,7 @@ from flatscope.formatting import number
 from flatscope.guards import own_settings
 from flatscope.inspection import replica
 from flatscope.network.layers import Layer
-from flatscope.params import Params
+from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
 
 
@@ -97,7 +97,6 @@ def _text(found: Uncertain) -> str:
     return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
 
 
-@own_settings()
 def apply_allocation(
     frame: pd.DataFrame, rounding: str, model: nn.Module, allocation: Mapping[str, int], problem: Problem
 ) -> Rounded:
@@ -121,21 +120,28 @@ def apply_allocation(
         layer: int(bits) for layer, bits in allocation.items() if layer not in unchanged and (layer, int(bits)) in tried
     }
     _refuse_untried(allocation, unchanged, moving, tried)
-    copy = replica(model)
-    base = problem.with_model(copy)
-    refuse_other_model(problem.params, base.params, "apply")
+    with own_settings(problem.generators):
+        return _applied(model, moving, tried, rounding, problem)
+
+
+def _applied(
+    model: nn.Module, moving: dict[str, int], tried: Mapping[Any, Any], rounding: str, problem: Problem
+) -> Rounded:
+    copy = replica(model).eval()
+    refuse_other_model(problem.params, named_parameters(copy), "apply")
+    base = _with_weights_of(problem, copy)
     twin = Context(unfrozen(base).plain)
     layers = {layer.name: layer for layer in twin.network}
     own, rule = dict(copy.named_parameters()), Rounding.named(rounding)
     for name, bits in moving.items():
         _round_in_place(own, base.params, twin.params[layers[name].weight], layers[name], rule, bits)
-    rounded = base.with_model(copy)
+    rounded = _with_weights_of(problem, copy)
     step = {name: rounded.params[name] - base.params[name] for name in base.params if _moved(base, rounded, name)}
     ctx, single = Context(base), [float(tried[item]["measured"]) for item in moving.items()]
     rise, error = _joint(ctx, step, "train")
     test_rise, test_error = _joint(ctx, step, "test") if problem.test is not None else (NOTHING, NOTHING)
     return Rounded(
-        copy.eval(),
+        copy,
         moving,
         ctx.scores().loss + rise.value,
         rise,
@@ -145,6 +151,18 @@ def apply_allocation(
         test_error,
         {"rounding": rounding, "samples": problem.n_train},
     )
+
+
+def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
+    """The problem with the parameters and buffers of another module of the same architecture."""
+    twin = replica(problem.model)
+    with torch.no_grad():
+        for kind in ("named_parameters", "named_buffers"):
+            given = dict(getattr(model, kind)())
+            for name, value in getattr(twin, kind)():
+                if name in given and given[name].shape == value.shape:
+                    value.copy_(given[name])
+    return problem.with_model(twin)
 
 
 def _round_in_place(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.context import Context, make_effort
+from flatscope.context import Context, Effort, make_effort
 from flatscope.decisions.curvature_diagonals import hessian_diagonals, output_diagonals
 from flatscope.disk import write_whole
 from flatscope.errors import InputError, refuse_unknown
@@ -118,7 +118,6 @@ def _relative(value: Tensor, stderr: Tensor) -> float:
     return float(stderr.double().norm()) / size if size else float("inf")
 
 
-@own_settings()
 def diagonal(
     problem: Problem,
     matrix: str = "hessian",
@@ -153,13 +152,18 @@ def diagonal(
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "diagonal", "Make one: Problem(model, train=(x, y))")
     refuse_unknown(matrix, MATRICES, "matrix")
+    with own_settings(problem.generators):
+        return _diagonal(problem, matrix, make_effort(precision, budget, memory), seed)
+
+
+def _diagonal(problem: Problem, matrix: str, effort: Effort, seed: int) -> Diagonal:
     begun = time.perf_counter()
-    ctx = Context(problem, seed=seed, effort=make_effort(precision, budget, memory))
+    ctx = Context(problem, seed=seed, effort=effort)
     names = list(problem.trainable)
     if matrix == "hessian":
-        found = hessian_diagonals(ctx, names, precision)
+        found = hessian_diagonals(ctx, names, effort.precision)
     else:
-        found = output_diagonals(ctx, names, matrix, precision)
+        found = output_diagonals(ctx, names, matrix, effort.precision)
 
     def shaped(values: Params) -> Params:
         return {name: values[name].to(problem.device, problem.dtype) for name in names}

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatscope.context import Context, make_effort
+from flatscope.context import Context, Effort, make_effort
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import group_size, sum_gradients
@@ -159,7 +159,6 @@ def _text(found: Uncertain) -> str:
     return f"{number(found.value, 3)} ± {number(found.stderr, 2)}"
 
 
-@own_settings()
 def forecast(
     problem: Problem,
     new_weights: nn.Module | Mapping[str, Tensor],
@@ -180,9 +179,14 @@ def forecast(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "forecast", "Make one: Problem(model, train=(x, y))")
+    with own_settings(problem.generators):
+        return _forecast(problem, new_weights, make_effort(budget=budget, memory=memory))
+
+
+def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], effort: Effort) -> Forecast:
     begun = time.perf_counter()
     given = _given_weights(problem, new_weights)
-    ctx = Context(unfrozen(problem), effort=make_effort(budget=budget, memory=memory))
+    ctx = Context(unfrozen(problem), effort=effort)
     step = _step(ctx, given)
     layers = _by_layer(ctx, step)
     statistics = _statistics(problem, given)

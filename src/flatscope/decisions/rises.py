@@ -93,7 +93,7 @@ def _by_tangents(ctx: Context, batch: Batch, params: Params, step: Params) -> Te
         }
         losses = ctx.problem.loss(ctx.forward(inputs, {**params, **dual}), targets)
         tangent = forward_ad.unpack_dual(losses).tangent
-    return torch.zeros(len(targets), dtype=torch.float64) if tangent is None else tangent.double()
+    return torch.zeros_like(losses, dtype=torch.float64) if tangent is None else tangent.double()
 
 
 def _by_two_backward_passes(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
@@ -107,6 +107,6 @@ def _by_two_backward_passes(ctx: Context, batch: Batch, params: Params, step: Pa
         )
         total = sum((g * d.to(g)).sum() for g, d in zip(gradients, step.values(), strict=True))
         if not isinstance(total, Tensor) or not total.requires_grad:
-            return torch.zeros(len(targets), dtype=torch.float64)
+            return torch.zeros_like(losses, dtype=torch.float64)
         (slopes,) = torch.autograd.grad(total, shares, materialize_grads=True)
     return slopes.double()

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from flatscope.context import Context, make_effort
+from flatscope.context import Context, Effort, make_effort
 from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import Predicted, predicted_rises
 from flatscope.decisions.changes import Change, Rounding, changed, changes_of
@@ -49,7 +49,6 @@ class Task:
         return self.layer.weight, self.change.what
 
 
-@own_settings()
 def sensitivity(
     problem: Problem,
     bits: Iterable[int] = (8, 4, 3, 2),
@@ -90,8 +89,22 @@ def sensitivity(
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "sensitivity", "Make one: Problem(model, train=(x, y))")
-    begun, rule, changes = time.perf_counter(), Rounding.named(rounding), changes_of(bits, sparsity)
-    whole = Context(unfrozen(problem), seed=seed, effort=make_effort(precision, budget, memory))
+    rule, changes = Rounding.named(rounding), changes_of(bits, sparsity)
+    with own_settings(problem.generators):
+        return _found(problem, changes, rule, layers, trapezoid, make_effort(precision, budget, memory), seed)
+
+
+def _found(
+    problem: Problem,
+    changes: Sequence[Change],
+    rule: Rounding,
+    layers: Sequence[str] | None,
+    trapezoid: bool,
+    effort: Effort,
+    seed: int,
+) -> Sensitivity:
+    begun = time.perf_counter()
+    whole = Context(unfrozen(problem), seed=seed, effort=effort)
     ctx = whole if whole.problem.plain is whole.problem else whole.on(whole.problem.plain)
     chosen = _chosen(ctx, layers)
     tasks = [Task(layer, change) for layer in chosen for change in changes]
@@ -103,7 +116,7 @@ def sensitivity(
                 rows += [_row(ctx, task, reason=LATE) for task in part]
                 continue
             steps = {task.key: {task.layer.weight: _step(ctx, task, rule)} for task in part}
-            predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, precision))
+            predicted, no_prediction = _tried(partial(predicted_rises, ctx, steps, effort.precision))
             rises = measured_rises(ctx, steps, trapezoid=trapezoid)
             for task in part:
                 trace = (traces or {}).get(task.layer.name)
