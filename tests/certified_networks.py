@@ -14,6 +14,7 @@ from torch.nn import functional
 
 Gate = Callable[[Tensor], Tensor]
 TABLE = torch.tensor([[1.0, -0.5], [-2.0, 0.75]], dtype=torch.float64)
+SIDE_BY_SIDE = torch.stack([TABLE, TABLE.T])
 EDGES = torch.tensor([-0.5, 0.2, 0.6], dtype=torch.float64)
 STEPS = torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
 
@@ -140,6 +141,11 @@ JUMPS: dict[str, Gate] = {
     "scripted": _scripted,
     "vmap": _together,
     "complex": lambda h: h * torch.fft.fft(h).angle(),
+    "half precision": lambda h: h.half().double(),
+    "softplus that jumps": lambda h: functional.softplus(h, beta=3, threshold=1),
+    "close": lambda h: torch.isclose(h, torch.zeros_like(h), atol=0.3).double(),
+    "nearest of a table": lambda h: TABLE[torch.cdist(h, TABLE).argmin(1)],
+    "layers side by side": lambda h: torch.vmap(lambda weight: functional.linear(h, weight))(SIDE_BY_SIDE).sum(0),
 }
 SERVED: dict[str, Gate] = {
     "relu": torch.relu,

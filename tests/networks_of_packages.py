@@ -85,8 +85,8 @@ def denoiser_of_diffusers() -> Made:
     model = diffusers.UNet2DModel(sample_size=4, in_channels=1, out_channels=1, **sizes, **blocks)
     model = only(model, "conv_in.*", "conv_out.*", "conv_norm_out.*", "mid_block.attentions.*", "time_embedding.*")
     inputs = numbers(2, 1, 4, 4), torch.tensor([3, 40])
-    targets, refused = numbers(2, 1, 4, 4, seed=2), {"psi_*": "trainable weights in all layers"}
-    return Made(reads(model, lambda m, x, t: m(x, t).sample), inputs, targets, "mse", True, refused=refused, exact=1e-5)
+    model = reads(model, lambda m, x, t: m(x, t).sample)
+    return Made(model, inputs, numbers(2, 1, 4, 4, seed=2), "mse", True, exact=1e-5)
 
 
 @of_package
@@ -144,8 +144,7 @@ def adapters_of_peft() -> Made:
             if "lora_B" in name:
                 value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(4)) / 3)
     inputs = {"input_ids": whole(20, 5, 6), "attention_mask": (torch.arange(6) < whole(4, 5, 1) + 3).long()}
-    refused = {"psi_*": "trainable weights in all layers"}
-    return Made(model, inputs, whole(3, 5), smooth=True, refused=refused)
+    return Made(model, inputs, whole(3, 5), smooth=True)
 
 
 @of_package

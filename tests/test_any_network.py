@@ -261,3 +261,46 @@ def test_a_wall_beside_a_residual_sum_is_not_forgotten() -> None:
         graph = trace(model.eval(), numbers(2, 4))
         assert graph.n_classes == 0
         assert graph.layer("a").outputs.tolist() == graph.layer("b").outputs.tolist() == [0] * 5
+
+
+SLICED: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...], dict[str, tuple[Any, ...]]]] = {
+    "blocks": (
+        lambda m, x: functional.linear(torch.tanh(functional.linear(x, m.w[:5, :4], m.w[:5, 4])), m.w[5:, :5]),
+        (8, 6),
+        {"w[:5, :4]": (slice(5), slice(4)), "w[5:, :5]": (slice(5, None), slice(5))},
+    ),
+    "stacked": (
+        lambda m, x: functional.linear(torch.tanh(functional.linear(x, m.w[0])), m.w[1]),
+        (2, 4, 4),
+        {"w[0]": (0,), "w[1]": (1,)},
+    ),
+    "one vector": (
+        lambda m, x: functional.linear(torch.tanh(functional.linear(x, m.w[:20].view(5, 4))), m.w[20:].view(3, 5)),
+        (35,),
+        {"w[:20]": (slice(20),), "w[20:]": (slice(20, None),)},
+    ),
+    "columns": (
+        lambda m, x: torch.tanh(x @ m.w[:, :4].T) @ m.w[:, 4:],
+        (4, 8),
+        {"w[:, :4]": (slice(None), slice(4)), "w[:, 4:]": (slice(None), slice(4, None))},
+    ),
+    "transposed": (lambda m, x: x @ m.w.T, (3, 4), {"w": (slice(None),)}),
+}
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_the_row_of_a_part_names_the_part(name: str) -> None:
+    """The second of two blocks was called `w[6:]`, and the first `w`."""
+    forward, shape, parts = SLICED[name]
+    weight = nn.Parameter(numbers(*shape, seed=2))
+    model = Net(forward, w=weight).eval()
+    x, y = numbers(N, 4), torch.arange(N) % 3
+    table = fs.measure(fs.Problem(model, train=(x, y)), ["layer_trace"])
+
+    def loss(w: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(model, {"w": w}, (x,)), y)
+
+    hessian = torch.autograd.functional.hessian(loss, weight.detach()).reshape(weight.numel(), -1)
+    diagonal = hessian.diagonal().reshape(shape)
+    expected = {part: float(diagonal[place].sum()) for part, place in parts.items()}
+    assert table.layer("layer_trace") == pytest.approx(expected)

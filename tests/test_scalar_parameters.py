@@ -163,3 +163,13 @@ def test_landscapes_have_a_plane_through_it(space: str) -> None:
     problem = fs.Problem(Scaled(FORMS["exp(t) * x"]).eval(), train=(X, Y))
     surface = fs.landscape(problem, space=space, grid=5, span=0.01)
     assert torch.as_tensor(surface.loss).isfinite().all()
+
+
+def test_chains_move_it_as_they_move_a_vector_of_one() -> None:
+    model, twin = Scaled(FORMS["exp(t) * x"]).eval(), Scaled(FORMS["exp(t) * x"]).eval()
+    for name in ("t", "u"):
+        setattr(twin, name, nn.Parameter(getattr(twin, name).detach().reshape(1)))
+    names = ["local_learning_coefficient", "wbic"]
+    one, other = (fs.measure(fs.Problem(m, train=(X, Y)), names) for m in (model, twin))
+    for name in names:
+        assert one[name] == pytest.approx(other[name], rel=1e-9), one.reason(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.errors import NotApplicable
+from flatscope.registry import declarations
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(12) % 3
@@ -165,3 +167,40 @@ def test_what_torch_cannot_differentiate_twice_is_refused_in_words(name: str) ->
     for call in (lambda: fs.eigenpairs(problem, top=1), lambda: fs.spectral_density(problem, draws=2)):
         with pytest.raises(NotApplicable, match=expected):
             call()
+
+
+class Line(nn.Module):
+    """A network of one real number, given alone or as a row of one."""
+
+    def __init__(self, bend: nn.Module, outputs: int, alone: bool) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.bend, self.last, self.alone = nn.Linear(1, 5), bend, nn.Linear(5, outputs), alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.bend(self.first(x[:, None] if self.alone else x)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bend", [nn.ReLU(), nn.Tanh()])
+@pytest.mark.parametrize(("outputs", "loss"), [(3, "cross_entropy"), (1, "mse")])
+def test_samples_that_are_single_numbers_have_the_rows_of_rows_of_one(bend: nn.Module, outputs: int, loss: str) -> None:
+    y = LABELS if outputs == 3 else INPUTS[:, 1:2]
+    given = {True: INPUTS[:, 0], False: INPUTS[:, :1]}
+    models = {alone: Line(bend, outputs, alone).eval() for alone in given}
+    names = [d.name for d in declarations().values() if d.kind == "measure" and d.cost != "long"]
+    frames = [
+        fs.measure(fs.Problem(models[alone], train=(x, y), loss=loss, dtype=torch.float64), names).to_frame()
+        for alone, x in given.items()
+    ]
+    one, other = (frame.set_index(["measure", "layer", "unit", "sample"]) for frame in frames)
+    assert not one["reason"].str.contains("failed").any(), one["reason"][one["reason"].str.contains("failed")]
+    pandas.testing.assert_series_equal(one["value"], other["value"], rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_buffers_in_a_layout_that_torch_cannot_copy_are_refused_with_what_to_do() -> None:
+    model = nn.Linear(4, 3)
+    model.register_buffer("links", torch.eye(3).to_sparse_csr())
+    with pytest.raises(fs.InputError, match=r"model, links: .*sparse_csr.*Use \.to_sparse_coo\(\) for it"):
+        fs.Problem(model, train=(INPUTS, LABELS))

@@ -16,7 +16,6 @@ from torch.nn import functional
 from tutorial_networks import made, numbers, whole
 
 TRAINED: dict[str, Maker] = {}
-FROZEN = {"psi_trace": "trainable weights in all layers"}
 
 
 def trained(make: Maker) -> Maker:
@@ -42,9 +41,7 @@ def _crepe() -> nn.Module:
 def pitch_norms() -> Made:
     """CREPE with nothing to be trained but scales and shifts: no layer is."""
     model = reads(only(_crepe(), "conv6_BN.*"), lambda m, x: m(x)[:, 150:153])
-    refused = FROZEN | dict.fromkeys(
-        ("layer_*", "kappa*", "rho*", "relative_flatness"), "no weight matrix is to be trained"
-    )
+    refused = dict.fromkeys(("layer_*", "kappa*", "rho*", "relative_flatness"), "no weight matrix is to be trained")
     return Made(model, numbers(3, 1024), whole(2, 3, 3).double(), loss=bernoulli, refused=refused)
 
 
@@ -60,7 +57,7 @@ def face_detector() -> Made:
     model.load_state_dict(weights(file_of("facenet_pytorch", "data/pnet.pt")))
     model = only(model, "conv[12].*", "prelu*", "conv4_1.*")
     model = reads(model, lambda m, x: m(x)[1].flatten(1)[:, :1].log())
-    return Made(model, numbers(4, 3, 12, 12), torch.zeros(4), loss=lambda o, y: -o[:, 0], refused=FROZEN)
+    return Made(model, numbers(4, 3, 12, 12), torch.zeros(4), loss=lambda o, y: -o[:, 0])
 
 
 @trained
@@ -77,7 +74,7 @@ def face_box() -> Made:
     model = reads(model, lambda m, x: m(x)[0])
     open_ = {"*path_norm": "trained slopes of PReLU may be above 1"}
     x, y, dropped = numbers(4, 3, 24, 24), numbers(4, 4, seed=2), ("*dense5_1*",)
-    return Made(model, x, y, loss="mse", refused=FROZEN, no_layers=dropped, unchecked=open_)
+    return Made(model, x, y, loss="mse", no_layers=dropped, unchecked=open_)
 
 
 @trained
@@ -104,7 +101,7 @@ def speech_detector() -> Made:
     model = Silero()
     model.load_state_dict(load_file(file_of("silero_vad", "data/silero_vad_16k.safetensors")))
     model = only(model, "final_conv.*", "lstm_cell.bias_ih", "conv?.bias").double().eval()
-    return Made(model, numbers(5, 576) / 10, torch.tensor([1.0, 0, 1, 0, 0]), loss="bce", refused=FROZEN)
+    return Made(model, numbers(5, 576) / 10, torch.tensor([1.0, 0, 1, 0, 0]), loss="bce")
 
 
 @trained
@@ -118,7 +115,7 @@ def speaker() -> Made:
     torch.manual_seed(0)
     model = nn.ModuleDict({"voice": model, "head": nn.Linear(256, 2)})
     model = reads(only(model, "head.*", "voice.linear.bias"), lambda m, x: m.head(10 * m.voice(x)))
-    return made(model, numbers(4, 6, 40).abs(), refused=FROZEN)
+    return made(model, numbers(4, 6, 40).abs())
 
 
 @trained
@@ -149,4 +146,4 @@ def sentences() -> Made:
     model = only(Classifier(), "head.*", "body.encoder.layer.5.output.LayerNorm.*").double().eval()
     mask = (torch.arange(7) < whole(5, 5, 1) + 3).long()
     inputs = {"input_ids": whole(20000, 5, 7, seed=2) * mask, "attention_mask": mask}
-    return Made(model, inputs, whole(3, 5, seed=3), smooth=True, refused=FROZEN)
+    return Made(model, inputs, whole(3, 5, seed=3), smooth=True)

@@ -248,3 +248,31 @@ def autoencoder() -> Made:
     torch.manual_seed(0)
     x = numbers(N, 5)
     return Made(net(forward, encode=nn.Linear(5, 3), shift=nn.Parameter(numbers(5))), x, x, loss="mse")
+
+
+@tutorial
+def graph_in_sparse_form() -> Made:
+    """The graph network of the first tutorials: a sparse matrix of links, kept as a buffer."""
+
+    def forward(m: Any, node: Tensor) -> Tensor:
+        h = torch.tanh(torch.sparse.mm(m.links, m.first(m.features)))
+        return torch.sparse.mm(m.links, m.second(h))[node]
+
+    torch.manual_seed(0)
+    links = (numbers(9, 9) > 0.6).double() + torch.eye(9).double()
+    links = (links / links.sum(1, keepdim=True)).to_sparse()
+    model = net(forward, links=links, features=numbers(9, 4), first=nn.Linear(4, 5), second=nn.Linear(5, 3))
+    return made(model, torch.arange(9), smooth=True, refused={"psi_*": "read constants"})
+
+
+@tutorial
+def learned_filter() -> Made:
+    """A filter on Fourier coefficients whose complex weights are kept as pairs of real ones."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(m.filter), n=6) + m.shift))
+
+    torch.manual_seed(0)
+    filters = nn.Parameter(numbers(4, 2))
+    model = net(forward, shift=nn.Parameter(numbers(1)), filter=filters, head=nn.Linear(6, 3))
+    return made(model, numbers(N, 6), smooth=True, no_layers=("filter",))

@@ -23,6 +23,7 @@ DRAWS = 8
 # Wrappers by the name of their class (some are costly to import), and where they keep the module inside.
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|torchao\.quantization")
+_COPIED = (torch.strided, torch.sparse_coo)
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
@@ -31,6 +32,10 @@ NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held o
 def replica(model: nn.Module) -> nn.Module:
     """A copy that shares nothing with the model, without the wrappers around it or around parts of it."""
     refuse_closed_modules(model)
+    for name, value in model.named_buffers():
+        if value.layout not in _COPIED:
+            fix = "Use .to_sparse_coo() for it"
+            raise InputError("dense buffers, or sparse ones by coordinates", str(value.layout), f"model, {name}", fix)
     try:
         twins: dict[int, nn.Module] = {}
         for module in reversed(list(model.modules())):  # inner ones first

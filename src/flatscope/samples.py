@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,11 @@ def parts_of(inputs: Inputs) -> tuple[Tensor, ...]:
     if isinstance(inputs, dict):
         return tuple(inputs.values())
     return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def as_rows(value: Tensor) -> Tensor:
+    """One row of numbers for each entry of the first axis, also where there is no other axis."""
+    return value.reshape(len(value), math.prod(value.shape[1:]))
 
 
 def each_part(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:

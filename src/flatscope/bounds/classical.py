@@ -13,7 +13,7 @@ from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.params import count, norm
 from flatscope.registry import Value, bound
-from flatscope.samples import Inputs, parts_of
+from flatscope.samples import Inputs, as_rows, parts_of
 
 
 def sample_complexity(gap: float, delta: float, bits: int, n_parameters: int) -> float:
@@ -258,4 +258,4 @@ def input_vectors(inputs: Inputs) -> Tensor:
     parts = parts_of(inputs)
     if len(parts) != 1 or not parts[0].is_floating_point():
         raise NotApplicable("needs one input of real numbers")
-    return parts[0].flatten(1).double()
+    return as_rows(parts[0]).double()

@@ -21,7 +21,7 @@ from flatscope.measures.interactions import relu_chain
 from flatscope.measures.margins import margin
 from flatscope.network.stretch_rules import safe_log
 from flatscope.registry import Value, bound, declarations
-from flatscope.samples import parts_of
+from flatscope.samples import as_rows, parts_of
 
 # Which norm of an input goes with a norm of the weights: ℓ1 norms of weights pair with the largest entry.
 INPUT_NORMS = {
@@ -81,7 +81,7 @@ def largest_inputs(ctx: Context) -> dict[str, float]:
         parts = parts_of(inputs)
         if len(parts) != 1:
             raise NotApplicable("a network with one input", f"{len(parts)} inputs")
-        rows = parts[0].double().flatten(1)
+        rows = as_rows(parts[0].double())
         largest["l2"] = max(largest["l2"], float(rows.norm(dim=1).max()))
         largest["linf"] = max(largest["linf"], float(rows.abs().max()))
     return largest

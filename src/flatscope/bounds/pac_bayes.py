@@ -23,6 +23,7 @@ from flatscope.measures.pac_bayes import noise_scale
 from flatscope.params import Params
 from flatscope.perturbation import blocks_of_losses, checked_levels, random_normal, with_loss
 from flatscope.registry import Value, bound
+from flatscope.samples import as_rows
 from flatscope.stopping import draw_until_precise, in_rows
 
 FORMS = ("eq5", "eq6", "maurer")
@@ -315,7 +316,7 @@ def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants
     total = 0.0
     with torch.no_grad():
         for inputs, targets in ctx.batches():
-            total += float(ctx.forward(inputs).double().flatten(1).norm(dim=1).sum())
+            total += float(as_rows(ctx.forward(inputs).double()).norm(dim=1).sum())
             ctx.count("forward", len(targets))
     return TheoremConstants(chain.widths, norms, mu, c2, c3, total / ctx.problem.n_train, lipschitz)
 

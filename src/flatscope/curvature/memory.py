@@ -118,6 +118,8 @@ def saved_bytes(run: Callable[[], T], ignored: set[int]) -> tuple[int, T]:
     storages: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
+        if value.layout != torch.strided:  # a sparse constant, which is there anyway
+            return value
         storage = value.untyped_storage()
         if storage.data_ptr() not in ignored:
             storages[storage.data_ptr()] = storage.nbytes()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flatscope.errors import lack_of_memory
+
 
 def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
     """Vector-Jacobian products for a stack of vectors (k, ...) at once; one by one where an operation forbids it."""
@@ -22,8 +24,8 @@ def batched_gradient(outputs: Sequence[Tensor], inputs: Sequence[Tensor], vector
                 value.new_zeros(k, *value.shape) if part is None else part
                 for part, value in zip(found, inputs, strict=True)
             ]
-        except RuntimeError as problem:  # no batching rule for some operation's double backward
-            if "vmap" not in str(problem) and "batching" not in str(problem):
+        except RuntimeError as problem:  # an operation that takes no stacks: what else is wrong comes up again below
+            if isinstance(problem, torch.OutOfMemoryError) or lack_of_memory(problem):
                 raise
     rows = [
         torch.autograd.grad(outputs, inputs, [v[i] for v in vectors], retain_graph=True, materialize_grads=True)

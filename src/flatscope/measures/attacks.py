@@ -16,7 +16,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.errors import NotApplicable
 from flatscope.measures.sample_kinds import kinds_of_samples
-from flatscope.samples import Inputs, each_part, parts_of
+from flatscope.samples import Inputs, as_rows, each_part, parts_of
 
 SAMPLES, KINDS = 6, 6
 LENGTHS = (1e-2, 1.0)  # of the moves that are tried, relative to the samples
@@ -143,7 +143,7 @@ class _Moving:
         self.ctx, self.inputs = ctx, inputs
         real = [part for part in parts_of(inputs) if part.is_floating_point()]
         self.shapes = [part.shape[1:] for part in real]
-        self.start = torch.cat([part.flatten(1) for part in real], 1)
+        self.start = torch.cat([as_rows(part) for part in real], 1)
         self.size = float(self.start.norm(dim=1).mean()) or 1.0
 
     def noise(self, ctx: Context, step: int) -> Tensor:

@@ -23,7 +23,7 @@ from flatscope.measures.margin_search import linear_distances, nearest_changes, 
 from flatscope.network.watching import Operation
 from flatscope.progress import progress
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.samples import output_tensor
+from flatscope.samples import as_rows, output_tensor
 from flatscope.stopping import out_of_time
 
 Part = Literal["train", "test"]
@@ -71,7 +71,7 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
         found, gain = _searched(ctx, x, y, outputs, restarts)
         last_gain = max(last_gain, gain)
         if shallow is not None:
-            inputs, labels = x.flatten(1).double().cpu().numpy(), y.cpu().numpy()
+            inputs, labels = as_rows(x).double().cpu().numpy(), y.cpu().numpy()
             found = torch.from_numpy(exact_margins(shallow, inputs, labels, found.numpy()))
             floors.append(found)
         elif isinstance(constants, Tensor):
@@ -112,7 +112,7 @@ def local_linear_margin(ctx: Context, *, samples: int = 1000, part: Part = "trai
     values = []
     for x, y, outputs in _samples(ctx, samples, part, "Linear margins"):
         classes = other_classes(outputs, y)
-        nearest = linear_distances(partial(_outputs_of, ctx, x), x.flatten(1), y, classes).amin(1)
+        nearest = linear_distances(partial(_outputs_of, ctx, x), as_rows(x), y, classes).amin(1)
         values.append(nearest.clamp_min(0).double().cpu())
     value = torch.cat(values)
     return Value(value, reason=_cut_short(ctx, len(value), samples, part))
@@ -160,7 +160,7 @@ def _searched(ctx: Context, x: Tensor, y: Tensor, outputs: Tensor, restarts: int
     distances, gain = torch.zeros(len(x), dtype=torch.float64), 0.0
     if bool(right.any()):
         generator = ctx.generator("geometric_margin")
-        network, start = partial(_outputs_of, ctx, x), x[right].flatten(1)
+        network, start = partial(_outputs_of, ctx, x), as_rows(x[right])
         found = nearest_changes(network, start, y[right], restarts, generator, partial(out_of_time, ctx))
         distances[right.cpu()], gain = found.distances.double().cpu(), found.last_gain
     return distances, gain

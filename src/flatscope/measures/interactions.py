@@ -18,7 +18,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.registry import Value, measure
-from flatscope.samples import parts_of
+from flatscope.samples import as_rows, parts_of
 
 Triples = Literal["all", "inner", "edge"]
 Reading = Literal["condition", "figure"]
@@ -104,8 +104,8 @@ def _chosen_samples(ctx: Context, samples: int) -> tuple[Tensor, Tensor]:
             ctx.count("forward", len(targets))
             if len(parts_of(inputs)) != 1:
                 raise NotApplicable(f"{_CHAIN}; this one has several inputs")
-            vectors = parts_of(inputs)[0].flatten(1)
-            found.append([t[mine.to(t.device)].double() for t in (vectors, outputs.flatten(1))])
+            vectors = as_rows(parts_of(inputs)[0])
+            found.append([t[mine.to(t.device)].double() for t in (vectors, as_rows(outputs))])
     given, out = (torch.cat(column) for column in zip(*found, strict=True))
     return given, out
 

@@ -23,7 +23,7 @@ from flatscope.network.jumps import Jumps
 from flatscope.network.operations import TABLE
 from flatscope.network.products import LAYER_CALLS
 from flatscope.network.watching import Operation, replay, tensors_in
-from flatscope.samples import output_tensor
+from flatscope.samples import as_rows, output_tensor
 
 Floats = npt.NDArray[np.float64]
 MOST_UNITS = 10
@@ -80,8 +80,8 @@ def _agree(ctx: Context, network: Shallow) -> bool:
     inputs = ctx.problem.example(8)
     assert isinstance(inputs, Tensor)
     with torch.no_grad():
-        outputs = ctx.forward(inputs).double().flatten(1).cpu().numpy()
-    found = network(inputs.double().flatten(1).cpu().numpy())
+        outputs = as_rows(ctx.forward(inputs).double()).cpu().numpy()
+    found = network(as_rows(inputs.double()).cpu().numpy())
     rounding = 1e3 * torch.finfo(ctx.problem.dtype).eps
     return bool(np.abs(found - outputs).max() <= rounding * (np.abs(outputs).max() + 1))
 
@@ -94,7 +94,7 @@ def _with_origin(n: int, shape: tuple[int, ...], device: torch.device) -> Tensor
 
 def _affine(values: Tensor) -> tuple[Floats, Floats]:
     """Matrix and offset of an affine map from its values at 0 and at the unit vectors."""
-    flat = values.detach().flatten(1).cpu().numpy()
+    flat = as_rows(values.detach()).cpu().numpy()
     return np.ascontiguousarray((flat[1:] - flat[0]).T), flat[0]
 
 

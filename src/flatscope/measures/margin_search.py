@@ -141,7 +141,9 @@ def gap_and_slope(
         gap = margins
         if j is not None:
             gap = outputs.gather(1, y[:, None])[:, 0] - outputs.gather(1, j[:, None])[:, 0]
-        (slope,) = torch.autograd.grad(gap.sum(), free)
+        slope = torch.zeros_like(free)  # of outputs that come by jumps alone
+        if gap.requires_grad:
+            (slope,) = torch.autograd.grad(gap.sum(), free, materialize_grads=True)
     return gap.detach(), slope, margins.detach() <= 0
 
 

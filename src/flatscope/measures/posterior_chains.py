@@ -35,7 +35,7 @@ from flatscope.perturbation import (
     random_normal,
     same_together,
 )
-from flatscope.samples import Batch, Inputs, cut, each_part, joined_inputs, rows_of_inputs
+from flatscope.samples import Batch, Inputs, as_rows, cut, each_part, joined_inputs, rows_of_inputs
 from flatscope.stopping import out_of_time
 
 ROUGH_PRODUCTS = 10  # the largest curvature only sets the length of steps
@@ -240,7 +240,7 @@ class _Langevin:
         apart = sum(float((value[:, 0] - value[:, 1]).square().sum()) for value in changes.values())
         # The rise less its first-order term on these samples, and with that on all of them.
         own = {name: (ctx.gradient()[name] - value[k:]) * there[name] for name, value in found.items()}
-        slant = torch.stack([value.flatten(1).sum(1) for value in own.values()]).sum(0).cpu()
+        slant = torch.stack([as_rows(value).sum(1) for value in own.values()]).sum(0).cpu()
         rises = (losses[:k] - losses[k:] + slant).reshape(self.chains, 2).mean(1)
         return _Ground(rises, gradients, apart / 4 / self.chains)
 
@@ -249,7 +249,7 @@ def _steepest(before: dict[str, tuple[Tensor, Tensor]], uphill: Params, moved: P
     """The largest change of a gradient over the step that made it, of all chains."""
 
     def squares(parts: list[Tensor]) -> Tensor:
-        return torch.stack([part.flatten(1).square().sum(1) for part in parts]).sum(0)
+        return torch.stack([as_rows(part).square().sum(1) for part in parts]).sum(0)
 
     steps = squares([moved[name] - was for name, (was, _) in before.items()])
     changes = squares([uphill[name] - was for name, (_, was) in before.items()])

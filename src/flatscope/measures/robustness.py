@@ -18,7 +18,7 @@ from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
-from flatscope.samples import Inputs
+from flatscope.samples import Inputs, as_rows
 from flatscope.stopping import out_of_time
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
@@ -179,7 +179,7 @@ def input_sensitivity(ctx: Context) -> Value:
         x = _numbers(inputs).detach().requires_grad_()
         params = {name: value.detach() for name, value in ctx.params.items()}
         with torch.enable_grad(), recorded(ctx.problem.model, params) as recorder:
-            outputs = ctx.problem.forward(x, params).flatten(1)  # (n, C)
+            outputs = as_rows(ctx.problem.forward(x, params))  # (n, C)
         first = recorder.layer_calls[0] if recorder.layer_calls else None
         refusal = refusal or _why_no_bound(first, recorder.layer_calls, x)
         reached = [x] if refusal or first is None or first.edge is None else [x, first.edge]
@@ -194,7 +194,7 @@ def input_sensitivity(ctx: Context) -> Value:
             continue
         for output in outputs.unbind(1):
             gradients = torch.autograd.grad(output.sum(), reached, retain_graph=True, materialize_grads=True)  # type: ignore[arg-type]
-            squares += torch.stack([g.double().flatten(1).square().sum(1).cpu() for g in gradients])
+            squares += torch.stack([as_rows(g.double()).square().sum(1).cpu() for g in gradients])
             if len(gradients) == 2 and first is not None:
                 refusal = refusal or _broken_identity(params[first.weight], gradients[0], gradients[1])
         norms.append(squares[0].sqrt())
@@ -216,7 +216,7 @@ def input_sensitivity(ctx: Context) -> Value:
 def _squares_along(outputs: Tensor, x: Tensor, vectors: Tensor) -> Tensor:
     """‖Jᵀz‖² of every sample: of signs z its mean is the square of J's Frobenius norm."""
     (gradient,) = torch.autograd.grad(outputs, x, vectors, retain_graph=True, materialize_grads=True)
-    return gradient.double().flatten(1).square().sum(1).cpu()
+    return as_rows(gradient.double()).square().sum(1).cpu()
 
 
 def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
@@ -226,7 +226,7 @@ def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
         return f"the first layer, {first.layer}, is not dense"
     if first.input.ndim != 2:
         return f"the first layer, {first.layer}, is applied at many positions"
-    if first.input.shape != x.flatten(1).shape or not torch.equal(first.input, x.flatten(1)):
+    if first.input.shape != as_rows(x).shape or not torch.equal(first.input, as_rows(x)):
         return f"the input reaches the first layer, {first.layer}, changed"
     if sum(call.weight == first.weight for call in calls) > 1:
         return f"the weight of the first layer, {first.layer}, is used more than once"
@@ -235,8 +235,8 @@ def _why_no_bound(first: Call | None, calls: list[Call], x: Tensor) -> str:
 
 def _broken_identity(weight: Tensor, by_input: Tensor, by_layer: Tensor) -> str:
     """∂f/∂x = W₁ᵀ s, unless the input has another way to the output."""
-    through = by_layer.flatten(1) @ weight
-    far = float((through - by_input.flatten(1)).norm()) > IDENTITY * float(through.norm() + by_input.norm())
+    through = as_rows(by_layer) @ weight
+    far = float((through - as_rows(by_input)).norm()) > IDENTITY * float(through.norm() + by_input.norm())
     return PAST if far else ""
 
 

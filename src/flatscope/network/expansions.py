@@ -59,6 +59,12 @@ def _add_product(input: Tensor, left: Tensor, right: Tensor, *, beta: float = 1,
     return product + (input if beta == 1 else input * beta)
 
 
+@expansion("view_as_complex")
+def _complex(input: Tensor) -> Any:
+    """Torch's own needs memory laid out in pairs, which parts of a vector of parameters may not be."""
+    return NotImplemented if input.dtype == torch.float16 else torch.complex(*input.unbind(-1))
+
+
 @expansion("inner")
 def _inner(input: Tensor, other: Tensor) -> Any:
     if min(input.ndim, other.ndim) == 0 or other.ndim > 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from flatscope.errors import NotApplicable
@@ -21,6 +22,7 @@ _OF_ALL_NUMBERS = ("isnan", "isinf", "isfinite", "isposinf", "isneginf")  # the 
 _COMPARISONS = ("gt", "ge", "lt", "le")
 _KEEP_SIGNS = ("to", "float", "double", "half", "bfloat16", "type", "clone", "detach", "invert", "logical_not")
 _CASTS = ("float", "int", "bool")
+_SMOOTH = 15  # threshold from which on a softplus jumps by less than 3e-7
 _UNSEEN = "an operation that cannot be followed (a scripted function, or torch.func.vmap)"
 
 
@@ -47,7 +49,7 @@ class Jumps:
             return ""
         if tensor in self._places:
             return self._places[tensor]
-        if tensor.requires_grad:
+        if tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return _UNSEEN
         return self._written[_address(tensor)][1] if self._written and _address(tensor) in self._written else ""
 
@@ -67,7 +69,7 @@ class Jumps:
         """
         signal = any(tensor in self._known for tensor in op.tensors)
         places = [place for tensor in op.tensors if (place := self.place(tensor))]
-        if (signal or places) and (_reads(op) or op.name in _COUNTED):
+        if (signal or places) and (_reads(op) or op.name in _COUNTED or _switches(op)):
             self.refuse(op.place)
         if signal and places and not self.rectifies(op) and not self._asks(op):
             self.refuse(places[0])
@@ -89,6 +91,8 @@ class Jumps:
         meaning = TABLE.get(op.name)
         if op.name in _OF_ALL_NUMBERS or (meaning is not None and meaning.creates):
             return
+        if _rounds(op, result):
+            self.refuse(op.place)
         whole = [tensor for tensor in tensors_in(result) if not tensor.is_floating_point()]
         self._take(op, whole, op.place)
         if op.name in _COMPARISONS and len(whole) == 1:
@@ -138,6 +142,18 @@ class Jumps:
 def _reads(op: Operation) -> bool:
     """Whether it makes a Python value of a tensor's entries: `float(x)`, which `x.float()` is not."""
     return op.name in LEAVES_TORCH and (op.name not in _CASTS or getattr(op.function, "__name__", "").startswith("__"))
+
+
+def _switches(op: Operation) -> bool:
+    """Whether it is a softplus that goes on as a straight line from so early on that it jumps there (torch: at 20)."""
+    threshold = op.named("input", "beta", "threshold").get("threshold", 20) if op.name == "softplus" else 20
+    return not threshold >= _SMOOTH
+
+
+def _rounds(op: Operation, result: Any) -> bool:
+    """Whether real numbers come out with fewer digits than they had."""
+    given, made = ([t.dtype for t in tensors if t.is_floating_point()] for tensors in (op.tensors, tensors_in(result)))
+    return bool(given and made) and torch.finfo(made[0]).eps > max(torch.finfo(dtype).eps for dtype in given)
 
 
 def _is_zero(value: Any) -> bool:

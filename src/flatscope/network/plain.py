@@ -25,7 +25,7 @@ from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of, set_plan
 from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
 from flatscope.network.watching import Operation, output_tensors, replay, returned_tensors
-from flatscope.network.weights import Key, WeightPlan, Writer
+from flatscope.network.weights import Key, WeightPlan, Writer, part_name
 from flatscope.params import copied, trainable_names
 from flatscope.samples import Batch, Inputs, one_more, output_tensor, parts_of
 
@@ -327,7 +327,7 @@ def _acting_weights(model: nn.Module, uses: list[Use]) -> dict[str, tuple[Key, T
             continue
         known.add(use.key)
         if _stands_alone(model, use, uses):
-            name = _name(use, found)
+            name = _name(model, use, found)
             found[name] = use.key, use.value
     return found
 
@@ -349,12 +349,11 @@ def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
     return int(torch.cat(read).bincount().max()) <= 1
 
 
-def _name(use: Use, taken: dict[str, Any]) -> str:
-    """That of the parameter of which it is a view, of the weight that it makes, or of all that it is made of."""
+def _name(model: nn.Module, use: Use, taken: dict[str, Any]) -> str:
+    """That of the parameter and its part, of the weight that it makes, or of all that it is made of."""
     assert use.key is not None
     if use.key[0] == "view":
-        _, name, offset, shape, _ = use.key
-        candidate: str = name if offset == 0 and name not in taken else f"{name}[{offset // max(1, shape[-1])}:]"
+        candidate = part_name(use.key, model.get_parameter(use.key[1]))
     else:
         parts = [_MADE.match(name) for name in sorted(use.params)]
         attributes = {f"{m['owner']}{m['new'] or m['old']}" for m in parts if m is not None}

@@ -5,9 +5,11 @@ Nothing is compiled: the module's own forward runs, and the operations that need
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 
@@ -141,6 +143,28 @@ class Weights:
             offset = value.storage_offset() - whole.storage_offset()
             return "view", source.view, offset, tuple(value.shape), tuple(value.stride())
         return "made", tuple(sorted(source.params)), tuple(value.shape)
+
+
+def part_name(key: Key, whole: Tensor) -> str:
+    """A parameter and which block of it a view has: `w` for all of it, `w[5:8, :4]` or `w[1]` for a part."""
+    _, name, offset, shape, strides = key
+    if math.prod(shape) == whole.numel() or not whole.is_contiguous():
+        return str(name)
+    last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    corners = [torch.unravel_index(torch.tensor(place), whole.shape) for place in (offset, last)]
+    ranges = [(int(start), int(end) + 1) for start, end in zip(*corners, strict=True)]
+    if math.prod(end - start for start, end in ranges) != math.prod(shape):
+        return f"{name}[a part]"
+    words = [_range(*ends, size) for ends, size in zip(ranges, whole.shape, strict=True)]
+    while words[-1] == ":":
+        words.pop()
+    return f"{name}[{', '.join(words)}]"
+
+
+def _range(start: int, end: int, size: int) -> str:
+    if end - start == 1 < size:
+        return str(start)
+    return f"{start or ''}:{'' if end == size else end}"
 
 
 def _are_rows(value: Tensor, source: Source) -> bool:
