@@ -116,6 +116,20 @@ def steps_apart(name: str, model: nn.Module, samples: tuple[Tensor, Tensor], fra
         }
 
 
+def length_rows() -> Iterator[Row]:
+    """The same of one network, by how long it was trained: the loss at its weights falls a thousandfold."""
+    (x, y), _, _ = data("digits")
+    for epochs in (10, 40, 160, 640):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = fitted(CASES["mlp-6"].build(), x, y, epochs, 2e-3)
+            found = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(4, 3), sparsity=(), trapezoid=False)
+            with torch.no_grad():
+                loss = float(loss_of(model(x), y))
+            for row in steps_apart(f"mlp-6, {epochs} epochs", model, (x, y), found.to_frame()):
+                yield {**row, "kind": "length", "epochs": epochs, "seed": seed, "loss": loss}
+
+
 class Adapter(nn.Module):
     """A dense layer with a low-rank adapter that begins at zero."""
 
@@ -232,6 +246,7 @@ def run(path: Path, names: list[str]) -> None:
     rows: list[Row] = json.loads(path.read_text()) if path.is_file() else []
     works: dict[str, Callable[[], Iterator[Row]]] = {name: lambda n=name: sensitivity_rows(n) for name in CASES}  # type: ignore[misc]
     works |= {f"forecast {name}": lambda n=name: forecast_rows(n) for name in TUNED}  # type: ignore[misc]
+    works["training length"] = length_rows
     works["ewc"] = ewc_rows
     done = {row["work"] for row in rows}
     for name, work in works.items():
@@ -278,6 +293,7 @@ def summary(path: Path) -> None:
     for kind, part in (
         ("sensitivity", _ranks),
         ("steps", _why),
+        ("length", _by_length),
         ("allocation", _allocations),
         ("forecast", _forecasts),
         ("ewc", _continual),
@@ -305,6 +321,14 @@ def _why(steps: pd.DataFrame) -> None:
     for (first, bits), part in steps.groupby(["first", "bits"]):
         cells = [quantiles(part[a] / part[b]) for a, b in pairs]
         _line("first" if first else "others", str(int(bits)), str(len(part)), *cells)
+
+
+def _by_length(rows: pd.DataFrame) -> None:
+    pairs = (("quadratic", "trace"), ("relus_held", "quadratic"), ("measured", "relus_held"), ("measured", "trace"))
+    _head("epochs", "loss", "layers", "bits", *(f"{a} / {b}" for a, b in pairs))
+    for (epochs, first, bits), part in rows.groupby(["epochs", "first", "bits"]):
+        cells = [quantiles(part[a] / part[b]) for a, b in pairs]
+        _line(str(int(epochs)), f"{part['loss'].mean():.2g}", "first" if first else "others", str(int(bits)), *cells)
 
 
 def _allocations(given: pd.DataFrame) -> None:

@@ -398,12 +398,36 @@ def test_loaders_with_generators_of_their_own_are_put_back() -> None:
 
 
 def test_a_model_in_training_mode_is_rounded_as_it_is_used() -> None:
-    problem, model, x, y = problem_of("batchnorm")
+    problem, model, _, _ = problem_of("batchnorm")
     s = fs.sensitivity(problem, bits=(3,), sparsity=())
     plain = s.apply(model, s.allocate(3)).rise
     assert s.apply(model.train(), s.allocate(3)).rise == plain
     assert model.training
     model.eval()
+
+
+def test_rounded_rows_have_no_more_values_than_their_bits_allow() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model, x, y = NETWORKS["lenet-like"]()
+        model = model.to(dtype)
+        s = fs.sensitivity(fs.Problem(model, train=(x.float(), y)), bits=(3,), sparsity=())
+        rounded = s.apply(model, s.allocate(3))
+        for name, value in rounded.state_dict().items():
+            if value.ndim > 1:
+                assert all(len(row.unique()) <= 7 for row in value.flatten(1)), name
+        assert len(rounded.allocation) == len(s.layers)
+
+
+def test_judged_on_other_samples_the_single_rises_are_of_these() -> None:
+    problem, model, x, y = problem_of("mlp")
+    s = fs.sensitivity(problem, bits=(2,), sparsity=())
+    other = fs.Problem(model, train=(x[:5], y[:5]), test=(x[5:], y[5:]))
+    rounded = s.apply(model, s.allocate(2), other)
+    on_them = fs.sensitivity(other, bits=(2,), sparsity=()).to_frame()["measured"].sum()
+    assert rounded.sum_of_rises == pytest.approx(on_them)
+    assert rounded.test_rise.value == pytest.approx(
+        float((sample_losses("", rounded.model, x[5:], y[5:]) - sample_losses("", model, x[5:], y[5:])).detach().mean())
+    )
 
 
 def test_recurrent_layers_have_slopes_too() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.context import Context
-from flatscope.decisions.all_weights import place_of, refuse_other_model, unfrozen, write_into
+from flatscope.decisions.all_weights import WeightPlace, place_of, refuse_other_model, unfrozen, write_into
 from flatscope.decisions.changes import Rounding
 from flatscope.decisions.rises import measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
@@ -29,6 +29,8 @@ from flatscope.network.layers import Layer
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
 
+ALL = ""  # the step of all layers together
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rounded:
@@ -40,7 +42,7 @@ class Rounded:
         loss: mean loss of the copy.
         rise: by which that is above the loss of the model, with its standard error over samples.
         error_change: of the share of wrong answers, likewise.
-        sum_of_rises: of the layers one by one, as they were measured; NaN where one of them was not.
+        sum_of_rises: of the layers one by one, on the same samples.
         test_rise: rise on the test samples; NaN without any.
     """
 
@@ -121,36 +123,52 @@ def apply_allocation(
     }
     _refuse_untried(allocation, unchanged, moving, tried)
     with own_settings(problem.generators):
-        return _applied(model, moving, tried, rounding, problem)
+        return _applied(model, moving, rounding, problem)
 
 
-def _applied(
-    model: nn.Module, moving: dict[str, int], tried: Mapping[Any, Any], rounding: str, problem: Problem
-) -> Rounded:
+def _applied(model: nn.Module, moving: dict[str, int], rounding: str, problem: Problem) -> Rounded:
     copy = replica(model).eval()
     refuse_other_model(problem.params, named_parameters(copy), "apply")
     base = _with_weights_of(problem, copy)
     twin = Context(unfrozen(base).plain)
     layers = {layer.name: layer for layer in twin.network}
     own, rule = dict(copy.named_parameters()), Rounding.named(rounding)
+    steps: dict[str, Params] = {}
     for name, bits in moving.items():
-        _round_in_place(own, base.params, twin.params[layers[name].weight], layers[name], rule, bits)
-    rounded = _with_weights_of(problem, copy)
-    step = {name: rounded.params[name] - base.params[name] for name in base.params if _moved(base, rounded, name)}
-    ctx, single = Context(base), [float(tried[item]["measured"]) for item in moving.items()]
-    rise, error = _joint(ctx, step, "train")
-    test_rise, test_error = _joint(ctx, step, "test") if problem.test is not None else (NOTHING, NOTHING)
+        layer = layers[name]
+        weight = twin.params[layer.weight]
+        place, rounded = _place(base.params, weight, layer), rule.rounded(weight, layer, bits)
+        write_into(own, place, rounded)  # as it is: the sum w + Δ would leave the grid by rounding
+        after = {place.parameter: base.params[place.parameter].clone()}
+        write_into(after, place, rounded)
+        steps[name] = {place.parameter: after[place.parameter] - base.params[place.parameter]}
+    joint = _rises(base, steps, copy)
     return Rounded(
-        copy,
-        moving,
-        ctx.scores().loss + rise.value,
-        rise,
-        error,
-        sum(single),
-        test_rise,
-        test_error,
-        {"rounding": rounding, "samples": problem.n_train},
+        model=copy,
+        allocation=moving,
+        loss=Context(base).scores().loss + joint["train"][0].value,
+        rise=joint["train"][0],
+        error_change=joint["train"][1],
+        sum_of_rises=joint["train"][2],
+        test_rise=joint["test"][0],
+        test_error_change=joint["test"][1],
+        meta={"rounding": rounding, "samples": problem.n_train},
     )
+
+
+def _rises(
+    base: Problem, steps: Mapping[str, Params], copy: nn.Module
+) -> dict[str, tuple[Uncertain, Uncertain, float]]:
+    """Joint rise, change of the error, and sum of the rises one by one, on training and test samples."""
+    rounded = _with_weights_of(base, copy)
+    step = {name: rounded.params[name] - value for name, value in base.params.items() if _moved(base, rounded, name)}
+    found = {"test": (NOTHING, NOTHING, math.nan)}
+    for part in ("train",) if base.test is None else ("train", "test"):
+        alone = {layer: one for layer, one in steps.items() if part == "train"}
+        rises = measured_rises(Context(base), {ALL: step, **alone}, part, trapezoid=False)
+        total = sum(rises[layer, "rise"].value for layer in alone)
+        found[part] = rises[ALL, "rise"], rises.get((ALL, "error"), NOTHING), total
+    return found
 
 
 def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
@@ -165,14 +183,13 @@ def _with_weights_of(problem: Problem, model: nn.Module) -> Problem:
     return problem.with_model(twin)
 
 
-def _round_in_place(
-    own: Mapping[str, Tensor], params: Params, weight: Tensor, layer: Layer, rule: Rounding, bits: int
-) -> None:
+def _place(params: Params, weight: Tensor, layer: Layer) -> WeightPlace:
+    """Where a layer's weight stands in the model's parameters."""
     place = place_of(layer.weight, weight, params)
     if place is None:
         fix = "Merge or remove what computes it first (merge the adapter, remove_parametrizations)"
         raise InputError("a weight that is a parameter", "one that is computed from several", layer.name, fix)
-    write_into(own, place, rule.rounded(weight, layer, bits))
+    return place
 
 
 def _refuse_untried(
@@ -188,10 +205,3 @@ def _refuse_untried(
 
 def _moved(base: Problem, rounded: Problem, name: str) -> bool:
     return not torch.equal(base.params[name], rounded.params[name])
-
-
-def _joint(ctx: Context, step: Params, part: str) -> tuple[Uncertain, Uncertain]:
-    if not step:
-        return Uncertain(0.0, 0.0), Uncertain(0.0, 0.0) if ctx.problem.classification else NOTHING
-    found = measured_rises(ctx, {"all": step}, part, trapezoid=False)
-    return found["all", "rise"], found.get(("all", "error"), NOTHING)
