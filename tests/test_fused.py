@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from flatscope.errors import InputError
 from flatscope_training import fused_device, fused_stack, population
+from flatscope_training.checkpoint import epoch_order
 from flatscope_training.fused_chain import NotFused, read_chain
 from flatscope_training.fused_source import plan_kernel
 from flatscope_training.population import train_population
@@ -302,3 +303,39 @@ def test_without_a_compiler_the_stack_is_used_with_a_warning(monkeypatch, folder
     with pytest.warns(UserWarning, match="NVRTC"):
         population = run("pooled", TRIALS)
     assert {way.partition(":")[0] for way in population.meta["trained_by"]} == {"stack"}
+
+
+@pytest.mark.parametrize("stacked", ["stack", "fused"])
+def test_losses_of_mini_batches_are_those_that_the_steps_found(stacked, monkeypatch, folder):
+    """Each batch by hand at the weights before its step, by plain SGD; the last batch is smaller than the others."""
+    if stacked == "fused":
+        if COMPILER is None:
+            pytest.skip("no C++ compiler")
+        monkeypatch.setattr(fused_stack, "machine_of", lambda device: CppMachine(folder))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(23, 6, generator=generator), torch.randint(0, 3, (23,), generator=generator)
+    trials = [{"lr": lr, "batch_size": 5, "epochs": 3, "seed": seed} for seed, lr in enumerate((0.1, 0.3))]
+    seen = {}
+
+    def after_epoch(epoch, view):
+        seen.update({(trial, epoch): view.batch_loss(trial) for trial in view.active})
+
+    def of_trial(trial):
+        torch.manual_seed(trial["seed"])
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    train_population(
+        of_trial, trials, (x, y), stacked=stacked, device="cpu", after_epoch=after_epoch, show_progress=False
+    )
+    for number, trial in enumerate(trials):
+        model = of_trial(trial)
+        for epoch in range(3):
+            losses = []
+            for rows in epoch_order(23, trial["seed"], epoch).split(5):
+                loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+                losses.append(float(loss.detach()))
+                for p, slope in zip(
+                    model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+                ):
+                    p.data -= trial["lr"] * slope
+            assert seen[number, epoch + 1] == pytest.approx(sum(losses) / len(losses), rel=1e-4), (number, epoch)

@@ -18,14 +18,15 @@ VERDICTS = (HOLDS, CONTRADICTED, INCONCLUSIVE, UNTESTABLE)
 NOT_JUDGED = "not judged"  # no verdict: a smoke run, or a number that is only told
 NOT_RUN = "not run"  # no verdict: nothing has been looked at
 SIGNS = {HOLDS: "✓", CONTRADICTED: "✗", INCONCLUSIVE: "?", UNTESTABLE: "–", NOT_JUDGED: "·", NOT_RUN: "·"}
-EXPERIMENT, IDENTITY, ERRATUM, REMARK = "experiment", "identity", "erratum", "remark"
+EXPERIMENT, IDENTITY, OWN, ERRATUM, REMARK = "experiment", "identity", "own test", "erratum", "remark"
 KINDS = {
     IDENTITY: "a theorem, an identity or a count, checked by numbers: no scale to be short of",
     EXPERIMENT: "about trained networks: at the paper's scale or at a reduced one",
+    OWN: "our own test of a statement for which the paper ran nothing: it has no scale to be short of",
     ERRATUM: "a slip of the printed text, with its correction: outside the counts",
     REMARK: "a number that is told and not judged: not the paper's, unable to fail, or counted elsewhere",
 }
-COUNTED = (IDENTITY, EXPERIMENT)
+COUNTED = (IDENTITY, EXPERIMENT, OWN)
 POSITIVE = (sys.float_info.min, math.inf)  # zero is neither more nor less
 NEGATIVE = (-math.inf, -sys.float_info.min)
 

@@ -29,6 +29,7 @@ SCALES = ("smoke", "small", "paper")
 
 Config = Mapping[str, Any]
 Report = Callable[[float, str], None]
+FromTable = Callable[[pd.DataFrame, str], "Analysis"]
 Work = Callable[[list[dict[str, Any]], Store, Report], None]
 
 
@@ -126,6 +127,10 @@ class Analysis:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
+def as_it_is(_: Figure) -> None:
+    """In the place of a drawing: the figure that was saved stays."""
+
+
 @dataclass(frozen=True)
 class Study:
     """Declaration of a study; see `study`."""
@@ -135,6 +140,8 @@ class Study:
     words: Words
     stages: Callable[[str], Sequence[Stage]]
     analyse: Callable[[Runs], Analysis]
+    from_table: FromTable | None = None
+    table_of: str = ""
 
     @property
     def figure(self) -> str:
@@ -161,7 +168,11 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str, *, stages: Callable[[str], Sequence[Stage]]
+    name: str,
+    *,
+    stages: Callable[[str], Sequence[Stage]],
+    from_table: FromTable | None = None,
+    table_of: str = "",
 ) -> Callable[[Callable[[Runs], Analysis]], Callable[[Runs], Analysis]]:
     """Declare a study: a function of its finished runs that gives an Analysis.
 
@@ -170,6 +181,9 @@ def study(
     Args:
         name: paper key and figure, "petzka2019-fig1"; without a paper key it is our own.
         stages: scale -> what to train and measure, in order.
+        from_table: saved table and scale -> the analysis, as far as that table bears it: what is judged again when a
+            rule changes, without any network. Answers that it lacks stay as they were.
+        table_of: the study whose table that is; its own by default.
     """
 
     def register(analyse: Callable[[Runs], Analysis]) -> Callable[[Runs], Analysis]:
@@ -182,6 +196,8 @@ def study(
             words=said_by_paper(analyse.__module__.rpartition(".")[0], name),
             stages=stages,
             analyse=analyse,
+            from_table=from_table,
+            table_of=table_of or name,
         )
         return analyse
 

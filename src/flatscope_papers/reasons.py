@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from flatscope_papers.claims import CONTRADICTED, Answer, Claim, judge
 
+BEGINS = "likeliest reason: "
+
 
 def with_reasons(
     found: Mapping[str, Answer], claims: Iterable[Claim], scale: str, reasons: Mapping[str, str]
@@ -23,6 +25,11 @@ def with_reasons(
     for claim in claims:
         answer = told[claim.key]
         if claim.key in reasons and judge(claim, answer, scale).verdict == CONTRADICTED:
-            words = "; ".join(part for part in (answer.note, f"likeliest reason: {reasons[claim.key]}") if part)
+            words = "; ".join(part for part in (answer.note, f"{BEGINS}{reasons[claim.key]}") if part)
             told[claim.key] = replace(answer, note=words)
     return told
+
+
+def without_reason(answer: Answer) -> Answer:
+    """The answer without what `with_reasons` added."""
+    return replace(answer, note=answer.note.partition(BEGINS)[0].rstrip("; "))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from flatscope.errors import DataFileError
-from flatscope_papers.claims import IDENTITY, NOT_RUN, Answer, Finding
+from flatscope_papers.claims import IDENTITY, NOT_RUN, OWN, Answer, Finding
 from flatscope_papers.declaration import SCALES, Study
 from flatscope_papers.known_studies import studies
 from flatscope_papers.study_result import VERDICTS_FILE, StudyResult
@@ -19,7 +19,13 @@ from flatscope_papers.study_result import VERDICTS_FILE, StudyResult
 Results = Mapping[str, Mapping[str, StudyResult]]  # by study and scale
 # Kinds of claims as they are counted; an experiment at the paper's scale is not added to one at a smaller scale.
 AT_PAPER_SCALE, REDUCED = "experiment, paper scale", "experiment, reduced scale"
-GROUPS = {IDENTITY: "identity or theorem", AT_PAPER_SCALE: AT_PAPER_SCALE, REDUCED: REDUCED, NOT_RUN: NOT_RUN}
+GROUPS = {
+    IDENTITY: "identity or theorem",
+    AT_PAPER_SCALE: AT_PAPER_SCALE,
+    REDUCED: REDUCED,
+    OWN: "our own test of a statement",
+    NOT_RUN: NOT_RUN,
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Entry:
         """How it is counted: one of GROUPS."""
         if not self.scale:
             return NOT_RUN
-        if self.finding.claim.kind == IDENTITY:
-            return IDENTITY
+        if self.finding.claim.kind in (IDENTITY, OWN):
+            return self.finding.claim.kind
         return AT_PAPER_SCALE if self.scale == "paper" else REDUCED
 
     @property

@@ -1,4 +1,4 @@
-"""`flatscope study list|run|show|export`."""
+"""`flatscope study list|run|judge|show|export`."""
 
 from __future__ import annotations
 
@@ -103,6 +103,32 @@ def run(
         if len(chosen) > 1:
             show_error(f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}")
         raise typer.Exit(code=1)
+
+
+@app.command("judge")
+def judge(
+    names: Names,
+    results: Annotated[Path, typer.Option(help="Folder of saved results, rewritten there.")] = FOLDER,
+) -> None:
+    """Judge saved results by the claims of this version, from their tables: nothing is trained."""
+    from flatscope_papers.known_studies import find_study
+    from flatscope_papers.rejudging import judged_again
+    from flatscope_papers.reproduction import load_results
+
+    chosen = _matching(names)
+    saved = load_results(_saved_folder(results))
+    for name in chosen:
+        for scale, before in saved.get(name, {}).items():
+            tables = {other: at[scale].table for other, at in saved.items() if scale in at}
+            after = judged_again(find_study(name), before, tables)
+            if (after.rows(), after.deviations, after.notes) == (before.rows(), before.deviations, before.notes):
+                continue
+            after.save(results / name / scale)
+            verdicts = {finding.claim.key: finding.verdict for finding in before.findings}
+            for finding in after.findings:
+                old, new = verdicts.get(finding.claim.key, "new"), finding.verdict
+                if old != new:
+                    typer.echo(f"{name} at {scale} scale, {finding.claim.key}: {old} → {new}")
 
 
 @app.command("show")

@@ -69,14 +69,18 @@ class PaperWords:
         title: as printed.
         says: its thesis in a sentence or two.
         figure: the study whose figure stands for it.
-        found: what became of that, in a sentence or two.
+        holds: what of it holds. In this and the next two "{study claim}" stands for the number that was found.
+        fails: what does not hold.
+        depends: what depends on what, and what is open.
         rests_on: the findings behind these, each "study claim verdict"; without one of them they are not told.
     """
 
     title: str
     says: str
     figure: str
-    found: str
+    holds: str
+    fails: str
+    depends: str
     rests_on: Sequence[str]
 
 

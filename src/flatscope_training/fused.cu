@@ -65,8 +65,8 @@ struct Job {
   int* finished;             // slices that each network has behind it
   int* queue;                // one counter: the next piece of work
   int* bad;                  // set where a loss is not finite
-  double* losses;            // (networks, slices, warps), of an evaluation
-  int* wrong;                // the same
+  double* losses;            // (networks, slices, warps): sums over samples, in training over means of batches
+  int* wrong;                // the same, of an evaluation
   int networks, samples, slices, evaluates;
   int order_step, label_step;  // `samples`, or 0 where all networks have the same
 };
@@ -534,7 +534,7 @@ DEVICE void dense_backward(const Thread& t, const Settings& by, float* weights, 
 }
 
 // Softmax and cross-entropy: the derivative by the outputs, scaled to the mean of a batch, or loss and error.
-template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int* labels, int n, float scale, int* bad) {
+template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int* labels, int n, float scale, double& total, int* bad) {
   for (int s = t.warp; s < GROUP; s += WARPS) {
     const float* outputs = memory + Out::START + s * Out::SAMPLE;
     const int label = s < n ? labels[s] : 0;
@@ -551,6 +551,7 @@ template <class Out> DEVICE void cross_entropy_slopes(const Thread& t, const int
     if (s < n && t.lane == 0) {
       const float loss = logf(sum) + largest - outputs[label];
       if (!(loss - loss == 0.f)) *bad = 1;
+      total += loss * scale;
     }
   }
 }
@@ -598,17 +599,17 @@ DEVICE void run_slice(const Thread& t, const Job& job, int block, int network, i
       const int* chosen = labels + start + at;
       Net::forward(t, job.images, order + start + at, weights, n);
       if (job.evaluates) cross_entropy_value<Net::Outputs>(t, chosen, n, total, wrong);
-      else cross_entropy_slopes<Net::Outputs>(t, chosen, n, 1.f / size, job.bad + network);
+      else cross_entropy_slopes<Net::Outputs>(t, chosen, n, 1.f / size, total, job.bad + network);
       barrier();
       if (!job.evaluates) Net::backward(t, by, weights, velocity, gradients, n, at == 0, at + n == size);
     }
   }
   barrier();
-  if (!job.evaluates) {
-    Net::put_back(t, weights);
-  } else if (t.lane == 0) {
+  if (!job.evaluates) Net::put_back(t, weights);
+  if (t.lane == 0) {
     const long long place = ((long long)network * job.slices + slice) * WARPS + t.warp;
-    job.losses[place] = total, job.wrong[place] = wrong;
+    job.losses[place] = total;
+    if (job.evaluates) job.wrong[place] = wrong;
   }
 }
 

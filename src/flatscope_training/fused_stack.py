@@ -158,6 +158,8 @@ class FusedStack(Stack):
         velocity = self._packed(self.velocity) if self.velocity else None
         configs, count, floats = [trial.config for trial in self.trials], len(self.trials), torch.float32
         bad = torch.zeros(count, dtype=torch.int32, device=self.device)
+        slices = SLICES if count > self._blocks else 1
+        losses = torch.empty(count, slices, self._fused.plan.warps, dtype=torch.float64, device=self.device)
         self._run(
             self._blocks,
             images=self._images,
@@ -170,8 +172,10 @@ class FusedStack(Stack):
             momentum=torch.tensor([config.momentum for config in configs], dtype=floats, device=self.device),
             decay=torch.tensor([config.weight_decay for config in configs], dtype=floats, device=self.device),
             bad=bad,
-            slices=SLICES if count > self._blocks else 1,
+            losses=losses,
+            slices=slices,
         )
+        self.loss_sums = losses.sum((1, 2))
         self._next = None
         self._next = (epoch + 1, self._orders(epoch + 1))  # while the GPU is at work
         self._unpack(weights, self.trained)

@@ -46,8 +46,10 @@ class PopulationView:
         active: positions of those that took part in this epoch, including those that it ended.
     """
 
-    def __init__(self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor]) -> None:
-        self._group, self._weights = group, weights
+    def __init__(
+        self, group: Group, active: Sequence[int], weights: Mapping[str, Tensor], batch_losses: Sequence[float] = ()
+    ) -> None:
+        self._group, self._weights, self._batch_losses = group, weights, batch_losses
         self._rows = {trial.index: row for row, trial in enumerate(group.trials)}
         self.epoch = group.epoch
         self.trials = [trial.index for trial in group.trials]
@@ -137,6 +139,17 @@ class PopulationView:
             frames.append(pd.DataFrame({"trial": chosen, "epoch": self.epoch, "layer": layer, **columns}))
         return pd.concat(frames).sort_values("trial", kind="stable", ignore_index=True)
 
+    def batch_loss(self, trial: int) -> float:
+        """Mean of the losses of the epoch's mini-batches, each as its step found it; of trials trained as a stack.
+
+        Raises:
+            InputError: the trial trains by itself, or took no part in the epoch.
+        """
+        if trial not in self.active or not self._batch_losses:
+            fix = "Give the population two networks of one structure, which train as a stack"
+            raise InputError("a trial of a stack that took part in the epoch", f"trial {trial}", "batch_loss", fix)
+        return self._batch_losses[self.active.index(trial)]
+
     def row(self, trial: int) -> dict[str, float]:
         """Last row of the history; empty before the first (and, for a trial trained by itself, until its end)."""
         rows = self._group.records[self._row(trial)].rows
@@ -196,6 +209,7 @@ def train_stacked(
     try:
         while active:
             finite = stack.train_epoch(group.epoch, advance)
+            batch_losses = _batch_losses(stack)
             records, taken = list(group.records), active
             for row, record in zip(active, _after_epoch(group, stack, active, finite, test, begun), strict=True):
                 records[row] = record
@@ -218,7 +232,7 @@ def train_stacked(
                 if records[row].stopped_by is not None:
                     advance(group.trials[row].config.epochs - records[row].epochs)
             if after_epoch is not None:
-                after_epoch(group.epoch, PopulationView(group, taken, weights))
+                after_epoch(group.epoch, PopulationView(group, taken, weights, batch_losses))
             if folder is not None and writing.is_due(group.epoch, over=not active):
                 write_group(folder, group, stack)
     except KeyboardInterrupt:
@@ -273,6 +287,12 @@ def train_alone(
         raise
     keep(result, result.stopped_by)
     advance(trial.config.epochs - seen)
+
+
+def _batch_losses(stack: Stack) -> list[float]:
+    """Mean of the losses of the mini-batches of the last epoch, each as its step found it, of every trial."""
+    n, sums = stack.samples.targets.shape[1], stack.loss_sums.tolist()
+    return [total / -(-n // trial.config.batch_size) for total, trial in zip(sums, stack.trials, strict=True)]
 
 
 def _after_epoch(

@@ -109,7 +109,7 @@ class Stack:
         )
         self._noise_power = torch.empty_like(self._flat) if self._noisy else None
         n, device = samples.targets.shape[1], self.device
-        self._total = torch.zeros(len(self.trials), dtype=torch.float64, device=device)
+        self.loss_sums = torch.zeros(len(self.trials), dtype=torch.float64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps = torch.arange(config.batch_size, device=device)
         self._steps_before = torch.zeros((), dtype=torch.int64, device=device)  # this epoch
@@ -150,6 +150,7 @@ class Stack:
             again = before.keep(rows)
             for row, good in zip(rows, again.train_epoch(epoch, lambda *_, **__: None), strict=True):
                 finite[row] = good
+            self.loss_sums[rows] = again.loss_sums
             for name, value in again.weights.items():
                 self.weights[name][rows] = value
             for name, value in self.velocity.items():
@@ -180,7 +181,7 @@ class Stack:
             if name.rpartition(".")[2] == "num_batches_tracked":
                 value += -(-n // self._batch_size)
         finite = [value.detach().flatten(1).isfinite().all(1) for value in self.trained.values()]
-        good: list[bool] = torch.stack([self._total.isfinite(), *finite]).all(0).tolist()
+        good: list[bool] = torch.stack([self.loss_sums.isfinite(), *finite]).all(0).tolist()
         return good
 
     def evaluate(self, held_out: tuple[Tensor, Tensor] | None = None) -> tuple[list[float], list[float]]:
@@ -254,7 +255,7 @@ class Stack:
         if self._augmented:
             for row, trial in enumerate(self.trials):  # drawn as the plain loop draws them
                 self._offsets[row], self._flips[row] = augmentation(n, trial.config.seed, epoch)
-        self._total.zero_()
+        self.loss_sums.zero_()
         self._position.zero_()
         self._halted.zero_()
         seeds = {row: stream_seed(self.trials[row].config.seed, epoch, "noise") for row in self._noisy}
@@ -277,10 +278,10 @@ class Stack:
                 first = start + turn[0].start * gradient[0].numel()
                 self._update(slice(first, first + gradient.numel()), gradient.reshape(-1))
         for rows, (batch_losses, _) in zip(turn, found, strict=True):
-            self._total[rows] += batch_losses
+            self.loss_sums[rows] += batch_losses
         if self._trial_of_weight is not None:
             # What is no longer finite is taken out of the epoch at once, before it spreads from trial to trial.
-            self._halted |= ~self._total.isfinite()
+            self._halted |= ~self.loss_sums.isfinite()
             self._flat.masked_fill_(self._halted.index_select(0, self._trial_of_weight), 0)
         self._position += size
 
@@ -343,7 +344,7 @@ class Stack:
 
     def _captured(self) -> Callable[[], None]:
         """The step on a full batch as a CUDA graph."""
-        touched = [self._flat, self._total, self._position, self._halted, *self.constants.values()]
+        touched = [self._flat, self.loss_sums, self._position, self._halted, *self.constants.values()]
         touched += [part for part in (self._velocity, self._squares) if part is not None]
         return captured(lambda: self._step(self._turns[0], self._batch_size), touched, self.device)
 

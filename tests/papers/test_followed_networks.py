@@ -17,6 +17,7 @@ from flatscope_training.data.loading import load
 from flatscope_training.initialization import initialize
 from flatscope_training.loop import evaluate
 from flatscope_training.models import build
+from flatscope_training.population import PopulationView
 from flatscope_training.sweeps.store import Store
 
 DATA = {"name": "flatscope_papers.smoke_data:digits_as_cifar10", "train_size": 60, "test_size": 30}
@@ -105,3 +106,44 @@ def test_what_a_reparameterization_moves_is_seen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(followed_networks, "law", lambda *_: 1.0)  # as if trace and eigenvalue had to stay
     fs.train_population("lenet5", trials, load(**DATA), after_epoch=after_epoch)
     assert min(moved[-1].values()) > 0.9
+
+
+def test_a_network_is_looked_at_where_its_mini_batches_first_fall_below_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the means of every epoch; broken off and resumed it is looked at no second time."""
+    configs = [config(0), config(1)]
+    means: dict[tuple[int, int], float] = {}
+    look = followed_networks._Followed.look
+
+    def listening(self: Any, epoch: int, view: PopulationView) -> None:
+        means.update({(trial, epoch): view.batch_loss(trial) for trial in view.active})
+        look(self, epoch, view)
+
+    monkeypatch.setattr(followed_networks._Followed, "look", listening)
+    monkeypatch.setattr(followed_networks, "CHECKPOINT_SECONDS", 0.0)
+    train_and_follow(configs, Store(tmp_path / "first"), lambda *_: None)
+    last = max(means[trial, 5] for trial in range(2))
+    limits = [10.0, max(means.values()), (last + means[0, 1]) / 2, last + 1e-6, 1e-9]
+    for one in configs:
+        one["follow"] |= {"epochs": [5], "losses": limits}
+    stores = [Store(tmp_path / name) for name in ("plain", "broken")]
+    train_and_follow(configs, stores[0], lambda *_: None)
+
+    def broken_off(fraction: float, note: str) -> None:
+        if note == "epoch 3":
+            raise BrokenOff
+
+    with pytest.raises(BrokenOff):
+        train_and_follow(configs, stores[1], broken_off)
+    train_and_follow(configs, stores[1], lambda *_: None)
+    for trial, one in enumerate(configs):
+        due: dict[int, float] = {}
+        for limit in limits:  # of several in one epoch the smallest
+            epochs = [epoch for (t, epoch), mean in means.items() if t == trial and mean < limit]
+            due |= {min(epochs): limit} if epochs else {}
+        assert len(due) > 1
+        for store in stores:
+            seen = store.read(one).frame("followed")
+            assert seen["epoch"].tolist() == sorted({*due, 5})
+            assert seen.dropna(subset="below").set_index("epoch")["below"].to_dict() == due

@@ -101,7 +101,7 @@ def test_what_the_training_loss_and_the_batches_make_of_a_correlation_is_seen() 
 def test_measures_that_only_the_hessian_makes_are_seen_to_fail() -> None:
     points = LOSS.stops(networks(9.0, 9.0))  # of which factors from 5 to 25 leave nothing
     verdicts = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in rewritten_found(points).items()}
-    assert set(verdicts) | {"invariant"} == set(SECOND)
+    assert set(verdicts) | {"invariant", "hessian_trace_last", "hessian_eigenvalue_last"} == set(SECOND)
     assert set(verdicts.values()) == {HOLDS}
     same = rewritten_found(points.assign(factor=4))  # a power of two: nothing is rounded
     still = {key: judge(SECOND[key], answer, "paper").verdict for key, answer in same.items()}
@@ -116,7 +116,10 @@ def test_a_measure_that_moves_is_seen() -> None:
 
 
 def test_the_paper_scale_is_the_papers_grid() -> None:
-    [unit] = stages("paper")[0].units
+    unit, *variants = stages("paper")[0].units
+    assert [one["variant"] for one, *_ in variants] == ["script", "constant_ratio", "momentum"]
+    assert {len(others) for others in variants} == {180}
+    assert {config["follow"]["losses"][4] for config in unit} == {0.1}
     judged = [config for config in unit if config["setup"] != "wide_normal"]
     assert (len(judged), len(unit)) == (144, 180)
     rates = {(config["train"]["batch_size"], config["train"]["lr"]) for config in unit}

@@ -69,7 +69,9 @@ def test_smoke(name: str, store: Path) -> None:
     assert len(result.table)
     assert "<svg" in result.svg
     # Networks that were hardly trained may have no margin to compare.
-    answers = [finding.answer for finding in result.findings if "not positive" not in finding.answer.note]
+    missing = ("not positive", "no stratum", "are not fitted")
+    found = [finding.answer for finding in result.findings]
+    answers = [answer for answer in found if not any(words in answer.note for words in missing)]
     assert all(math.isfinite(answer.value) for answer in answers)
 
 

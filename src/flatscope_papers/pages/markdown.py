@@ -20,8 +20,8 @@ def text(words: str) -> str:
 
 
 def capital(words: str) -> str:
-    """Words with a capital at the beginning."""
-    return words[:1].upper() + words[1:]
+    """Words with a capital at the beginning; a Greek letter is a symbol and stays as it is."""
+    return words[:1].upper() + words[1:] if words[:1].isascii() else words
 
 
 def sentence(words: str) -> str:

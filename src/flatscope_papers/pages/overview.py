@@ -1,8 +1,9 @@
-"""The first page: all four papers on one screen, what holds and what does not, and how often."""
+"""The first page: what holds of each paper, what does not and what depends on what, in three lines; then how often."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -16,12 +17,13 @@ from flatscope_papers.claims import (
     IDENTITY,
     INCONCLUSIVE,
     NOT_RUN,
+    OWN,
     SIGNS,
     UNTESTABLE,
     range_text,
 )
 from flatscope_papers.known_studies import studies
-from flatscope_papers.pages.markdown import AFTER, capital, table, text, told
+from flatscope_papers.pages.markdown import AFTER, brief, capital, table, text, told
 from flatscope_papers.reproduction import AT_PAPER_SCALE, GROUPS, REDUCED, Entry, Results, entries, latest, matrix
 from flatscope_papers.tables import paper_words
 
@@ -36,21 +38,21 @@ could not be had. Where single cases are checked ("largest of 20"), the worst on
 scale may turn either way at the paper's own; cards and counts keep the scales apart.
 A *gap* is test minus training error: it widens while the test error falls, where the training error falls faster.
 *Sharp* is the opposite of flat: the larger the sharper."""
-LEAD = {
+KIND_WORDS = {
     IDENTITY: "identities and theorems",
     AT_PAPER_SCALE: "experiments at the papers' own scale",
-    REDUCED: "at a reduced scale",
+    REDUCED: "experiments at a reduced scale",
+    OWN: "our own tests of statements",
+    NOT_RUN: "not run",
 }
-CARDS = (
-    "The cards have the claims that each paper is read for: **what was found**, the range in which the claim holds, "
-    f"what the paper reports. An interval is of 95 %; {AFTER} marks a range that was set after its study ran. "
-    "[How to read it](#legend)."
-)
+LINES = ("Holds", "Does not hold", "Depends")
 BELOW = """\
 *Identity or theorem*: checked by numbers, no scale to be short of. *Paper scale*: the paper's data, network sizes and
-training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores.
-Slips of the printed texts are outside these counts, and so are numbers that are reported but not judged: those that
-could not come out otherwise, or are counted elsewhere."""
+training, as far as it states them. *Reduced scale*: smaller networks or fewer images, minutes on two CPU cores. *Our
+own test*: of a statement for which the paper ran nothing, mostly on the 1,797 embedded digits. Slips of the printed
+texts are outside these counts, and so are numbers that are reported but not judged: those that could not come out
+otherwise, or are counted elsewhere."""
+PLACE = re.compile(r"\{([\w-]+) ([\w/-]+)\}")
 
 
 def overview(results: Results, folder: str = "papers") -> str:
@@ -62,45 +64,47 @@ def overview(results: Results, folder: str = "papers") -> str:
     """
     found = entries(results)
     papers = [paper for paper in PAPERS if any(entry.study.paper == paper for entry in found)]
-    cards = {paper: _card(paper, [e for e in found if e.study.paper == paper], results, folder) for paper in papers}
-    own = cards.pop("flatscope", [])
+    parts = {p: _paper(p, [e for e in found if e.study.paper == p], found, results, folder) for p in papers}
+    beyond = parts.pop("flatscope", [])
     errata = sum(entry.finding.claim.kind == ERRATUM for entry in found)
     turned = sum(bool(entry.turned) and entry.finding.counts for entry in found)
     links = [
         f"[Errata]({folder}/errata.md): {errata} slips of the printed texts, with their corrections",
         f"[What the scale changes]({folder}/scales.md): {turned} verdicts that turned between small and paper scale",
         f"[Costs and commands]({folder}/costs.md): how every study was run, and runs again",
+        f"[Coverage]({folder}/coverage.md): every item of the papers, where it is here, and what checks it",
     ]
-    lines = ["# What holds of the four papers", "", *in_short(found), lead(found), "", *_grid(cards.values())]
-    lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", "## How often", ""]
-    lines += [*_counts(found, folder), "", BELOW, "", *(f"- {link}" for link in links), ""]
-    return "\n".join([*lines, "## Beyond the papers", "", *_grid([own])])
+    lines = ["# What holds of the four papers", "", *counts_by_kind(found), ""]
+    lines += ["[How to read it](#legend). † marks what is newer than the first results it is judged by.", ""]
+    lines += itertools.chain.from_iterable(parts.values())
+    lines += ['<a id="legend"></a>', "", "## How to read it", "", LEGEND, "", BELOW, "", "## How often", ""]
+    lines += [*_counts(found, folder), "", *(f"- {link}" for link in links), "", *beyond]
+    return "\n".join(lines)
 
 
-def lead(found: Iterable[Entry]) -> str:
-    """How much holds, counted, and what the cards are: for somebody who reads no further."""
+def counts_by_kind(found: Iterable[Entry]) -> list[str]:
+    """One table: kinds of claims of the papers by what became of them."""
     counts: dict[str, Counter[str]] = {}
     for (paper, group), verdicts in matrix(found).items():
         if paper != "flatscope":
             counts.setdefault(group, Counter()).update(verdicts)
-    parts = [
-        f"of {verdicts.total()} {LEAD[group]} {verdicts[HOLDS]} hold and {verdicts[CONTRADICTED]} are contradicted, "
-        f"{verdicts[INCONCLUSIVE]} are inconclusive, {verdicts[UNTESTABLE]} could not be tested"
-        for group, verdicts in sorted(counts.items(), key=lambda item: list(GROUPS).index(item[0]))
-        if group in LEAD
-    ]
-    counted = "; ".join(parts)
-    return f"{capital(counted)}. {CARDS}" if parts else CARDS
+    shown = [verdict for verdict in SIGNS if any(verdicts[verdict] for verdicts in counts.values())]
+    rows = [[KIND_WORDS[g], *(counts[g][verdict] or "" for verdict in shown)] for g in GROUPS if g in counts]
+    return table(["claims", *(f"{SIGNS[verdict]} {verdict}" for verdict in shown)], rows)
 
 
-def in_short(found: Sequence[Entry]) -> list[str]:
-    """What became of each paper, in a sentence or two; nothing where these results do not bear it out."""
-    verdicts = {f"{e.study.name} {e.finding.claim.key} {e.finding.verdict}" for e in found}
-    words = {paper: paper_words(paper) for paper in PAPERS if paper != "flatscope"}
-    lines = [
-        f"- **{capital(PAPERS[p])}.** {text(w.found)}" for p, w in words.items() if verdicts.issuperset(w.rests_on)
-    ]
-    return [*lines, ""] if lines else []
+def three_lines(paper: str, found: Sequence[Entry]) -> list[str]:
+    """What holds, what does not, what depends on what, with today's numbers; nothing where results say otherwise."""
+    words, by_claim = paper_words(paper), {(e.study.name, e.finding.claim.key): e.finding for e in found}
+    verdicts = {f"{study} {key} {finding.verdict}" for (study, key), finding in by_claim.items()}
+    if not verdicts.issuperset(words.rests_on):
+        return []
+
+    def number(place: re.Match[str]) -> str:
+        return f"**{text(brief(by_claim[place[1], place[2]].answer))}**"
+
+    parts = zip(LINES, (words.holds, words.fails, words.depends), strict=True)
+    return [f"**{label}.** {PLACE.sub(number, text(said))}" for label, said in parts if said]
 
 
 def headlines(found: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -117,27 +121,29 @@ def badge(found: Sequence[Entry]) -> str:
     return f"{len(judged)} of {len({entry.study.name for entry in counted})} studies judged at paper scale"
 
 
-def _grid(cards: Iterable[Sequence[str]]) -> list[str]:
-    """Cards side by side on the documentation site; elsewhere a list."""
-    return ['<div class="grid cards" markdown>', "", *itertools.chain.from_iterable(cards), "</div>", ""]
-
-
-def _card(paper: str, found: Sequence[Entry], results: Results, folder: str) -> list[str]:
+def _paper(paper: str, own: Sequence[Entry], found: Sequence[Entry], results: Results, folder: str) -> list[str]:
+    """Thesis, three lines, figure; the claims that it is read for behind a fold."""
     words = paper_words(paper)
-    lines = [f"**[{capital(PAPERS[paper])}]({folder}/{paper}.md)** · *{badge(found)}*", "", text(words.says), ""]
+    lines = [f'<a id="{paper}"></a>', "", f"## {capital(PAPERS[paper])}", "", f"*{text(words.says)}*", ""]
+    lines += [*(f"- {line}" for line in three_lines(paper, found)), ""]
     if latest(results.get(words.figure, {})):
-        alt = escape(f"{studies()[words.figure].figure}: {studies()[words.figure].title}")
-        lines += [f'<img src="{folder}/images/{words.figure}.png" alt="{alt}" width="340">', ""]
-    for part, chosen in headlines(found).items():
-        if chosen:
-            number = sum(entry.finding.verdict in PARTS[part] for entry in found if entry.finding.counts)
-            lines += [f"**{part}** ({len(chosen)} of {number} claims)", "", *map(_item, chosen), ""]
-    return ["-   " + lines[0], *(f"    {line}" if line else "" for line in lines[1:])]
+        declared = studies()[words.figure]
+        alt = escape(f"{declared.figure}: {declared.title}")
+        lines += [f'<img src="{folder}/images/{words.figure}.png" alt="{alt}" width="720">', ""]
+    chosen = headlines(own)
+    number = sum(map(len, chosen.values()))
+    lines += [f'<details markdown="1"><summary>{number} claims that it is read for, with their numbers</summary>', ""]
+    for part, claims in chosen.items():
+        if claims:
+            of = sum(entry.finding.verdict in PARTS[part] for entry in own if entry.finding.counts)
+            lines += [f"**{part}** ({len(claims)} of {of} claims)", "", *map(_item, claims), ""]
+    return [*lines, "</details>", "", f"[Every study]({folder}/{paper}.md) · *{badge(own)}*", ""]
 
 
 def _item(entry: Entry) -> str:
     claim = entry.finding.claim
-    scale = {REDUCED: " *(reduced scale)*", IDENTITY: " *(theorem or identity)*"}.get(entry.group, "")
+    scales = {REDUCED: " *(reduced scale)*", IDENTITY: " *(theorem or identity)*", OWN: " *(our own test)*"}
+    scale = scales.get(entry.group, "")
     mark = AFTER if claim.after_results else ""
     number, sign = text(told(entry.finding)), SIGNS[entry.finding.verdict]
     why = f" ({text(entry.finding.answer.note)})" if entry.finding.verdict == UNTESTABLE else ""

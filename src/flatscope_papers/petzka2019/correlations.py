@@ -6,6 +6,7 @@ judged. The matrix 120→84, which makes the last hidden layer, is shown beside 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,21 +21,26 @@ from flatscope_papers.declaration import Analysis, Runs, study
 from flatscope_papers.petzka2019 import stop_rules
 from flatscope_papers.petzka2019.lenet import (
     COLUMNS,
+    EVENTS,
     INITS,
     JUDGED,
     LAYERS,
     MEASURES,
     RULES,
     SIZES,
-    judged_networks,
+    judged_number,
     looks,
     readings,
+    rule_seen,
     stages,
     summary_notes,
+    with_gaps,
 )
-from flatscope_papers.petzka2019.stop_rules import Rule, answer_at, judged_at, turn
+from flatscope_papers.petzka2019.stop_rules import ENOUGH, Rule, answer_at, judged_at, turn
+from flatscope_papers.stratified import within
 
 TRACE, TOP = "kappa_trace/fc3", "kappa/fc3"
+NOW, FORMER = "accuracy of at least 15 %", "loss below chance"
 KINDS = {
     "pearson": "Pearson",
     "spearman": "Spearman",
@@ -44,53 +50,94 @@ KINDS = {
 }
 
 
-@study("petzka2019-fig1", stages=stages)
+def figure_1_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Claims and figure of a saved table: its correlations as they are, its looks again."""
+    along, looked = (table[table["kind"] == kind].dropna(axis="columns", how="all") for kind in ("correlation", "look"))
+    return _analysis(with_gaps(looked, scale), along, scale, table)
+
+
+@study("petzka2019-fig1", stages=stages, from_table=figure_1_of_table)
 def figure_1(runs: Runs) -> Analysis:
     """κ and κ_τ of LeNet-5's layer 5 against the generalization error, as a function of the stop rule.
 
-    Four initialisations, four batch sizes, nine seeds; every network is looked at after a list of epochs.
+    Four initialisations, four batch sizes, nine seeds; every network is looked at after a list of epochs, and when its
+    mini-batch losses first fall below a list of limits.
     """
     seen = looks(runs)
-    own, trained = readings(seen)["σ = 0.1"], judged_networks(runs)
-    low, lower, gradient = RULES
-    last = Rule("epoch", SIZES["paper"]["looks"][-1] if runs.scale == "paper" else int(own["epoch"].max()))
+    along = along_training(seen)
+    table = pd.concat([along.assign(kind="correlation"), in_brief(seen).assign(kind="look")], ignore_index=True)
+    analysis = _analysis(seen, along, runs.scale, table)
+    return replace(analysis, notes=(*summary_notes(seen, runs), *analysis.notes))
+
+
+def _analysis(seen: pd.DataFrame, along: pd.DataFrame, scale: str, table: pd.DataFrame) -> Analysis:
+    own, trained = readings(seen)["σ = 0.1"], judged_number(scale)
+    low, lower, gradient = (rule_seen(own, rule) for rule in RULES)
+    last = Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else int(own["epoch"].max()))
+    judged = along[(along["variant"] == JUDGED) & (along["reading"] == "σ = 0.1")]
+    judged = judged[judged["exclusion"] == NOW] if "exclusion" in judged else judged
     found = {
         "trace": answer_at(own, low, trained, TRACE),
         "trace_lower_loss": answer_at(own, lower, trained, TRACE),
         "trace_gradient": answer_at(own, gradient, trained, TRACE),
         "trace_last_epoch": answer_at(own, last, trained, TRACE),
+        "trace_within": within_at(own, last, trained, TRACE),
         "trace_common": answer_at(own, Rule("epoch", int(own["epoch"].max())), trained, TRACE),
+        **extremes(judged, trained),
         "eigenvalue": answer_at(own, low, trained, TOP),
         "stronger": stronger(own, low, trained),
     }
-    along = along_training(seen)
-    judged = along[(along["variant"] == JUDGED) & (along["reading"] == "σ = 0.1")]
     turns = [f"κ_τ of {name}: {turn(judged, f'kappa_trace/{layer}')}" for layer, name in LAYERS.items()]
-    parts = [along.assign(kind="correlation"), in_brief(seen).assign(kind="look")]
-    return Analysis(
-        pd.concat(parts, ignore_index=True),
-        found,
-        lambda figure: _draw(figure, own, judged),
-        notes=(*summary_notes(seen, runs), *turns),
-    )
+    return Analysis(table, found, lambda figure: _draw(figure, own, judged), notes=tuple(turns))
+
+
+def within_at(seen: pd.DataFrame, rule: Rule, trained: int, column: str) -> Answer:
+    """Pearson's correlation with the gap within batch sizes, pooled over them, where the rule stops the networks."""
+    points, missing = judged_at(seen, rule, trained)
+    if missing:
+        return Answer(math.nan, runs=len(points), note=missing)
+    pooled = f"pooled over batch sizes {points[column].corr(points['gap']):.2f}"
+    return within(points[column], points["gap"], points["batch"], "pearson", pooled)
+
+
+def extremes(along: pd.DataFrame, trained: int) -> dict[str, Answer]:
+    """The highest and the lowest correlation of κ_τ over the epochs at which nearly all networks are there."""
+    of_trace = along[(along["measure"] == TRACE) & (along["target"] == "gap") & along["rule"].str.startswith("epoch")]
+    enough = of_trace[of_trace["networks"] >= ENOUGH * trained]
+    if enough.empty:
+        return {name: Answer(math.nan, runs=0, note="no epoch with enough networks") for name in ("highest", "lowest")}
+    rows = {"highest": enough.loc[enough["pearson"].idxmax()], "lowest": enough.loc[enough["pearson"].idxmin()]}
+    return {name: _as_answer(row) for name, row in rows.items()}
+
+
+def _as_answer(row: pd.Series) -> Answer:
+    words = f"after {row['rule']}; by rank {row['spearman']:.2f}, within batch sizes {row['within_batch']:.2f}"
+    ends = [None if pd.isna(row[end]) else float(row[end]) for end in ("low", "high")]
+    return Answer(float(row["pearson"]), *ends, runs=int(row["networks"]), note=words)
 
 
 def in_brief(seen: pd.DataFrame) -> pd.DataFrame:
     """The looks to five digits, without what is the difference of two columns: a small file."""
-    kept = seen.drop(columns=list(stop_rules.TARGETS))
+    kept = seen.drop(columns=[*stop_rules.TARGETS, "former"])
     numbers = kept.select_dtypes("float")
     kept[numbers.columns] = numbers.map(lambda value: float(f"{value:.5g}"))
     return kept
 
 
 def along_training(seen: pd.DataFrame) -> pd.DataFrame:
-    """The correlations of every variant and reading at every rule."""
+    """The correlations of every variant, reading and exclusion at every rule."""
     parts = []
-    for variant in seen["variant"].unique():
-        for reading, rows in readings(seen, variant).items():
-            found = stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, RULES))
-            parts.append(found.assign(variant=variant, reading=reading))
+    for variant, (exclusion, there) in itertools.product(seen["variant"].unique(), exclusions(seen).items()):
+        for reading, rows in readings(there, variant).items():
+            events = EVENTS if rows["below"].notna().any() else ()
+            found = stop_rules.correlations(rows, COLUMNS, stop_rules.rules(rows, (*RULES, *events)))
+            parts.append(found.assign(variant=variant, reading=reading, exclusion=exclusion))
     return pd.concat(parts, ignore_index=True)
+
+
+def exclusions(seen: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The looks that count, and beside them those that the first rule left: without losses at or above chance."""
+    return {NOW: seen, FORMER: seen[seen["former"]]} if not seen["former"].all() else {NOW: seen}
 
 
 def stronger(seen: pd.DataFrame, rule: Rule, trained: int) -> Answer:
@@ -108,22 +155,38 @@ MARKERS = dict(zip(INITS, "os^Dv", strict=True))
 
 
 def _draw(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
-    """Correlations against the epoch for both layers, for κ_τ of 84→10 in every way, and the scatter at its end."""
-    figure.set_size_inches(9.5, 6.6)
-    panels: Any = figure.subplots(2, 2)
-    for axes, (layer, name) in zip(panels[0], LAYERS.items(), strict=True):
-        stop_rules.draw_along(axes, along, {f"{measure}/{layer}": label for measure, label in MEASURES.items()})
-        axes.set_title(f"{name}: Pearson correlation with test − training loss", fontsize=8)
-    panels[0, 0].axhline(0.91, color="0.5", lw=0.8, ls=":")
+    """κ_τ of 84→10 against the epoch, with its highest and lowest; below it all measures of both layers."""
+    figure.set_size_inches(7.0, 7.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.0))
+    curve, points = above.subplots(1, 2, width_ratios=(1.9, 1.0))
     of_trace = along[along["measure"] == TRACE]
     for number, (value, label) in enumerate(KINDS.items()):
-        stop_rules.draw_line(panels[1, 0], of_trace[of_trace["target"] == "gap"], value, f"C{number}", label)
-    stop_rules.draw_line(
-        panels[1, 0], of_trace[of_trace["target"] == "error_gap"], "pearson", "0.3", "gap of the error"
-    )
-    stop_rules.finish(panels[1, 0], along)
-    panels[1, 0].set_title("κ_τ of 84→10, looked at in other ways", fontsize=8)
-    scatter(panels[1, 1], seen[seen["epoch"] == seen["epoch"].max()], {TRACE: "κ_τ of 84→10"})
+        line = of_trace[of_trace["target"] == "gap"]
+        stop_rules.draw_line(curve, line, value, f"C{number}", label, band=value == "pearson")
+    stop_rules.finish(curve, along)
+    curve.axhline(0.91, color="0.5", lw=0.8, ls=":")
+    curve.text(1.0, 0.93, "0.91 in the paper", fontsize=7, va="bottom")
+    _mark_ends(curve, of_trace)
+    curve.set_title("κ_τ of 84→10: correlation with test − training loss", fontsize=9)
+    scatter(points, seen[seen["epoch"] == seen["epoch"].max()], {TRACE: "κ_τ of 84→10"})
+    for axes, (layer, name) in zip(below.subplots(1, 2, sharey=True), LAYERS.items(), strict=True):
+        stop_rules.draw_along(axes, along, {f"{measure}/{layer}": label for measure, label in MEASURES.items()})
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("epoch, and the first looks below a limit")
+    curve.set_xlabel("epoch, and the first looks below a limit")
+
+
+def _mark_ends(axes: Any, of_trace: pd.DataFrame) -> None:
+    """The highest and the lowest correlation over the epochs, written beside their points."""
+    line = of_trace[(of_trace["target"] == "gap") & of_trace["rule"].str.startswith("epoch")]
+    if line.empty:
+        return
+    for place in (line["pearson"].idxmax(), line["pearson"].idxmin()):
+        epoch, value = float(line.loc[place, "rule"].split()[1]), float(line.loc[place, "pearson"])
+        axes.plot(epoch, value, "o", color="C0", ms=5)
+        words = f"{value:+.2f}, epoch {epoch:g}".replace("-", "−")
+        above = 8 if value > 0 else -14
+        axes.annotate(words, (epoch, value), xytext=(0, above), textcoords="offset points", ha="center", fontsize=7)
 
 
 def scatter(axes: Any, points: pd.DataFrame, column: Mapping[str, str]) -> None:

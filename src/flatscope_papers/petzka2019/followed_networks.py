@@ -40,8 +40,9 @@ def train_and_follow(configs: list[dict[str, Any]], store: Store, report: Report
     """Train the configurations of a unit together; write what was seen of each network along the way.
 
     A configuration is that of `train_and_measure`, with `follow`: the `epochs` after which to look, and the `measures`
-    and `layers` to look at; `factor`, by which the last of two layers is multiplied, and the one before it divided, to
-    see what stays.
+    and `layers` to look at; `losses`: to look as well at the end of the epoch in which the mean of the mini-batch
+    losses first falls below each of them (`below` in what was seen; of several the smallest); `factor`, by which the
+    last of two layers is multiplied, and the one before it divided, to see what stays.
     """
     first = configs[0]
     data = load(**first["data"])
@@ -96,13 +97,15 @@ class _Followed:
         for trial in view.active:
             # What a run that was broken off had seen of this and later epochs comes again.
             self.rows[trial] = [row for row in self.rows[trial] if row["epoch"] < epoch]
-        due, next_time = (
+        planned, next_time = (
             [trial for trial in view.active if when in self._configs[trial]["follow"]["epochs"]]
             for when in (epoch, epoch + 1)
         )
+        below = {trial: passed for trial in view.active if (passed := self._fallen_below(trial, view))}
+        due = [trial for trial in view.active if trial in planned or trial in below]
         if due:
             for trial, row in self._seen(due, epoch, view).items():
-                self.rows[trial].append(row)
+                self.rows[trial].append(row | {"below": below.get(trial, math.nan)})
         for trial in next_time:
             self._before[trial] = self._last_weight(trial, view)
         if self._folder is None:
@@ -112,6 +115,15 @@ class _Followed:
             write_whole(self._folder / f"before-{epoch + 1}-{next_time[0]}", npz_bytes(kept))
         if due:
             write_whole(self._folder / SEEN_FILE, json_bytes(to_json({"rows": self.rows})))
+
+    def _fallen_below(self, trial: int, view: PopulationView) -> float | None:
+        """The smallest limit below which the mean of the mini-batch losses is in this epoch for the first time."""
+        limits = self._configs[trial]["follow"].get("losses")
+        if not limits:
+            return None
+        last = min((row["below"] for row in self.rows[trial] if not math.isnan(row["below"])), default=math.inf)
+        loss = view.batch_loss(trial)
+        return min((limit for limit in limits if loss < limit < last), default=None)
 
     def _seen(self, trials: Sequence[int], epoch: int, view: PopulationView) -> dict[int, dict[str, Any]]:
         follow = self._configs[trials[0]]["follow"]

@@ -1,8 +1,9 @@
 """Figures 3 to 6 of Petzka et al. (2019), appendix C: MNIST networks with four hidden layers, every relative flatness.
 
 The paper drops networks with a training loss above 0.07, so it did not stop at a level of the loss: here, too, all
-networks train for the same number of epochs, and those above 0.07 are dropped. Below the scatter of these stand the
-correlations after other epochs, and of the networks that are at a lower loss.
+networks train for the same number of epochs, and those above 0.07 are dropped. That keeps networks of the largest batch
+which have not converged and make the correlations what they are, so that those at a loss of 0.003 are judged; beside
+them stand the paper's choice, ranks, other limits, and what is left within one batch size.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.petzka2019 import stop_rules
 from flatscope_papers.petzka2019.followed_networks import train_and_follow
 from flatscope_papers.petzka2019.stop_rules import Rule
+from flatscope_papers.stratified import within
 from flatscope_papers.tables import grid
 
-LARGEST_LOSS = 0.07
+LARGEST_LOSS, CONVERGED = 0.07, 0.003  # training losses: up to where the paper keeps networks, and what is judged
 LAYERS, OUTPUT = ("fc1", "fc2", "fc3", "fc4"), "fc5"
 LIMITS = tuple(Rule("train_loss", limit) for limit in (0.07, 0.03, 0.01, 0.003, 0.001))
 PER_LAYER = ("kappa_trace", "rho_layer_sum", "rho")
@@ -114,38 +116,62 @@ def along_training(runs: Runs, columns: Mapping[str, str]) -> pd.DataFrame:
     return stop_rules.correlations(seen, list(columns), stop_rules.rules(seen, LIMITS))
 
 
+def _columns(measure: str) -> dict[str, str]:
+    return {f"{measure}/{layer}": f"{SYMBOLS[measure]}, layer {n}" for n, layer in enumerate(LAYERS, start=1)}
+
+
 def _layer_analysis(runs: Runs, measure: str) -> Analysis:
-    points = networks(runs)
-    columns = {f"{measure}/{layer}": f"{SYMBOLS[measure]}, layer {n}" for n, layer in enumerate(LAYERS, start=1)}
+    columns = _columns(measure)
+    return layers_of_table(_table(runs, columns), runs.scale, measure)
+
+
+def _table(runs: Runs, columns: Mapping[str, str]) -> pd.DataFrame:
+    """The networks that the paper would have kept, and below them the correlations by every rule."""
+    points, along = networks(runs), along_training(runs, columns)
+    return pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True)
+
+
+def _parts(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Networks and correlations of a saved table; the first ones had networks alone."""
+    if "kind" not in table:
+        return table, table.iloc[:0]
+    return tuple(table[table["kind"] == kind].reset_index(drop=True) for kind in ("network", "correlation"))
+
+
+def layers_of_table(table: pd.DataFrame, scale: str, measure: str) -> Analysis:
+    """Claims, figure and notes of one measure of the four hidden layers."""
+    (points, along), columns = _parts(table), _columns(measure)
+    judged = converged(points, scale)
     found = {
-        column.split("/")[1]: intervals.correlation(points[column], points["gap"], note=_dropped(runs, points))
+        column.split("/")[1]: intervals.correlation(
+            judged[column], judged["gap"], note=otherwise(points, judged, column)
+        )
         for column in columns
     }
-    spread = intervals.spread_of_correlations(points, list(columns), "gap")
+    spread = intervals.spread_of_correlations(judged, list(columns), "gap")
     left_open = f"the limit is {SPREAD}{TOO_FEW}" if _open(spread, SPREAD) else ""
     found["spread"] = dataclasses.replace(spread, note=_joined(spread.note, left_open))
-    along = along_training(runs, columns)
-    return Analysis(
-        pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
-        found,
-        lambda figure: _draw(figure, points, columns, along),
-        within_batches(points, columns),
-    )
+    return Analysis(table, found, lambda figure: _draw(figure, points, columns, along))
 
 
-def within_batches(points: pd.DataFrame, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """What is left of the correlations among networks of one batch size, as a note."""
-    batches = points["train.batch_size"]
-    left = points[[*columns, "gap"]] - points[[*columns, "gap"]].groupby(batches).transform("mean")
-    if batches.nunique() == len(points) or not left["gap"].any():
-        return ()
-    words = ", ".join(f"{label} {left[column].corr(left['gap']):.2f}" for column, label in columns.items())
-    return (f"correlation among networks of one batch size (means of batch sizes taken out): {words}",)
+def converged(points: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """The networks that are judged; at other scales than the paper's all that it would have kept."""
+    return points[points["train_loss"] <= CONVERGED] if scale == "paper" else points
 
 
-def _dropped(runs: Runs, points: pd.DataFrame) -> str:
-    lost = len(runs.stages[-1].configs) - len(points)
-    return f"{lost} networks above a training loss of {LARGEST_LOSS} dropped" if lost else ""
+def otherwise(points: pd.DataFrame, judged: pd.DataFrame, column: str) -> str:
+    """The correlation by other choices: the paper's networks, ranks, another limit, and within one batch size."""
+    gap, parts = "gap", []
+    if len(judged) < len(points):
+        kept = f"with all {len(points)} networks up to a loss of {LARGEST_LOSS} {points[column].corr(points[gap]):.2f}"
+        parts.append(f"{kept}, by rank {points[column].corr(points[gap], method='spearman'):.2f}")
+        lower = points[points["train_loss"] <= 0.01]
+        parts.append(f"up to 0.01 {lower[column].corr(lower[gap]):.2f}")
+    parts.append(f"by rank {judged[column].corr(judged[gap], method='spearman'):.2f}")
+    inside = within(judged[column], judged[gap], judged["train.batch_size"])
+    if not math.isnan(inside.value):
+        parts.append(f"by rank within batch sizes {inside.value:.2f}")
+    return "; ".join(parts)
 
 
 def _draw(figure: Figure, points: pd.DataFrame, columns: Mapping[str, str], along: pd.DataFrame) -> None:
@@ -168,34 +194,51 @@ def _scatter(figure: Any, points: pd.DataFrame, columns: Mapping[str, str]) -> N
     figure.suptitle("brighter: larger batch", fontsize=8)
 
 
-@study("petzka2019-fig3", stages=stages)
+def kappa_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Figure 3 of a saved table."""
+    return layers_of_table(table, scale, "kappa_trace")
+
+
+def rho_sum_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Figure 4 of a saved table."""
+    return layers_of_table(table, scale, "rho_layer_sum")
+
+
+def rho_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Figure 5 of a saved table."""
+    return layers_of_table(table, scale, "rho")
+
+
+def network_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Figure 6 of a saved table."""
+    points, along = _parts(table)
+    return Analysis(
+        table, lead_found(converged(points, scale)), lambda figure: _draw(figure, points, PER_NETWORK, along)
+    )
+
+
+@study("petzka2019-fig3", stages=stages, from_table=kappa_of_table)
 def figure_3(runs: Runs) -> Analysis:
     """κ_τ of the four hidden layers of 784-50-50-50-30-10 networks against test minus training loss."""
     return _layer_analysis(runs, "kappa_trace")
 
 
-@study("petzka2019-fig4", stages=stages)
+@study("petzka2019-fig4", stages=stages, from_table=rho_sum_of_table)
 def figure_4(runs: Runs) -> Analysis:
     """ρ_σ (sum over neurons) of the four hidden layers, the same networks as Figure 3."""
     return _layer_analysis(runs, "rho_layer_sum")
 
 
-@study("petzka2019-fig5", stages=stages)
+@study("petzka2019-fig5", stages=stages, from_table=rho_of_table)
 def figure_5(runs: Runs) -> Analysis:
     """ρ (largest neuron) of the four hidden layers, the same networks as Figure 3."""
     return _layer_analysis(runs, "rho")
 
 
-@study("petzka2019-fig6", stages=stages)
+@study("petzka2019-fig6", stages=stages, from_table=network_of_table)
 def figure_6(runs: Runs) -> Analysis:
     """κ_τ^max, κ_τ^Σ, ρ^max and ρ^Σ against the gap, and whether each beats all of Figures 3 to 5."""
-    points, along = networks(runs), along_training(runs, PER_NETWORK)
-    return Analysis(
-        pd.concat([points.assign(kind="network"), along.assign(kind="correlation")], ignore_index=True),
-        lead_found(points),
-        lambda figure: _draw(figure, points, PER_NETWORK, along),
-        within_batches(points, PER_NETWORK),
-    )
+    return network_of_table(_table(runs, PER_NETWORK), runs.scale)
 
 
 def lead_found(points: pd.DataFrame) -> dict[str, Answer]:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
-from flatscope_papers.declaration import Analysis, Runs, study
+from flatscope_papers.declaration import Analysis, Runs, as_it_is, study
 from flatscope_papers.petzka2019 import stop_rules
 from flatscope_papers.petzka2019.followed_networks import law
 from flatscope_papers.petzka2019.lenet import (
@@ -25,26 +25,46 @@ from flatscope_papers.petzka2019.lenet import (
     JUDGED,
     MEASURES,
     RULES,
-    judged_networks,
+    SIZES,
+    judged_number,
     looks,
     readings,
+    rule_seen,
     stages,
     summary_notes,
+    with_gaps,
 )
-from flatscope_papers.petzka2019.stop_rules import judged_at
+from flatscope_papers.petzka2019.stop_rules import Rule, judged_at
 
 OF_OUTPUT = [column for column in COLUMNS if column.endswith("/fc3")]
 OF_HESSIAN = ("layer_trace", "layer_max_eigenvalue")
 WEAK = 0.3  # up to here a correlation is "very weak"
 
 
-@study("petzka2019-fig2", stages=stages)
+def answers_of(seen: pd.DataFrame, scale: str) -> dict[str, Answer]:
+    """The numbers of all claims: at a training loss of 0.1, and at the last epoch."""
+    own, trained = readings(seen)["σ = 0.1"], judged_number(scale)
+    early = judged_at(own, rule_seen(own, RULES[0]), trained)
+    last = judged_at(
+        own, Rule("epoch", SIZES["paper"]["looks"][-1] if scale == "paper" else own["epoch"].max()), trained
+    )
+    found = rewritten_found(*early) | {"invariant": moved(seen)}
+    at_end = rewritten_found(*last)
+    return found | {f"{key}_last": at_end[key] for key in ("hessian_trace", "hessian_eigenvalue")}
+
+
+def figure_2_of_looks(table: pd.DataFrame, scale: str) -> Analysis:
+    """The claims from the looks of Figure 1; the figure needs the correlations and stays as it is."""
+    looked = table[table["kind"] == "look"].dropna(axis="columns", how="all")
+    return Analysis(table, answers_of(with_gaps(looked, scale), scale), as_it_is)
+
+
+@study("petzka2019-fig2", stages=stages, from_table=figure_2_of_looks, table_of="petzka2019-fig1")
 def figure_2(runs: Runs) -> Analysis:
     """What a whole number from 5 to 25 on the output matrix, and its inverse on the layer before, leaves to see."""
     seen = looks(runs)
     own = readings(seen)["σ = 0.1"]
     both = {"before": own, "after": rewritten(own)}
-    points, missing = judged_at(own, RULES[0], judged_networks(runs))
     along = pd.concat(
         [
             stop_rules.correlations(rows, OF_OUTPUT, stop_rules.rules(rows, RULES)).assign(when=when)
@@ -54,7 +74,7 @@ def figure_2(runs: Runs) -> Analysis:
     )
     return Analysis(
         along,
-        rewritten_found(points, missing) | {"invariant": moved(seen)},
+        answers_of(seen, runs.scale),
         lambda figure: _draw(figure, along),
         notes=(f"the judged networks are those of {JUDGED}, σ = 0.1", *summary_notes(seen, runs)),
     )

@@ -29,13 +29,14 @@ HELD = {"within_batch": "batch", "within_init": "init", "given_loss": "train_los
 class Rule:
     """After an epoch, or at the first look with a number at or below a limit."""
 
-    column: str  # "epoch", "train_loss", "gradient"
+    column: str  # "epoch", "train_loss", "gradient"; "below": the mean of an epoch's mini-batch losses
     limit: float
 
     @property
     def name(self) -> str:
         """In words."""
-        return f"{self.column.removeprefix('train_')} {self.limit:g}"
+        words = {"train_loss": "loss", "below": "mini-batch loss"}.get(self.column, self.column)
+        return f"{words} {self.limit:g}"
 
     def stops(self, looks: pd.DataFrame) -> pd.DataFrame:
         """One row per network that it stops, of a frame with one per network and look."""

@@ -19,6 +19,7 @@ from flatscope.bounds.psi import PathSpread, psi_of
 from flatscope_papers import intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Config, Measured, Runs, Stage, each_trial, study
+from flatscope_papers.stratified import within
 from flatscope_papers.tables import grid
 from flatscope_papers.yi2019.digit_networks import RULE, in_double, network, samples_of, train_above_a_floor
 from flatscope_training.loop import evaluate
@@ -104,7 +105,13 @@ def balance_of(config: Config, store: Store) -> Measured:
     return Measured(metrics)
 
 
-@study("yi2019-balance", stages=stages)
+def balance_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Claims, figure and notes; they need no more than the table, at any scale."""
+    del scale
+    return Analysis(table, balance_found(table), lambda figure: _draw(figure, table), _notes(table))
+
+
+@study("yi2019-balance", stages=stages, from_table=balance_of_table)
 def balance(runs: Runs) -> Analysis:
     """Trained networks whose path values are more or less balanced, by chance and by a floor, and four shapes."""
     frame = runs.frame()
@@ -117,8 +124,7 @@ def balance(runs: Runs) -> Analysis:
     frame["shape"] = np.where(frame["floor"] > 0, "floor", frame["hidden"].map(named).fillna("family"))
     columns = ["shape", "hidden", "start", "floor", "loss", "test_error", "balance", "largest", "log10_psi", "values"]
     measured = ["pole", "radius", "rise", "printed", "corrected", "states_certified"]
-    table = frame[[*columns, *FLATNESSES, *measured]]
-    return Analysis(table, balance_found(table), lambda figure: _draw(figure, table), _notes(table))
+    return balance_of_table(frame[[*columns, *FLATNESSES, *measured]], runs.scale)
 
 
 def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
@@ -126,17 +132,13 @@ def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
     family, lifted = (table[table["shape"] == name] for name in ("family", "floor"))
     of = {name: table[table["shape"] == name] for name in SHAPES}
     certified = f"no ReLU can change state in {int(table['states_certified'].sum())} of {len(table)}"
-    ordered, ends = table[table["psi_trace"].notna()], lifted.groupby("floor")["test_error"].median()
+    ordered = table[table["psi_trace"].notna()]
     trace = EPSILON**2 * ordered["psi_trace"] / ordered["values"]
     return {
-        "balanced": intervals.correlation(family["balance"], family["psi_epsilon"], "spearman"),
-        "balance_set": intervals.correlation(lifted["balance"], lifted["psi_epsilon"], "spearman", DIVISORS),
-        "balance_error": intervals.correlation(
-            lifted["balance"],
-            lifted["test_error"],
-            "spearman",
-            f"{ends.iloc[0]:.3g} at the lowest floor, {ends.iloc[-1]:.3g} at the highest (medians)",
-        ),
+        "balanced": _within(family, "balance", "psi_epsilon", "start"),
+        "balance_set": _within(lifted, "balance", "psi_epsilon", "floor", DIVISORS),
+        "balance_error": _within(lifted, "balance", "test_error", "floor"),
+        "pole": _within(lifted, "pole", "psi_epsilon", "floor"),
         "psi": intervals.correlation(family["log10_psi"], family["psi_epsilon"], "spearman", SAME_RANKS),
         "width": intervals.log_ratio(
             of["wide"]["psi_epsilon"],
@@ -162,6 +164,14 @@ def balance_found(table: pd.DataFrame) -> dict[str, Answer]:
     }
 
 
+def _within(networks: pd.DataFrame, one: str, other: str, held: str, note: str = "") -> Answer:
+    """Rank correlation among networks of one starting scale or floor; beside it the pooled one and the medians'."""
+    pooled = networks[one].corr(networks[other], method="spearman")
+    medians = networks.groupby(held)[[one, other]].median()
+    words = f"pooled over all {held}s {pooled:.2f}, of the medians of each {medians.corr('spearman').iloc[0, 1]:.2f}"
+    return within(networks[one], networks[other], networks[held], note="; ".join(filter(None, (words, note))))
+
+
 def _margin(above: pd.Series, below: pd.Series) -> str:
     """How far one side lies above the other; what lies so far above can hardly fail."""
     factors = np.log10((above / below).to_numpy(float))
@@ -172,8 +182,8 @@ def _margin(above: pd.Series, below: pd.Series) -> str:
 
 
 DIVISORS = (
-    "only paths along the skeleton are ever divided by (Lemma 5.1), and the smallest of all values is another one: it "
-    "can be raised and the flatness stays"
+    "a higher floor balances the values and brings a pole nearer (only paths along the skeleton are divided by, "
+    "Lemma 5.1), so that pooled over floors the sign turns"
 )
 SAME_RANKS = (
     "the same number as for balanced path values: where max|v| ≥ ε, as here, ψ is the ratio max|v| / min|v| to the "

@@ -22,6 +22,7 @@ from flatscope_papers.zhang2017.all_conv_networks import (
     per_seed,
     stage,
 )
+from flatscope_papers.zhang2017.fitting import gaps_by_size, largest_error
 
 CHANCE = 0.9
 SHARE = (0.0, 1.0)
@@ -29,8 +30,22 @@ SHARE = (0.0, 1.0)
 
 def against_size(runs: Runs, *, random: bool) -> Analysis:
     """Errors against N for a network of fixed W; claims of natural or of random labels."""
-    points = ends(runs)
-    found = random_found(points) if random else natural_found(points)
+    return (random_table if random else natural_table)(ends(runs), runs.scale)
+
+
+def natural_table(points: pd.DataFrame, scale: str) -> Analysis:
+    """Claims and figure of natural labels, one row per network in `points`; the same at any scale."""
+    del scale
+    return _of_table(points, natural_found(points))
+
+
+def random_table(points: pd.DataFrame, scale: str) -> Analysis:
+    """The same of random labels."""
+    del scale
+    return _of_table(points, random_found(points))
+
+
+def _of_table(points: pd.DataFrame, found: dict[str, Answer]) -> Analysis:
     width = int(points["W"].iloc[0])
     return Analysis(
         points, found, lambda figure: draw_errors(figure, points, "n", "number of training samples N", width)
@@ -41,11 +56,11 @@ def natural_found(points: pd.DataFrame) -> dict[str, Answer]:
     """Estimates of `natural_claims`; one row per network in `points`, a pair of errors in each."""
     few, most = sides(points)
     return {
-        "fitted": intervals.largest(few["train_error"], worst(few)),
+        "fitted": largest_error(few, worst(few)),
         "good_test_error": intervals.mean(per_seed(few, "test_error") - CHANCE, _as_error(few)),
         "no_generalization": intervals.mean(per_seed(few, "gap")),
         "gap_closes": intervals.paired_difference(per_seed(most, "gap"), per_seed(few, "gap")),
-        "generalizes": intervals.mean(per_seed(most, "gap")),
+        "generalizes": intervals.mean(per_seed(most, "gap"), gaps_by_size(points)),
     }
 
 
@@ -54,7 +69,7 @@ def random_found(points: pd.DataFrame) -> dict[str, Answer]:
     few, most = sides(points)
     return {
         "chance": intervals.mean(per_seed(points, "test_error"), bounds=SHARE),
-        "fitted": intervals.largest(few["train_error"], worst(few)),
+        "fitted": largest_error(few, worst(few)),
         "rises": intervals.paired_difference(per_seed(most, "train_error"), per_seed(few, "train_error")),
         "reaches_chance": intervals.mean(per_seed(most, "gap")),
     }
@@ -116,13 +131,13 @@ def _by_size(channels: str, *, random: bool = False, train: str = "train") -> Ca
     return stages
 
 
-@study("zhang2017-fig1", stages=_by_size("base"))
+@study("zhang2017-fig1", stages=_by_size("base"), from_table=natural_table)
 def figure_1(runs: Runs) -> Analysis:
     """One all-convolutional network of W parameters, trained on subsets of CIFAR-10 below and above W samples."""
     return against_size(runs, random=False)
 
 
-@study("zhang2017-fig2", stages=_by_size("base", random=True))
+@study("zhang2017-fig2", stages=_by_size("base", random=True), from_table=random_table)
 def figure_2(runs: Runs) -> Analysis:
     """The network of Figure 1 on subsets whose labels are all drawn at random."""
     return against_size(runs, random=True)

@@ -22,6 +22,7 @@ from flatscope_papers.zhang2017.all_conv_networks import (
     stage,
 )
 from flatscope_papers.zhang2017.errors_by_size import SHARE, draw_errors
+from flatscope_papers.zhang2017.fitting import largest_error
 
 EPOCHS_15 = 30
 
@@ -31,7 +32,7 @@ def width_found(points: pd.DataFrame) -> dict[str, Answer]:
     over, under = points[points["W"] >= points["n"]], points[points["W"] < points["n"]]
     best = points.loc[points.groupby("seed")["test_error"].idxmin()]
     return {
-        "zero_error": intervals.largest(over["train_error"], _at_boundary(over)),
+        "zero_error": largest_error(over, _at_boundary(over)),
         "not_before": intervals.mean(per_seed(under, "train_error"), bounds=SHARE),
         "no_overfitting": _beyond(over, "test_error"),
         "best_at_boundary": intervals.mean(np.log10(best["W"] / best["n"]), _which(best), resolution=_step(points)),
@@ -65,7 +66,16 @@ def _by_width(scale: str) -> list[Stage]:
     return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], train="wide_train")]
 
 
-@study("zhang2017-fig3", stages=_by_width)
+def width_table(points: pd.DataFrame, scale: str) -> Analysis:
+    """Claims and figure, one row per network in `points`; the same at any scale."""
+    del scale
+    n = float(points["n"].iloc[0])
+    return Analysis(
+        points, width_found(points), lambda figure: draw_errors(figure, points, "W", "number of parameters W", n)
+    )
+
+
+@study("zhang2017-fig3", stages=_by_width, from_table=width_table)
 def figure_3(runs: Runs) -> Analysis:
     """All-convolutional networks with more and more channels on one training set of N samples."""
     return against_parameters(runs)
@@ -73,11 +83,7 @@ def figure_3(runs: Runs) -> Analysis:
 
 def against_parameters(runs: Runs) -> Analysis:
     """Errors against W for a training set of fixed N."""
-    points = ends(runs)
-    n = float(points["n"].iloc[0])
-    return Analysis(
-        points, width_found(points), lambda figure: draw_errors(figure, points, "W", "number of parameters W", n)
-    )
+    return width_table(ends(runs), runs.scale)
 
 
 @study("zhang2017-fig4", stages=_by_width)

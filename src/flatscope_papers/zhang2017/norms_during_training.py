@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.tables import grid
+from flatscope_papers.zhang2017.fitting import FITTED
 from flatscope_papers.zhang2017.minima import COLOURS, LABELS
 from flatscope_training.data.loading import load
 from flatscope_training.population import PopulationView
@@ -121,6 +123,45 @@ def compared(networks: pd.DataFrame, quantity: str, column: str, sign: str) -> d
     return found
 
 
+def of_fitted(answers: Mapping[str, Answer], largest_error: float) -> dict[str, Answer]:
+    """The answers; none where a network was not trained until it fits: norms and margins are then still on their way.
+
+    Args:
+        answers: by key of the claim.
+        largest_error: training error of the network that fits worst.
+    """
+    if largest_error <= FITTED:
+        return dict(answers)
+    words = f"up to {largest_error:.0%} of the training images are not fitted"
+    return {
+        key: Answer(
+            math.nan, runs=answer.runs, note="; ".join(filter(None, (words, f"{answer.value:.3g} there", answer.note)))
+        )
+        for key, answer in answers.items()
+    }
+
+
+def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:
+    """Claims and figure of the saved table: quantiles of each network's margins, and its norm."""
+    del scale
+    cells = table.groupby(["labels", "start", "seed"])
+    wrong = cells.apply(_share_below_zero, include_groups=False)
+    networks = cells["l2"].first().rename("last_l2").reset_index()
+    middle = table[np.isclose(table["quantile"], 0.5)]
+    networks["median_margin"] = middle.set_index(["labels", "start", "seed"])["margin"].loc[wrong.index].to_numpy()
+    answers = {
+        **compared(networks, "margin", "median_margin", "-"),
+        **compared(networks, "norm", "last_l2", "+"),
+    }
+    return Analysis(table, of_fitted(answers, float(wrong.max())), lambda figure: _draw_margins(figure, table))
+
+
+def _share_below_zero(curve: pd.DataFrame) -> float:
+    """The training error: the share of margins below zero, between the quantiles that are known."""
+    ordered = curve.sort_values("quantile")
+    return float(np.interp(0.0, ordered["margin"], ordered["quantile"], left=0.0, right=1.0))
+
+
 def _networks(runs: Runs) -> pd.DataFrame:
     frame = runs.frame()
     return frame.rename(columns={"kind": "labels", "init.scale": "start", "model.seed": "seed"})
@@ -172,7 +213,7 @@ def _draw_norms(figure: Figure, table: pd.DataFrame) -> None:
     np.ravel(panels)[-1].legend(fontsize=7)
 
 
-@study("zhang2017-fig17", stages=stages)
+@study("zhang2017-fig17", stages=stages, from_table=margins_of_table)
 def figure_17(runs: Runs) -> Analysis:
     """Distribution of the functional margins of the training images, and the ℓ2 norm of the weights."""
     networks, parts = _networks(runs), []
@@ -181,11 +222,7 @@ def figure_17(runs: Runs) -> Analysis:
         cell = {"labels": config["kind"], "start": config["init"]["scale"], "seed": config["model"]["seed"]}
         parts.append(stored.frame("margins").assign(**cell, l2=stored.metrics["last_l2"]))
     table = pd.concat(parts, ignore_index=True)
-    answers = {
-        **compared(networks, "margin", "median_margin", "-"),
-        **compared(networks, "norm", "last_l2", "+"),
-    }
-    return Analysis(table, answers, lambda figure: _draw_margins(figure, table), _notes(networks))
+    return replace(margins_of_table(table, runs.scale), notes=_notes(networks))
 
 
 def _draw_margins(figure: Figure, table: pd.DataFrame) -> None:

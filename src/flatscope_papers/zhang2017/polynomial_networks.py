@@ -18,12 +18,9 @@ from flatscope_papers import curves, intervals
 from flatscope_papers.claims import Answer
 from flatscope_papers.declaration import Analysis, Runs, Stage, study
 from flatscope_papers.theory.polynomial import PolynomialActivation, polynomial_twin
-from flatscope_papers.zhang2017.all_conv_networks import SIZES, histories, stage
-from flatscope_papers.zhang2017.errors_by_size import (
-    against_size,
-    curve_found,
-)
-from flatscope_papers.zhang2017.errors_by_width import against_parameters
+from flatscope_papers.zhang2017.all_conv_networks import SIZES, ends, histories, stage
+from flatscope_papers.zhang2017.errors_by_size import against_size, curve_found, natural_table, random_table
+from flatscope_papers.zhang2017.errors_by_width import width_table
 from flatscope_training.models import build
 
 RADIUS, DEGREE = 5.0, 10
@@ -125,24 +122,32 @@ def _by_width(scale: str) -> list[Stage]:
     return [stage(scale, [(c, size["fixed_size"]) for c in size["channels"]], polynomial=True, train="wide_train")]
 
 
-@study("zhang2017-fig22", stages=_natural)
+def natural_22(points: pd.DataFrame, scale: str) -> Analysis:
+    """The claims of Figure 1 and one more."""
+    analysis = natural_table(points, scale)
+    return replace(analysis, answers={**analysis.answers, "more_data": curve_found(points)["more_data"]})
+
+
+def width_24(points: pd.DataFrame, scale: str) -> Analysis:
+    """The claims of Figure 3 but for the place of the best test error."""
+    analysis = width_table(points, scale)
+    known = {key: value for key, value in analysis.answers.items() if key != "best_at_boundary"}
+    return replace(analysis, answers=known)
+
+
+@study("zhang2017-fig22", stages=_natural, from_table=natural_22)
 def figure_22(runs: Runs) -> Analysis:
     """Figure 1 with polynomials of degree 10 in place of the ReLUs."""
-    analysis = against_size(runs, random=False)
-    more = {"more_data": curve_found(analysis.table)["more_data"]}
-    return replace(analysis, answers={**analysis.answers, **more})
+    return natural_22(ends(runs), runs.scale)
 
 
-@study("zhang2017-fig23", stages=_random)
+@study("zhang2017-fig23", stages=_random, from_table=random_table)
 def figure_23(runs: Runs) -> Analysis:
     """Figure 2 with polynomials of degree 10 in place of the ReLUs."""
     return against_size(runs, random=True)
 
 
-@study("zhang2017-fig24", stages=_by_width)
+@study("zhang2017-fig24", stages=_by_width, from_table=width_24)
 def figure_24(runs: Runs) -> Analysis:
     """Figure 3 with polynomials of degree 10 in place of the ReLUs."""
-    analysis = against_parameters(runs)
-    return replace(
-        analysis, answers={key: value for key, value in analysis.answers.items() if key != "best_at_boundary"}
-    )
+    return width_24(ends(runs), runs.scale)
