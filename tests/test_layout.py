@@ -69,7 +69,7 @@ PAPERS_LEVELS = (
     {"correlation_intervals", "reasons", "stratified", "study_result", "declaration"},
     {"intervals"},
     {"neyshabur2017", "petzka2019", "robustness", "yi2019", "zhang2017"},
-    {"known_studies", "former_names"},
+    {"known_studies", "former_names", "one_by_one"},
     {"kept_tables", "reproduction"},
     {"study_runs"},
     {"rejudging"},

@@ -60,7 +60,8 @@ def within(x: Any, y: Any, strata: Any, kind: Kind = "spearman", note: str = "")
 def _groups(x: Any, y: Any, strata: Any, kind: Kind) -> list[tuple[Floats, Floats]]:
     """Finite pairs of each stratum that has something to say."""
     frame = pd.DataFrame({"x": np.asarray(x, float), "y": np.asarray(y, float), "stratum": np.asarray(strata)})
-    frame = frame[np.isfinite(frame[["x", "y"]]).all(axis=1)]
+    known = np.isfinite(frame["x"]) & np.isfinite(frame["y"])
+    frame = frame.loc[known]
     pairs = [(part["x"].to_numpy(), part["y"].to_numpy()) for _, part in frame.groupby("stratum", sort=True)]
     return [(a, b) for a, b in pairs if len(a) >= FEWEST_IN_STRATUM and np.ptp(a) > 0 and np.ptp(b) > 0]
 

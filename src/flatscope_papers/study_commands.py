@@ -1,4 +1,4 @@
-"""`flatscope study list|run|judge|show|export`."""
+"""`flatscope study list|run|join|judge|show|export`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,10 +70,12 @@ def run(
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder of trained networks; else FLATSCOPE_STORE.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …; the GPU where there is one.")] = None,
+    drop_weights: Annotated[bool, typer.Option(help="Keep no weights of networks that none of these look at.")] = False,
     out: Out = FOLDER,
 ) -> None:
     """Run studies and save table, figure and verdicts; what was trained before is not trained again."""
     from flatscope_papers.declaration import check_scale
+    from flatscope_papers.known_studies import find_study
     from flatscope_papers.study_result import VERDICTS_FILE, load_result
     from flatscope_papers.study_runs import study
 
@@ -83,9 +85,11 @@ def run(
     for name in chosen:
         check_place(out / name / scale / VERDICTS_FILE, (".json",))
     _warn_without_gpu(chosen, scale, device)
-    for name in chosen:
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "store": store, "device": device}
+    for place, name in enumerate(chosen):
+        later = [c for other in chosen[place + 1 :] for s in find_study(other).stages(scale) for c in s.configs]
         try:
-            result = study(name, scale, engine=engine, workers=workers, address=address, store=store, device=device)
+            result = study(name, scale, **how, drop_weights=drop_weights, needed_later=later)
         except FlatscopeError as problem:
             if isinstance(problem, InputError) and len(names) == 1:
                 raise
@@ -103,6 +107,25 @@ def run(
         if len(chosen) > 1:
             show_error(f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}")
         raise typer.Exit(code=1)
+
+
+@app.command("join")
+def join(
+    store: Annotated[str, typer.Argument(help="The store that is to have them all; made if it is not there.")],
+    others: Annotated[list[str], typer.Argument(help="Stores of other machines, which stay as they are.")],
+) -> None:
+    """Join stores of several machines: every trial that one of them has, and the first does not."""
+    from flatscope_training.sweeps.store import Store
+
+    for other in others:
+        if not Path(other).is_dir():
+            raise InputError("a folder of trials", "nothing there", where=f"store {other}")
+    for other in others:
+        joined = Store(store).take_from(Store(other))
+        show_note(f"{other}: {numbered(len(joined.taken), 'trial')} taken, {len(joined.known)} known")
+        for keys, words in ((joined.differing, "with other numbers: kept as they were"), (joined.damaged, "damaged")):
+            if keys:
+                show_note(f"{other}: {numbered(len(keys), 'trial')} {words} ({', '.join(key[:8] for key in keys[:5])})")
 
 
 @app.command("judge")

@@ -24,6 +24,7 @@ from flatscope_papers.declaration import Analysis, Runs, Stage, Study, check_sca
 from flatscope_papers.former_names import take_over
 from flatscope_papers.kept_tables import KeptTables
 from flatscope_papers.known_studies import find_study
+from flatscope_papers.one_by_one import steps
 from flatscope_papers.reasons import with_reasons
 from flatscope_papers.study_result import StudyResult
 from flatscope_training.data.loading import available
@@ -43,11 +44,14 @@ def study(
     address: str | None = None,
     store: str | os.PathLike[str] | Store | None = None,
     device: str | None = None,
+    drop_weights: bool = False,
+    needed_later: Iterable[Mapping[str, Any]] = (),
     show_progress: bool = True,
 ) -> StudyResult:
     """Re-run a figure or table of a paper and judge its claims.
 
-    A store that has every trial is analysed again, also where its weights were not kept; the result says so.
+    A store that has every trial is analysed again, also where its weights were not kept; the result says so. What looks
+    at a network is run right after it was trained: what was stored when a run is broken off is of use by itself.
 
     Args:
         name: of the study, "petzka2019-fig1"; `flatscope study list` shows them.
@@ -58,6 +62,8 @@ def study(
         store: where trained networks and measurements are kept and found again; by default the folder that
             FLATSCOPE_STORE names, else ~/.cache/flatscope/studies.
         device: "cpu", "cuda", ...; the GPU where there is one, by default.
+        drop_weights: remove the weights of a network from the store once nothing of this study looks at it any more.
+        needed_later: trials whose weights are kept all the same, for other studies.
         show_progress: bars on terminals.
 
     Example:
@@ -69,8 +75,9 @@ def study(
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kept = store if isinstance(store, Store) else _writable(store or default_store())
     begun = time.perf_counter()
-    if workers is None and scale == "smoke" and engine == "local":
-        workers = 0  # its trials take less time than a process does to start
+    alone = scale == "smoke" or (place.type == "cuda" and torch.cuda.device_count() == 1)
+    if workers is None and alone and engine == "local":
+        workers = 0  # trials of a smoke run take less time than a process does to start, and a GPU is given to one
     stages = [_placed(stage, str(place)) for stage in declared.stages(scale)]
     for stage in stages:
         take_over(stage.configs, kept)
@@ -81,17 +88,21 @@ def study(
     if not without_weights:
         if engine == "local":  # elsewhere other machines have the data
             _refuse_missing_data([config for config in configs if config not in kept], name)
-        for stage in stages:
+        later = {kept.key(config) for config in needed_later}
+        for step in steps(stages, at_once(engine, workers, place)):
             engines.run(
-                stage.units,
-                name_of(stage.work),
+                step.stage.units,
+                name_of(step.stage.work),
                 kept,
                 engine=engine,
                 workers=workers,
                 address=address,
-                gpus=stage.gpus if place.type == "cuda" else 0,
+                gpus=step.stage.gpus if place.type == "cuda" else 0,
                 show_progress=show_progress,
             )
+            for config in step.finished if drop_weights else ():
+                if kept.key(config) not in later:
+                    kept.drop_weights(config)
     source = tables if without_weights else kept
     analysis = declared.analyse(Runs(scale, stages, source))
     provenance = {
@@ -103,6 +114,13 @@ def study(
         **({"weights": "not kept"} if without_weights else {}),
     }
     return judged(declared, scale, analysis, provenance)
+
+
+def at_once(engine: str, workers: int | None, place: torch.device) -> int | None:
+    """How many units are trained before those are looked at; all where that would start processes anew each time."""
+    if engine != "local" or (place.type != "cuda" and workers != 0):
+        return None
+    return max(1, workers or 1)
 
 
 def judged(declared: Study, scale: str, analysis: Analysis, provenance: Mapping[str, Any]) -> StudyResult:

@@ -16,8 +16,10 @@ from flatscope_papers.theory.linear import (
     logistic_descent,
     max_margin,
     minimum_norm,
+    robust_hinge,
     step_limit,
 )
+from flatscope_papers.theory.uncertainty import is_atomic
 
 
 def system(n: int = 10, d: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -129,6 +131,45 @@ def test_logistic_descent_turns_towards_the_margin_slowly() -> None:
         assert run.cosines[-1] > run.cosines[0]
         assert 0.8 < run.margin_ratios[-1] <= 1 + 1e-12
         assert run.sideways[-1] < 0.15 * float(run.weight.norm())
+
+
+def test_robust_hinge_is_the_worst_case_and_below_the_regularised_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(20):
+        X, y = separable(seed=seed, unit=True, shift=-0.2)
+        weight = torch.randn(3, generator=generator, dtype=torch.float64)
+        exact, above = robust_hinge(weight, 0.1, X, y, 0.3)
+        assert exact <= above + 1e-12
+        worst = X - 0.3 * y[:, None] * weight / weight.norm()
+        assert float((1 - y * (worst @ weight + 0.1)).clamp_min(0).mean()) == pytest.approx(exact)
+        for _ in range(20):
+            noise = torch.randn(X.shape, generator=generator, dtype=torch.float64)
+            other = X + 0.3 * noise / noise.norm(dim=1, keepdim=True)
+            assert float((1 - y * (other @ weight + 0.1)).clamp_min(0).mean()) <= exact + 1e-12
+
+
+def test_atomic_sets_have_one_support_both_ways() -> None:
+    """Definition 4 directly: the support function of w and of −w on many directions."""
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    zero = torch.zeros(1, 3, dtype=torch.float64)
+    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    inner = 0.3 * half[:1]  # its mirror image is not a point of the set, but lies in the hull
+    cases = {
+        "mirrored": (torch.cat([zero, half, -half]), True),
+        "cube with a point inside": (torch.cat([zero, cube, 0.1 * inner]), True),
+        "one sided": (torch.cat([zero, half]), False),
+        "mirrored but for one corner": (torch.cat([zero, half, -half[1:], -0.9 * half[:1]]), False),
+        "without zero": (torch.cat([half, -half]), False),
+        "zero alone": (zero, True),
+    }
+    directions = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    for name, (points, expected) in cases.items():
+        assert is_atomic(points) == expected, name
+        values = points @ directions.T
+        symmetric = torch.allclose(values.amax(0), (-values).amax(0), rtol=0, atol=1e-9)
+        assert symmetric == (expected or name == "without zero"), name
+    assert not is_atomic(torch.tensor([[0.0], [math.inf]]))
 
 
 def test_what_is_refused() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flatscope_papers.theory.loss_responses import relative_factors
 from flatscope_papers.theory.polynomial_operator import BinaryTree
 
 SHAPES = [(3, 4, 1), (3, 4, 3, 2), (2, 3, 3, 2, 1)]
@@ -148,3 +149,17 @@ def test_paths_of_the_binary_tree_of_figure_18(units: int, expected: int) -> Non
     total = sum(abs(product) for _, product in found)
     assert float(collapsed.abs().sum()) <= total * (1 + 1e-12)
     assert (float(collapsed.abs().sum()) == pytest.approx(total)) == (units == 1)
+
+
+def test_a_change_of_all_weights_does_more_than_one_of_the_input() -> None:
+    """Eqs. (50) and (51): eight layers and Δ = 0.1 multiply every path by 2.14 and by 1.1."""
+    weights = [weight + 0.5 for weight in weights_of((3, 4, 4, 4, 4, 4, 4, 4, 2), 2)]  # some paths stay open
+    x = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+    before, _ = forward(weights, x, input_relu=False, output_relu=False)
+    by_weights, _ = forward([1.1 * weight for weight in weights], x, input_relu=False, output_relu=False)
+    by_input, _ = forward(weights, 1.1 * x, input_relu=False, output_relu=False)
+    factors = relative_factors(len(weights), 0.1)
+    assert factors == pytest.approx((2.14, 1.1), abs=5e-3)
+    assert bool((before != 0).any())
+    torch.testing.assert_close(by_weights, factors[0] * before)
+    torch.testing.assert_close(by_input, factors[1] * before)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from flatscope import Problem, measure
 from flatscope.errors import InputError
-from flatscope_papers.theory.path_penalty import path_penalty
+from flatscope_papers.theory.loss_responses import loss_responses
+from flatscope_papers.theory.path_penalty import network_sides, path_penalty
 
 
 def small(bias: bool = True, seed: int = 0) -> nn.Sequential:
@@ -99,11 +100,51 @@ def test_training_with_it_shortens_the_paths() -> None:
     assert sizes[1] < 0.8 * sizes[0]
 
 
+def test_sides_of_the_sandwich_for_a_linear_model() -> None:
+    net = nn.Sequential(nn.Linear(3, 1, bias=False)).double()
+    x, y = batch(8), batch(8, 1, seed=3)[:, 0]
+    sides = network_sides(net, x, y, 0.2)
+    weight = net[0].weight.detach()[0]
+    residual = y - x @ weight
+    loss, length = float(residual.square().mean()), float(weight.norm())
+    assert sides.robust == pytest.approx(float((residual.abs() + 0.2 * length).square().mean()), rel=1e-9)
+    assert sides.ridge == pytest.approx(loss + 0.04 / 8 * length**2)
+    assert sides.with_norm == pytest.approx(loss + 0.2 * length)
+    assert sides.active_ridge == pytest.approx(8 * loss + 0.04 * length**2)
+    deep = network_sides(small(), x, y, 0.1, c=0.5)
+    assert deep.robust > (y - small()(x)[:, 0]).square().mean().item()
+
+
+def test_stability_is_what_one_finds_by_hand() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = batch(10), batch(10, 1, seed=2)
+    model = nn.Linear(3, 1, bias=False).double()
+    new = (torch.randn(3, generator=generator).double(), torch.randn(1, generator=generator).double())
+    found = loss_responses(model, nn.functional.mse_loss, x, y, replaced=4, by=new, tau=0.1)
+    w = model.weight.detach()[0]
+    H, g = 2 * x.T @ x / 10, 2 * x.T @ (x @ w - y[:, 0]) / 10
+    swap = ((new[0] @ w - new[1]) ** 2 - (x[4] @ w - y[4]) ** 2) / 10
+    assert found.loss_after_swap == pytest.approx(float(swap))
+    assert found.gradient == pytest.approx(float(g.norm()))
+    expected = 2 * (new[0] * (new[0] @ w - new[1]) - x[4] * (x[4] @ w - y[4])) / 10
+    assert found.gradient_after_swap == pytest.approx(float(expected.norm()))
+    assert found.gradient_after_scaling == pytest.approx(float((0.1 * H @ w).norm()))  # quadratic: exact
+    assert found.first_order == pytest.approx(found.gradient_after_scaling)
+    assert found.loss_after_scaling == pytest.approx(float(0.1 * g @ w + 0.005 * w @ H @ w))
+    assert found.as_printed == pytest.approx(0.1 * float(g.norm()))
+    assert abs(found.as_printed - found.first_order) > 0.05 * found.first_order  # the printed form is another number
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="linear maps, ReLUs"):
         path_penalty(nn.Sequential(nn.Linear(2, 2), nn.Sigmoid()), torch.ones(1, 2))
     with pytest.raises(InputError, match="either inputs or an example"):
         path_penalty(small())
+    pair = (torch.ones(3), torch.ones(1))
+    with pytest.raises(InputError, match="a sample from 0 to 2"):
+        loss_responses(
+            nn.Linear(3, 1), nn.functional.mse_loss, torch.ones(3, 3), torch.ones(3, 1), replaced=3, by=pair, tau=0.1
+        )
 
 
 def test_all_paths_are_those_of_the_path_norm_measure() -> None:

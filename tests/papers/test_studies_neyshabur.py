@@ -57,8 +57,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-def test_smoke_of_the_theorem(store: Path) -> None:
-    result = study("neyshabur2017-theorem1", "smoke", workers=0, store=store, device="cpu")
+@pytest.mark.parametrize("name", ["theorem1", "smallest-product"])
+def test_smoke_of_the_statements(name: str, store: Path) -> None:
+    result = study(f"neyshabur2017-{name}", "smoke", workers=0, store=store, device="cpu")
     assert {finding.verdict for finding in result.findings} == {NOT_JUDGED}
     assert all(math.isfinite(finding.answer.value) for finding in result.findings)
 

@@ -80,7 +80,8 @@ def test_remarks_of_the_appendix() -> None:
 def regressions(off: float) -> pd.DataFrame:
     """Regressions on 100 samples whose κ misses its closed form by this share."""
     expected = np.array([1.0, 2.0, 3.0])
-    return pd.DataFrame({"kappa": expected * (1 + off), "expected": expected, "samples": 100})
+    columns = {"kappa": expected * (1 + off), "kappa_summed": 100 * expected * (1 + off)}
+    return pd.DataFrame({**columns, "expected": expected, "samples": 100})
 
 
 def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
@@ -89,9 +90,9 @@ def test_the_printed_constant_of_ridge_is_told_from_the_right_one() -> None:
     def verdicts(table: pd.DataFrame) -> list[str]:
         return [judge(claims[key], found, "small").verdict for key, found in ridge_found(table).items()]
 
-    assert verdicts(regressions(0.0)) == [HOLDS, CONTRADICTED]
-    assert verdicts(regressions(1e-6)) == [CONTRADICTED, CONTRADICTED]
-    assert verdicts(regressions(99.0)) == [CONTRADICTED, HOLDS]  # of a summed loss
+    assert verdicts(regressions(0.0)) == [HOLDS, CONTRADICTED, HOLDS]
+    assert verdicts(regressions(1e-6)) == [CONTRADICTED, CONTRADICTED, CONTRADICTED]
+    assert verdicts(regressions(99.0)) == [CONTRADICTED, HOLDS, CONTRADICTED]  # as if of a summed loss
 
 
 def test_the_printed_constant_is_that_of_a_summed_loss() -> None:

@@ -26,7 +26,7 @@ from flatscope_papers.yi2019.path_space_bound import DELTA, SIGMAS, divergence, 
 from flatscope_papers.yi2019.surfaces_by_batch import compared, median_rise, related, stages
 from flatscope_training.models import build
 
-NAMES = ["fig3", "invariance", "balance", "pac-bayes", "basis-paths", "radius"]
+NAMES = ["fig3", "invariance", "balance", "pac-bayes", "simulated-bound", "basis-paths", "radius"]
 
 
 @pytest.fixture(scope="module")

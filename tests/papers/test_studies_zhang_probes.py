@@ -36,6 +36,7 @@ from flatscope_training.trials import build_model, read_trials
 
 NAMES = [
     "statements",
+    "further",
     "conjecture1",
     "fig5",
     "fig7",

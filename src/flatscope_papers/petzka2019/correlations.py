@@ -106,14 +106,14 @@ def extremes(along: pd.DataFrame, trained: int) -> dict[str, Answer]:
     enough = of_trace[of_trace["networks"] >= ENOUGH * trained]
     if enough.empty:
         return {name: Answer(math.nan, runs=0, note="no epoch with enough networks") for name in ("highest", "lowest")}
-    rows = {"highest": enough.loc[enough["pearson"].idxmax()], "lowest": enough.loc[enough["pearson"].idxmin()]}
-    return {name: _as_answer(row) for name, row in rows.items()}
+    ordered = enough.sort_values("pearson", kind="stable")
+    return {"highest": _as_answer(ordered.iloc[-1]), "lowest": _as_answer(ordered.iloc[0])}
 
 
 def _as_answer(row: pd.Series) -> Answer:
     words = f"after {row['rule']}; by rank {row['spearman']:.2f}, within batch sizes {row['within_batch']:.2f}"
-    ends = [None if pd.isna(row[end]) else float(row[end]) for end in ("low", "high")]
-    return Answer(float(row["pearson"]), *ends, runs=int(row["networks"]), note=words)
+    low, high = (None if pd.isna(row[end]) else float(row[end]) for end in ("low", "high"))
+    return Answer(float(row["pearson"]), low, high, int(row["networks"]), words)
 
 
 def in_brief(seen: pd.DataFrame) -> pd.DataFrame:
@@ -157,7 +157,8 @@ MARKERS = dict(zip(INITS, "os^Dv", strict=True))
 def _draw(figure: Figure, seen: pd.DataFrame, along: pd.DataFrame) -> None:
     """κ_τ of 84→10 against the epoch, with its highest and lowest; below it all measures of both layers."""
     figure.set_size_inches(7.0, 7.6)
-    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.0))
+    halves: Any = figure.subfigures(2, 1, height_ratios=(1.15, 1.0))
+    above, below = halves
     curve, points = above.subplots(1, 2, width_ratios=(1.9, 1.0))
     of_trace = along[along["measure"] == TRACE]
     for number, (value, label) in enumerate(KINDS.items()):
@@ -181,8 +182,9 @@ def _mark_ends(axes: Any, of_trace: pd.DataFrame) -> None:
     line = of_trace[(of_trace["target"] == "gap") & of_trace["rule"].str.startswith("epoch")]
     if line.empty:
         return
-    for place in (line["pearson"].idxmax(), line["pearson"].idxmin()):
-        epoch, value = float(line.loc[place, "rule"].split()[1]), float(line.loc[place, "pearson"])
+    ordered = line.sort_values("pearson", kind="stable")
+    for row in (ordered.iloc[-1], ordered.iloc[0]):
+        epoch, value = float(str(row["rule"]).split()[1]), float(row["pearson"])
         axes.plot(epoch, value, "o", color="C0", ms=5)
         words = f"{value:+.2f}, epoch {epoch:g}".replace("-", "−")
         above = 8 if value > 0 else -14

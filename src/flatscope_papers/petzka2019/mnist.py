@@ -135,7 +135,8 @@ def _parts(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Networks and correlations of a saved table; the first ones had networks alone."""
     if "kind" not in table:
         return table, table.iloc[:0]
-    return tuple(table[table["kind"] == kind].reset_index(drop=True) for kind in ("network", "correlation"))
+    points, along = (table[table["kind"] == kind].reset_index(drop=True) for kind in ("network", "correlation"))
+    return points, along
 
 
 def layers_of_table(table: pd.DataFrame, scale: str, measure: str) -> Analysis:

@@ -38,8 +38,11 @@ def ridge(config: Config, store: Store) -> Measured:
         model.weight.copy_(torch.randn(1, config["features"], generator=generator, dtype=torch.float64))
     kappa = measure(Problem(model, train=(x, y), loss="mse"), "kappa").layer("kappa")
     top = float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
+    squares = summed(lambda outputs, targets: (outputs - targets).square().sum(1), len(x))
+    of_sum = measure(Problem(model, train=(x, y), loss=squares), "kappa").layer("kappa")
     metrics = {
         "kappa": next(iter(kappa.values())),
+        "kappa_summed": next(iter(of_sum.values())),
         "squared_norm": float(model.weight.detach().square().sum()),
         "top_moment": top,
     }
@@ -56,7 +59,13 @@ def summed(loss: SampleLoss, samples: int) -> SampleLoss:
 
 def _ridge_stages(scale: str) -> list[Stage]:
     seeds = range(SIZES[scale]["ridge_seeds"])
-    return [Stage([[{"study": "ridge", "samples": 100, "features": 12, "seed": s} for s in seeds]], ridge, 0)]
+    return [
+        Stage(
+            [[{"study": "ridge", "losses": ["mean", "sum"], "samples": 100, "features": 12, "seed": s} for s in seeds]],
+            ridge,
+            0,
+        )
+    ]
 
 
 @study("petzka2019-ridge", stages=_ridge_stages)
@@ -64,7 +73,8 @@ def ridge_study(runs: Runs) -> Analysis:
     """κ of linear regressions with random weights against ‖w‖², each divided by its data's constant."""
     frame = runs.frame()
     expected = 2 * frame["squared_norm"] * frame["top_moment"]
-    table = frame[["seed", "samples", "kappa", "squared_norm", "top_moment"]].assign(expected=expected)
+    columns = ["seed", "samples", "kappa", "kappa_summed", "squared_norm", "top_moment"]
+    table = frame[columns].assign(expected=expected)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -78,11 +88,16 @@ def ridge_study(runs: Runs) -> Analysis:
 
 def ridge_found(table: pd.DataFrame) -> dict[str, Answer]:
     """κ against its closed form, and against the constant as printed."""
-    apart = {"proportional": table["expected"], "printed": table["expected"] * table["samples"]}
+    of_sum = table["expected"] * table["samples"]
+    sides = {
+        "proportional": (table["kappa"], table["expected"]),
+        "printed": (table["kappa"], of_sum),
+        "summed": (table["kappa_summed"], of_sum),
+    }
     notes = {"printed": "a sum in place of the mean: too large by the number of samples"}
     return {
-        key: intervals.largest((table["kappa"] - due).abs() / due, notes.get(key, ""), of="regressions")
-        for key, due in apart.items()
+        key: intervals.largest((kappa - due).abs() / due, notes.get(key, ""), of="regressions")
+        for key, (kappa, due) in sides.items()
     }
 
 

@@ -7,7 +7,12 @@
 | the noise of mini-batch gradients (Figure 5) | `noise_at`, `noise_spectrum`, `GradientNoise` |
 | linear networks: minimum norm, maximum margin, descent | `minimum_norm`, `max_margin`, `descend`, `logistic_descent` |
 | polynomial networks | `polynomial_twin`, `PolynomialActivation`, `monomials`, `monomial_count`, `BinaryTree` |
-| the sum of squared paths as a regulariser | `path_penalty` |
+| the sum of squared paths as a regulariser, the sides of (43) | `path_penalty`, `network_sides` |
+| worst hinge losses, (37) and (38) | `robust_hinge` of `linear` |
+| atomic uncertainty sets (Definition 4) | `is_atomic` of `uncertainty` |
+| changed samples and changed weights (section 9.7, (49) to (51)) | module `loss_responses` |
+| functions that are trees, and networks for them (Proposition 1) | module `compositional` |
+| dynamics of deep linear networks, residual layers (Proposition 3) | module `linear_dynamics` |
 | samples that deep and shallow networks need, entropies (eq 25 to 30) | module `sample_sizes` |
 | robustness on any partition of the inputs (eq 17) | module `partitions` |
 | matrices on features as changes of inputs (Petzka et al. 2019, Appendix D) | module `input_changes` |

@@ -244,6 +244,28 @@ def logistic_descent(X: Tensor, y: Tensor, *, steps: int = 10_000, lr: float | N
     return LogisticRun(tuple(looks), cosines, ratios, sides, weight)
 
 
+def robust_hinge(
+    weight: Tensor, bias: float, X: Tensor, y: Tensor, radius: float, *, uncertain: str = "inputs"
+) -> tuple[float, float]:
+    """Worst mean hinge loss, eq. (37), and the regularised loss (38) above it.
+
+    Each sample meets its own worst disturbance of size `radius` = ρ: mean [1 − y_i(wᵀx_i + b) + ρ‖w‖h_i]₊ with h as
+    in `max_margin`, and mean [1 − y_i(wᵀx_i + b)]₊ + ρ‖w‖·mean h_i.
+
+    Args:
+        weight: (d,).
+        bias: b.
+        X: inputs (n, d).
+        y: classes −1 and 1, (n,).
+        radius: ρ.
+        uncertain: what is disturbed, as in `max_margin`.
+    """
+    X, y = _pair(X, y, "robust_hinge")
+    shift = radius * float(weight.double().norm()) * _sizes(X, uncertain)
+    loss = 1 - y * (X @ weight.double() + bias)
+    return float((loss + shift).clamp_min(0).mean()), float((loss.clamp_min(0) + shift).mean())
+
+
 def _sizes(X: Tensor, uncertain: str) -> Tensor:
     """How far a unit disturbance moves wᵀx_i, in units of ‖w‖."""
     if uncertain not in UNCERTAIN:

@@ -7,6 +7,8 @@ sample if all its ReLUs are. ŵᵀΛŵ sums ŵ² over paths, each weighted by th
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,26 @@ from flatscope.samples import output_tensor
 from flatscope_papers.theory.squared_paths import SquaredPaths
 
 ATTACK_STEPS = 40
+
+
+class NetworkSides(NamedTuple):
+    """Both sides of eq. (43) and what stands between them, at given weights, as numbers.
+
+    The paper orders their minima as they stand here. Its proof does not hold, and at given weights the order may
+    fail, so nothing is claimed.
+
+    Attributes:
+        ridge: mean square loss + (ρ²/n)·ŵᵀŵ.
+        robust: mean of the largest square loss in a ball of radius ρ around each input; from below, by gradient
+            ascent, except for linear models, where it is exact.
+        with_norm: mean square loss + c·‖ŵ‖.
+        active_ridge: Σ of square losses + ρ²·ŵᵀΛŵ, without 1/n, as printed.
+    """
+
+    ridge: float
+    robust: float
+    with_norm: float
+    active_ridge: float
 
 
 def path_penalty(model: nn.Module, inputs: Tensor | None = None, *, example: Tensor | None = None) -> Tensor:
@@ -53,3 +75,45 @@ def path_penalty(model: nn.Module, inputs: Tensor | None = None, *, example: Ten
     if not paths.knows(outputs):
         raise InputError("outputs that depend on the input", "a constant", where="path_penalty, model")
     return paths.squares(outputs).flatten(1).sum(1).mean()
+
+
+def network_sides(model: nn.Module, x: Tensor, y: Tensor, radius: float, *, c: float | None = None) -> NetworkSides:
+    """The four numbers of eq. (43) for a network with one output, at its present weights.
+
+    Args:
+        model: as for `path_penalty`, in eval mode.
+        x: inputs (n, ...).
+        y: real targets (n,).
+        radius: ρ.
+        c: factor of the norm in the third number; ρ by default.
+    """
+    with torch.no_grad():
+        residual = y - model(x).reshape(-1)
+        if residual.shape != y.shape:
+            raise InputError("one output per sample", f"{len(residual)} for {len(y)}", where="network_sides")
+        everything = float(path_penalty(model, example=x[:1]))
+        active = float(path_penalty(model, x))
+    loss, n = float(residual.square().mean()), len(x)
+    robust = float((y - model(_attacked(model, x, y, radius)).reshape(-1)).detach().square().mean())
+    with_norm = loss + (radius if c is None else c) * everything**0.5
+    return NetworkSides(loss + radius**2 / n * everything, robust, with_norm, n * loss + radius**2 * active)
+
+
+def _attacked(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> Tensor:
+    """Inputs in the balls with large square losses: steps on the sphere along the gradient, best kept per sample."""
+    best, best_loss = x, (y - model(x).reshape(-1)).square().detach()
+    point = x
+    for _ in range(ATTACK_STEPS):
+        free = point.detach().requires_grad_()
+        output = model(free).reshape(-1)
+        (slope,) = torch.autograd.grad(output.sum(), free)
+        away = torch.sign(output - y).detach()
+        away = torch.where(away == 0, 1.0, away).view(-1, *[1] * (x.dim() - 1))
+        length = slope.flatten(1).norm(dim=1).clamp_min(1e-30).view(-1, *[1] * (x.dim() - 1))
+        point = x + radius * away * slope / length
+        with torch.no_grad():
+            loss = (y - model(point).reshape(-1)).square()
+            better = loss > best_loss
+            best_loss = torch.where(better, loss, best_loss)
+            best = torch.where(better.view(-1, *[1] * (x.dim() - 1)), point, best)
+    return best

@@ -168,7 +168,8 @@ def _within(networks: pd.DataFrame, one: str, other: str, held: str, note: str =
     """Rank correlation among networks of one starting scale or floor; beside it the pooled one and the medians'."""
     pooled = networks[one].corr(networks[other], method="spearman")
     medians = networks.groupby(held)[[one, other]].median()
-    words = f"pooled over all {held}s {pooled:.2f}, of the medians of each {medians.corr('spearman').iloc[0, 1]:.2f}"
+    between = float(medians.corr("spearman").to_numpy()[0, 1])
+    words = f"pooled over all {held}s {pooled:.2f}, of the medians of each {between:.2f}"
     return within(networks[one], networks[other], networks[held], note="; ".join(filter(None, (words, note))))
 
 

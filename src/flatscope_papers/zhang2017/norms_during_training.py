@@ -145,10 +145,12 @@ def margins_of_table(table: pd.DataFrame, scale: str) -> Analysis:
     """Claims and figure of the saved table: quantiles of each network's margins, and its norm."""
     del scale
     cells = table.groupby(["labels", "start", "seed"])
-    wrong = cells.apply(_share_below_zero, include_groups=False)
+    wrong = pd.Series({cell: _share_below_zero(curve) for cell, curve in cells})
     networks = cells["l2"].first().rename("last_l2").reset_index()
     middle = table[np.isclose(table["quantile"], 0.5)]
-    networks["median_margin"] = middle.set_index(["labels", "start", "seed"])["margin"].loc[wrong.index].to_numpy()
+    networks["median_margin"] = (
+        middle.set_index(["labels", "start", "seed"])["margin"].loc[list(wrong.index)].to_numpy()
+    )
     answers = {
         **compared(networks, "margin", "median_margin", "-"),
         **compared(networks, "norm", "last_l2", "+"),

@@ -33,6 +33,7 @@ from flatscope.tensor_files import tensor_bytes
 from flatscope.version import __version__
 from flatscope_training.sweeps.configuration import flat, from_json, key_of, plain, to_json
 from flatscope_training.sweeps.trial_files import CONFIG_FILE, PARTIAL, DamagedTrial, Leases, TrialFiles
+from flatscope_training.sweeps.trial_moves import DROPPED, Joined, drop_file, join
 from flatscope_training.weight_files import WEIGHTS_FILE, plain_tensors
 
 __all__ = ["DamagedTrial", "Store", "Stored"]
@@ -58,7 +59,7 @@ class Stored:
 
     def __init__(self, files: TrialFiles, key: str) -> None:
         marker = files.marker(key)
-        self._store, self._files = files, marker["files"]
+        self._store, self._files, self._dropped = files, marker["files"], marker.get(DROPPED, [])
         self.key, self.metrics, self.version = key, dict(marker["metrics"]), str(marker["version"])
         self.written = str(marker["written"])
         self.config: dict[str, Any] = from_json(self._content(CONFIG_FILE, "a configuration"))
@@ -81,7 +82,10 @@ class Stored:
 
     def _content(self, file: str, what: str) -> bytes:
         if file not in self._files:
-            raise InputError(f"a trial with {what}", f"only {', '.join(self._files)}", where=f"trial {self.key}")
+            fix = (
+                "They were dropped to save room: run the trial again in another store" if file in self._dropped else ""
+            )
+            raise InputError(f"a trial with {what}", f"only {', '.join(self._files)}", f"trial {self.key}", fix)
         return self._store.content(self.key, file, self._files[file])
 
 
@@ -255,6 +259,19 @@ class Store:
                 if mine and not self._trials.is_sound(key):
                     self._trials.remove(key)
         return False
+
+    def drop_weights(self, config: Mapping[str, Any]) -> None:
+        """Remove the weights of a trial to save room; it counts as whole without them."""
+        drop_file(self._trials, key_of(config), WEIGHTS_FILE)
+
+    def take_from(self, other: Store) -> Joined:
+        """Copy every sound trial of another store that this one has not, byte for byte.
+
+        A trial that is here without its weights, and there with them, is taken too.
+        """
+        if os.path.realpath(self._path) == os.path.realpath(other._path):
+            raise InputError("two stores", "one and the same", where=f"store {self.root}")
+        return join(other._trials, self._trials, WEIGHTS_FILE)
 
     def clear_leftovers(self) -> None:
         """Remove what killed processes left behind: half-written trials, ended leases, checkpoints of finished work."""

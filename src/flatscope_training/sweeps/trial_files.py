@@ -333,11 +333,11 @@ class TrialFiles:
         files = {name: {"size": len(data), "checksum": digest([data])} for name, data in contents.items()}
         written = datetime.now(UTC).isoformat(timespec="seconds")
         marker = {"format": FORMAT, "version": __version__, "written": written, "files": files, "metrics": metrics}
-        everything = {**contents, MARKER_FILE: json_bytes(to_json(marker, indent=1))}
-        if self.renames:
-            self._write_and_rename(key, everything)
-        else:
-            self._write_marker_last(key, everything)
+        self.put(key, {**contents, MARKER_FILE: json_bytes(to_json(marker, indent=1))})
+
+    def put(self, key: str, everything: Mapping[str, bytes]) -> None:
+        """Write the files of a trial, its marker last among them."""
+        (self._write_and_rename if self.renames else self._write_marker_last)(key, everything)
 
     def remove(self, key: str) -> None:
         """Remove a trial; the marker goes first, so that what is left counts as absent."""

@@ -1,0 +1,82 @@
+"""The order in which trials of studies are run: what looks at a network comes right after it, and not after all others.
+
+Whoever loses the machine, or its ten minutes, keeps what was trained, measured and stored until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatscope_papers.declaration import Config, Stage
+from flatscope_training.sweeps.configuration import key_of
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Units of one stage that are run together.
+
+    Attributes:
+        stage: the units.
+        finished: configurations that nothing after it looks at.
+    """
+
+    stage: Stage
+    finished: tuple[Config, ...]
+
+
+def steps(stages: Sequence[Stage], at_once: int | None) -> list[Portion]:
+    """The stages in small parts, each followed by what can be done of later stages then.
+
+    Args:
+        stages: in their order.
+        at_once: units that look at nothing, and are run together; None for all of a stage.
+    """
+    parts = list(_parts(stages, at_once))
+    needed = [_needed(part) for part in parts]
+    last = {key: number for number, keys in enumerate(needed) for key in keys}
+    made: dict[str, Config] = {}
+    found = []
+    for number, part in enumerate(parts):
+        made |= {key_of(config): config for config in part.configs}
+        over = [key for key in made if last.get(key, -1) <= number]
+        found.append(Portion(part, tuple(made.pop(key) for key in over)))
+    return found
+
+
+def _parts(stages: Sequence[Stage], at_once: int | None) -> Iterator[Stage]:
+    known = {key_of(config) for stage in stages for config in stage.configs}
+    wanted = [[{key for config in unit for key in _named(config)} & known for unit in stage.units] for stage in stages]
+    waiting = [[place for place, keys in enumerate(needs) if keys] for needs in wanted]
+    done: set[str] = set()
+    for number, stage in enumerate(stages):
+        roots = [place for place, keys in enumerate(wanted[number]) if not keys]
+        size = max(1, len(roots) if at_once is None else at_once)
+        for start in range(0, len(roots), size):
+            yield _some(stage, roots[start : start + size], done)
+            for later in range(len(stages)):
+                ready = [place for place in waiting[later] if wanted[later][place] <= done]
+                waiting[later] = [place for place in waiting[later] if place not in ready]
+                if ready:
+                    yield _some(stages[later], ready, done)
+
+
+def _some(stage: Stage, places: Sequence[int], done: set[str]) -> Stage:
+    """Some units of a stage, whose trials are then done."""
+    part = Stage([stage.units[place] for place in places], stage.work, stage.gpus)
+    done |= {key_of(config) for config in part.configs}
+    return part
+
+
+def _needed(stage: Stage) -> set[str]:
+    return {key for config in stage.configs for key in _named(config)}
+
+
+def _named(value: Any) -> Iterator[str]:
+    """Keys of all dictionaries within a configuration: a trial names those that it looks at by their configurations."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for part in inner:
+        if isinstance(part, Mapping):
+            yield key_of(part)
+        yield from _named(part)
