@@ -30,6 +30,7 @@ LEVELS = (
     {"results", "tensor_files"},
     {"samples", "table"},
     {"loss"},
+    {"torch_losses"},
     {"network"},
     {"inspection", "sharing"},
     {"problem"},

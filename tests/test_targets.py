@@ -204,13 +204,15 @@ def test_every_measure_of_a_language_model_has_a_value_or_a_reason() -> None:
     assert float(frame.set_index("measure").loc["hessian_trace", "value"]) > 0
 
 
-def test_tokens_that_were_not_moved_by_one_are_refused() -> None:
+def test_tokens_that_were_not_moved_by_one_are_moved_by_name_and_refused_elsewhere() -> None:
     ids = torch.arange(12).reshape(3, 4) % 7
     batch = {"input_ids": ids, "labels": ids}
+    for labels in (ids, ids.where(ids > 2, -100)):
+        unmoved = fs.Problem(Texts(), [batch | {"labels": labels}], loss="next_token")
+        moved = fs.Problem(Texts(), [batch | {"labels": next_tokens(labels)}], loss="next_token")
+        assert fs.Context(unmoved).scores().loss == fs.Context(moved).scores().loss
     with pytest.raises(fs.InputError, match=r"tokens of the inputs themselves.*next_tokens"):
-        fs.Problem(Texts(), batch, loss="next_token")
-    with pytest.raises(fs.InputError, match="tokens of the inputs themselves"):
-        fs.Problem(Texts(), [batch | {"labels": ids.where(ids > 2, -100)}], loss="next_token")
+        fs.Problem(Texts(), (ids, ids), loss="next_token")
     moved = fs.Problem(Texts(), batch | {"labels": next_tokens(ids)}, loss="next_token")
     expected = functional.cross_entropy(Texts()(ids)["logits"].detach()[:, :-1].mT, ids[:, 1:])
     assert fs.Context(moved).scores().loss == pytest.approx(float(expected), rel=1e-6)

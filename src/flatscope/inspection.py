@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from flatscope.errors import InputError, first_line
 from flatscope.formatting import some_of
-from flatscope.loss import Loss, TargetLook
+from flatscope.loss import IGNORED, Loss, TargetLook
 from flatscope.network.passes import held_by, keep_out, own_passes, put_back
 from flatscope.params import Params, copied, plain_names
 from flatscope.samples import Inputs, Samples, copies, cut, parts_of, shape_text
@@ -24,6 +24,7 @@ DRAWS = 8
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 QUANTISED = re.compile(r"torch\.(ao\.)?nn\.(intrinsic\.)?quantized|bitsandbytes|torchao\.quantization")
 _COPIED = (torch.strided, torch.sparse_coo)
+CHANNELS = (1, 3, 4)  # of images
 OTHER_SHAPES = 16  # that are tried out, beside the first
 SUM_OF_ONE = 1e-4  # how far the sum of a row may be from 1; some models apply softmax in half precision
 NOTHING_HELD_OUT = "the test samples are the training samples: nothing is held out"
@@ -122,9 +123,10 @@ class Look:
     others: tuple[tuple[str, Inputs], ...] = ()
 
 
-def look_through(samples: Samples, size: int, like: Look | None = None) -> Look:
+def look_through(samples: Samples, size: int, like: Look | None = None, ignored: int = IGNORED) -> Look:
     """Read all samples once: finite, as many as were counted, and of which shapes beside that of the first."""
-    shapes, targets_look, n = like.shapes if like else None, TargetLook(samples.where), 0
+    targets_look = TargetLook(samples.where, like.targets.ignored if like else ignored)
+    shapes, n = like.shapes if like else None, 0
     entries = total = squares = 0.0
     others: dict[tuple[tuple[int, ...], ...], tuple[str, Inputs]] = {}
     for inputs, targets in samples.batches(size):
@@ -278,6 +280,17 @@ def failing_module(model: nn.Module, inputs: Inputs) -> str:
         for handle in handles:
             handle.remove()
     return "model"
+
+
+def input_fix(inputs: Inputs) -> str:
+    """What to do with inputs on which a network fails: images of bytes and channels that come last are recognised."""
+    steps = []
+    for part in parts_of(inputs):
+        if part.ndim == 4 and part.shape[3] in CHANNELS and part.shape[1] not in CHANNELS:
+            steps.append("its channels come last, so pass x.permute(0, 3, 1, 2)")
+        if part.dtype == torch.uint8:
+            steps.append("these are bytes, so pass x.float() / 255, scaled as in training")
+    return f"Check the inputs: {'; '.join(dict.fromkeys(steps))}" if steps else "Check the input shape and dtype"
 
 
 def probability_kind(outputs: Tensor, least: int = 2) -> str:

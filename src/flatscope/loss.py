@@ -38,6 +38,14 @@ class Loss:
     # a softmax or a sigmoid), "squared" (squared error summed over outputs), "own" (nothing)
     kind: Kind = "own"
     in_double: bool = False  # whether the function is given float64: differences from one lose their digits in float32
+    # of "softmax" and "logistic": the weight of each position (n, P), of (outputs, targets); None: as the kind has it
+    masses: PerSample | None = None
+    # of targets: what torch divides the sum over samples by, for each of them (n,); None: by their number
+    counted: Callable[[Tensor], Tensor] | None = None
+    divisor: float = 1.0  # the mean of `counted` over the training samples, once they are known
+    ignored: int = IGNORED  # the class number of targets that do not count
+    remark: str = ""  # what to say of how it was read
+    entries_remark: str = ""  # what to say where a sample has several entries
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of shape (n,)."""
@@ -48,7 +56,7 @@ class Loss:
             found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             fix = f"Use reduction='none' and sum over everything but the samples, or name one of {', '.join(LOSSES)}"
             raise InputError(f"one loss per sample, shape ({len(outputs)},)", found, f"loss {self.name}", fix)
-        return values
+        return values if self.divisor == 1 else values / self.divisor
 
     def positions(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and weight of each position: the loss of a sample is the weighted sum over its positions.
@@ -59,12 +67,15 @@ class Loss:
         Returns:
             Logits (n, P, C) for softmax or (n, P) for logistic, and weights (n, P), 0 where a position is ignored.
         """
+        if self.masses is not None and self.kind in ("softmax", "logistic"):
+            flat = outputs.reshape(len(outputs), -1) if self.kind == "logistic" else logits_by_position(outputs, False)
+            return flat, self.masses(outputs, targets) / self.divisor
         if self.kind == "logistic":
             return outputs.reshape(len(outputs), -1), _label_weights(outputs)
         if self.kind != "softmax":
             raise InputError("a softmax or logistic loss", self.name, where="positions of a loss")
         classes_last = self.name == "next_token"
-        return _logits(outputs, classes_last), _place(outputs, targets, classes_last)[1]
+        return logits_by_position(outputs, classes_last), _place(outputs, targets, classes_last)[1]
 
     def to_outputs(self, values: Tensor, shape: torch.Size) -> Tensor:
         """Arrange values by position as outputs: (*, n, P, C) or (*, n, P) to (*, *shape), with n first in `shape`."""
@@ -186,17 +197,17 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _softmax_loss(outputs: Tensor, targets: Tensor, classes_last: bool) -> Tensor:
     if outputs.ndim == 2 and not targets.is_floating_point():
-        return _surprise(outputs, targets)
-    logits = _logits(outputs, classes_last)
+        return surprise(outputs, targets)
+    logits = logits_by_position(outputs, classes_last)
     placed, weights = _place(outputs, targets, classes_last)
     if placed.is_floating_point():
         if logits.device.type != "mps":  # the derivative is a difference of two probabilities
             logits = logits.double()
         return -(torch.log_softmax(logits, 2) * placed).sum((1, 2)) / logits.shape[1]
-    return (_surprise(logits, placed) * weights).sum(1)
+    return (surprise(logits, placed) * weights).sum(1)
 
 
-def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
+def surprise(logits: Tensor, classes: Tensor) -> Tensor:
     """−log p of a class under the softmax of its logits (…, C), as log(1 + exp(log Σ exp of the others − own)).
 
     The derivative of log p by its own logit is 1 − p, which has no digit left in float32 where a network is sure of its
@@ -207,7 +218,7 @@ def _surprise(logits: Tensor, classes: Tensor) -> Tensor:
     return functional.softplus(others - logits.gather(-1, own).squeeze(-1), threshold=LARGE)
 
 
-def _logits(outputs: Tensor, classes_last: bool) -> Tensor:
+def logits_by_position(outputs: Tensor, classes_last: bool) -> Tensor:
     """Outputs as (n, P, C)."""
     if outputs.ndim == 2:
         return outputs[:, None, :]
@@ -217,7 +228,7 @@ def _logits(outputs: Tensor, classes_last: bool) -> Tensor:
 def _place(outputs: Tensor, targets: Tensor, classes_last: bool) -> tuple[Tensor, Tensor]:
     """Targets by position, (n, P) class numbers or (n, P, C) probabilities, and weights (n, P)."""
     if targets.is_floating_point():
-        placed = _logits(targets.to(outputs.dtype), classes_last)
+        placed = logits_by_position(targets.to(outputs.dtype), classes_last)
         return placed, placed.sum(2) / placed.shape[1]  # rows that sum to 1 but for rounding
     placed = targets.reshape(len(targets), -1)
     counted = placed != IGNORED
@@ -259,6 +270,7 @@ class TargetLook:
     """What the targets of one set of samples have in common."""
 
     where: str  # how messages call the set
+    ignored: int = IGNORED  # the class number of those that do not count
     dtype: torch.dtype = torch.int64  # of the targets
     shape: tuple[int, ...] = ()  # of one sample's targets, in the last batch
     low: float = math.inf  # the least of those that count
@@ -267,7 +279,7 @@ class TargetLook:
     one_hot: bool = True  # whether every sample is a vector of zeros with a single 1
     # whether every sample is a vector (or, along its first dimension, many) of probabilities
     probabilities: bool = True
-    uncounted: bool = False  # whether some sample has nothing but −100, so that its loss is the mean of nothing
+    uncounted: bool = False  # whether some sample has nothing but ignored ones, so that its loss is the mean of nothing
 
     @property
     def whole_numbers(self) -> bool:
@@ -277,11 +289,11 @@ class TargetLook:
     def add(self, targets: Tensor) -> None:
         """Look at one batch."""
         self.dtype, self.shape = targets.dtype, tuple(targets.shape[1:])
-        counted = targets[targets != IGNORED] if self.whole_numbers else targets
+        counted = targets[targets != self.ignored] if self.whole_numbers else targets
         if counted.numel():
             self.low, self.high = min(self.low, float(counted.min())), max(self.high, float(counted.max()))
         if self.whole_numbers and counted.numel() < targets.numel():
-            self.uncounted |= bool((targets == IGNORED).reshape(len(targets), -1).all(1).any())
+            self.uncounted |= bool((targets == self.ignored).reshape(len(targets), -1).all(1).any())
         self.binary = self.binary and bool(((counted == 0) | (counted == 1)).all())
         vectors = targets.ndim > 1 and targets.shape[1] > 1
         sums = targets.double().sum(1) if vectors else targets
@@ -309,7 +321,7 @@ def check_targets(loss: Loss, output_shape: torch.Size, look: TargetLook) -> Non
 def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> None:
     if len(output_shape) < 2 or (loss.name == "cross_entropy" and output_shape[1] < 2):
         return  # the loss itself says what is wrong with such outputs
-    soft = look.dtype.is_floating_point and look.shape == tuple(output_shape[1:]) and loss.name == "cross_entropy"
+    soft = look.dtype.is_floating_point and look.shape == tuple(output_shape[1:]) and loss.name != "next_token"
     if soft:
         if not look.probabilities:
             expected = "probabilities of the classes (none negative, a sum of 1) as float targets of the outputs' shape"
@@ -320,7 +332,7 @@ def _check_softmax(loss: Loss, output_shape: torch.Size, look: TargetLook) -> No
         got = f"{str(look.dtype).removeprefix('torch.')} targets"
         fix = 'Convert them with y.long(), or take loss="mse" (on the command line --loss mse) for regression'
         raise InputError("class numbers (integers)", got, look.where, fix)
-    if look.uncounted:
+    if look.uncounted and loss.counted is None:
         got = f"a sample with nothing but {IGNORED}"
         fix = "Leave such samples out: their loss would be the mean of nothing"
         raise InputError("at least one target that counts in every sample", got, look.where, fix)
@@ -338,19 +350,25 @@ def _check_range(classes: int, look: TargetLook) -> None:
         raise InputError(f"labels from 0 to {classes - 1} (the model has {classes} outputs)", got, look.where, fix)
 
 
-def check_next_tokens(inputs: Inputs, targets: Tensor) -> None:
-    """Refuse targets of "next_token" that are the tokens of the text themselves, not yet moved by one."""
+def are_unmoved(inputs: Inputs, targets: Tensor) -> bool:
+    """Whether targets of "next_token" are the tokens of the text themselves, as Hugging Face has its labels.
+
+    With labels by name among named inputs they are moved by one, as its models do; others are refused.
+    """
     # What the outputs stand behind: the encoder of a text may well read what is to be said.
     tokens = inputs.get("decoder_input_ids", inputs.get("input_ids")) if isinstance(inputs, dict) else inputs
     if not isinstance(tokens, Tensor) or tokens.shape != targets.shape or tokens.is_floating_point():
-        return
+        return False
     counted = targets != IGNORED
     moved = next_tokens(tokens)
     both = counted & (moved != IGNORED)  # where one token follows itself again and again, nothing can be told
-    if bool((tokens == targets)[counted].all()) and not bool((moved == targets)[both].all()):
-        got = "the tokens of the inputs themselves"
-        fix = "Move them by one in the data function: flatscope.loss.next_tokens(labels)"
-        raise InputError("the next token at every position as targets", got, "train, loss next_token", fix)
+    if not bool((tokens == targets)[counted].all()) or bool((moved == targets)[both].all()):
+        return False
+    if isinstance(inputs, dict) and "decoder_input_ids" not in inputs:
+        return True
+    fix = "Move them by one in the data function: flatscope.loss.next_tokens(labels)"
+    got = "the tokens of the inputs themselves"
+    raise InputError("the next token at every position as targets", got, "train, loss next_token", fix)
 
 
 def missing_classes(loss: Loss, outputs: Tensor, looks: list[TargetLook], one_hot: bool) -> str:

@@ -24,6 +24,7 @@ from flatscope.inspection import (
     failing_module,
     frozen_remarks,
     initial_weights,
+    input_fix,
     look_through,
     refuse_active_layers,
     refuse_hidden_uses,
@@ -39,11 +40,11 @@ from flatscope.loss import (
     Loss,
     PerSample,
     are_one_hot,
-    as_loss,
-    check_next_tokens,
+    are_unmoved,
     check_targets,
     in_double_where_possible,
     missing_classes,
+    next_tokens,
 )
 from flatscope.network.facts import KnownFacts
 from flatscope.network.linearity import choice_in
@@ -62,10 +63,12 @@ from flatscope.samples import (
     shape_text,
 )
 from flatscope.sharing import agreeing_ranks
+from flatscope.torch_losses import fitted, read_loss, reading_remarks
 from flatscope.version import __version__
 
 DEFAULT_BATCH = 256
 PROBED_BATCH = 32
+MOVED = "labels are the tokens themselves: moved by one, as Hugging Face's models do"
 NOT_LOGITS = (
     "the model's outputs are {kind}, but {loss} takes logits: it applies a {twice} once more, and the loss, "
     "curvature, sharpness and margins that come out are not those of the network as it is used. Let the model return "
@@ -86,9 +89,10 @@ class Problem:
         test: the same, held out; needed only by measures that say so.
         loss: "cross_entropy" (of logits; log-probabilities give the same; over pixels it is their mean), "bce" (one
             logit, or several labels, over which it is summed), "next_token" (language models; the mean over the tokens
-            of a sequence), "mse" (squared error summed over outputs, class numbers as one-hot vectors), or a function
-            of (outputs, targets) that gives one value per sample. Always averaged over samples. One-hot targets are
-            read as class numbers.
+            of a sequence), "mse" (squared error summed over outputs, class numbers as one-hot vectors), one of
+            torch's modules or functions as it is (`nn.CrossEntropyLoss(weight=…)`, `nn.MSELoss()`, `F.huber_loss`), or
+            a function of (outputs, targets) that gives one value per sample. Always averaged over samples. One-hot
+            targets are read as class numbers.
         initial: a module or state dict with the weights before training.
         device: where to compute; the model's device by default.
         dtype: torch.float32 or torch.float64; the model's by default (float32 for half-precision weights).
@@ -110,7 +114,7 @@ class Problem:
         model: nn.Module,
         train: Any,
         test: Any = None,
-        loss: str | PerSample = "cross_entropy",
+        loss: str | PerSample | nn.Module = "cross_entropy",
         initial: nn.Module | Mapping[str, Tensor] | None = None,
         *,
         device: str | torch.device | None = None,
@@ -132,8 +136,8 @@ class Problem:
         self.dtype = usable_dtype(dtype, first.dtype)
         self.bits_of_weights = torch.finfo(first.dtype).bits  # of the model as it was given
         self.batch_size = batch_size or DEFAULT_BATCH
-        self.loss: Loss = as_loss(loss)
-        self._one_hot = self._one_logit = False  # until the targets have been looked at
+        self.loss: Loss = read_loss(loss)
+        self._one_hot = self._one_logit = self._unmoved = False  # until the targets have been looked at
         self.facts = KnownFacts()
         self._take(model)
         bad = non_finite_name(self.params, self.buffers)
@@ -142,7 +146,7 @@ class Problem:
         self.train: Samples = as_samples(train, "train")
         self.test: Samples | None = None if test is None else as_samples(test, "test")
         with untouched_randomness(self.generators), torch.no_grad():
-            looks = [look_through(self.train, self.batch_size)]
+            looks = [look_through(self.train, self.batch_size, ignored=self.loss.ignored)]
             looks += [look_through(self.test, self.batch_size, like=looks[0])] if self.test is not None else []
             settle(self.model, self._probe("train")[0], lambda inputs: self._try_forward(inputs, "train"))
             outputs = self._check_outputs()
@@ -157,6 +161,8 @@ class Problem:
                 check_targets(self.loss, outputs.shape, targets)
             self.no_classes = missing_classes(self.loss, outputs, seen, self._one_hot)
             self._one_logit = self.loss.kind == "logistic" and not self.no_classes
+            self._unmoved = self.loss.name == "next_token" and are_unmoved(*self._probe("train"))
+            self.loss = fitted(self.loss, self.batches(), self.n_outputs)
             for part in ("train",) if self.test is None else ("train", "test"):
                 self._check_loss(part)
             self.loss = in_double_where_possible(self.loss, outputs, self._probe("train")[1])
@@ -168,6 +174,8 @@ class Problem:
         self.remarks = (
             *doubts,
             *strange,
+            *reading_remarks(self.loss, outputs),
+            *([MOVED] if self._unmoved else []),
             *wrapper_remarks(model),
             *frozen_remarks(self.model),
         )  # kept with every table
@@ -312,6 +320,8 @@ class Problem:
     def _moved_targets(self, targets: Tensor) -> Tensor:
         if self._one_hot:
             targets = targets.to(torch.uint8).argmax(1)  # of zeros and ones
+        if self._unmoved:
+            targets = next_tokens(targets)
         if self._one_logit:
             targets = targets.reshape(-1).to(torch.int64)
         if targets.is_floating_point():
@@ -350,8 +360,6 @@ class Problem:
         """One value per sample, finite, that moves with the weights."""
         inputs, targets = self._probe(part)
         outputs = self._try_forward(inputs, part)
-        if self.loss.name == "next_token":
-            check_next_tokens(inputs, targets)
         try:
             losses = self.loss(outputs, targets)
         except InputError:
@@ -388,5 +396,5 @@ class Problem:
             raise
         except Exception as problem:
             got = f"a batch {shape_text(inputs)} on which it fails ({first_line(problem)})"
-            where, fix = f"{part}, {failing_module(self.model, inputs)}", "Check the input shape and dtype"
+            where, fix = f"{part}, {failing_module(self.model, inputs)}", input_fix(inputs)
             raise InputError("inputs that the model accepts", got, where, fix) from problem

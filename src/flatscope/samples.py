@@ -151,9 +151,13 @@ def shape_text(inputs: Inputs) -> str:
 
 
 def as_samples(source: Any, where: str) -> Samples:
-    """Samples from (x, y) tensors or arrays, a `Dataset`, a `DataLoader`, or a re-readable iterable of batches."""
+    """Samples from (x, y) tensors, arrays or lists, a `Dataset`, a `DataLoader`, batches or a list of samples."""
     if isinstance(source, Samples):
         return source
+    if isinstance(source, tuple | list) and len(source) == 2 and _nested_numbers(source[0]) and _numbers(source[1]):
+        source = _array(source[0], where), source[1]
+    if isinstance(source, list) and len(source) > 0 and all(map(_is_one_sample, source)):
+        source = DataLoader(source, batch_size=READ_SIZE)  # type: ignore[arg-type]  # a list is a data set by number
     if isinstance(source, tuple | list) and len(source) == 2 and _is_one_batch(source[0], source[1]):
         x, y = source
         batch = split_batch((x, torch.tensor(y) if _numbers(y) else y), where)
@@ -179,6 +183,33 @@ def _is_one_batch(inputs: Any, targets: Any) -> bool:
     return (
         isinstance(inputs, arrays) or isinstance(targets, arrays) or (isinstance(inputs, Mapping) and _numbers(targets))
     )
+
+
+def _nested_numbers(value: Any) -> bool:
+    """Whether this is a list of samples, each a list of numbers or of lists of them."""
+    while isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple):
+        value = value[0]
+        if _numbers(value) and len(value):
+            return True
+    return False
+
+
+def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
+    """Nested lists as an array, floats in float32 as torch makes them."""
+    try:
+        found = np.asarray(value)
+    except ValueError as problem:
+        got, fix = "lists of different lengths", "Pad them to one length, or wrap the samples in a Dataset"
+        raise InputError("samples of one shape", got, where, fix) from problem
+    return found.astype(np.float32) if found.dtype == np.float64 else found
+
+
+def _is_one_sample(given: Any) -> bool:
+    """Whether this is a pair of the inputs and the label of one sample, not a batch: the label is a single number."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or isinstance(given[0], int | float):
+        return False
+    label = given[1]
+    return isinstance(label, int | float | np.number) or (isinstance(label, Tensor | np.ndarray) and label.ndim == 0)
 
 
 def _numbers(value: Any) -> bool:
@@ -251,7 +282,8 @@ def _tensor(value: Any, where: str) -> Tensor:
             return torch.from_numpy(np.require(value, requirements=("C", "W")))
     except TypeError as problem:
         raise InputError("an array of numbers", f"an array of {value.dtype}", where=where) from problem
-    raise InputError("tensors or arrays", type(value).__name__, where=where)
+    fix = "Make a tensor of it: torch.tensor(…), or torch.stack of a list of tensors" if isinstance(value, list) else ""
+    raise InputError("tensors or arrays", type(value).__name__, where, fix)
 
 
 def _from_loader(loader: DataLoader[Any], where: str) -> Samples:
