@@ -312,17 +312,17 @@ def test_the_same_seed_gives_the_same_audit_and_the_model_stays() -> None:
 
 def test_points_share_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many measures, each point of the audit is swept once, and the data is not checked again."""
-    import flatscope.curvature.sweep as sweep
+    import flatscope.curvature.columns as columns
 
     calls = []
-    plain = sweep.column_sweep
+    plain = columns.column_sweep
 
     def counted(ctx: Context, **options: object) -> object:
         calls.append(ctx)
         return plain(ctx, **options)
 
     counted.__module__, counted.__qualname__ = plain.__module__, plain.__qualname__
-    monkeypatch.setattr(sweep, "column_sweep", counted)
+    monkeypatch.setattr(columns, "column_sweep", counted)
     problem = mlp().problem()
     monkeypatch.setattr(fs.Problem, "_check_outputs", None)
     fs.audit(problem, ["hessian_trace", "rho_sum", "kappa_trace", "layer_trace"], trials=2)

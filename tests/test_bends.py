@@ -18,14 +18,18 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import probe, sweep
+from flatscope.curvature import columns, probe
 from flatscope.curvature.bends import Bend, BendColumns, find_bends
-from flatscope.curvature.estimators import within_reach
+from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.operators import Hessian
+from flatscope.curvature.route import reached_at_curved_operations
 from flatscope.curvature.sums import Curvature
+from flatscope.curvature.sweep import sweep_pass
 from flatscope.guards import own_settings
+from flatscope.limits import STANDARD
 from flatscope.network.expansions import attention_in_parts
+from flatscope.stopping import within_reach
 
 
 class Gated(nn.Module):
@@ -55,15 +59,16 @@ def convolutional() -> Tiny:
 
 
 def drawn(ctx: Context, draws: int) -> Curvature:
-    bends, left_out = ctx.sweep(sweep.reached_by_bends)
-    assert bends
-    return sweep._pass(ctx, range(draws), left_out, True, False, bends)
+    places, outside = ctx.sweep(reached_at_curved_operations)
+    assert places
+    return sweep_pass(ctx, range(draws), outside, True, False, places)
 
 
 @pytest.fixture(autouse=True)
 def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
-    monkeypatch.setattr(sweep, "better_by_products", lambda *_: {})  # columns, however noisy
+    monkeypatch.setitem(vars(STANDARD), "few_unreached", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
+    monkeypatch.setattr(columns, "noisier_by_columns", lambda *_: {})  # columns, however noisy
 
 
 def exact(ctx: Context, quantity: str, name: str) -> Tensor:
@@ -79,7 +84,7 @@ def exact(ctx: Context, quantity: str, name: str) -> Tensor:
 def test_every_layer_is_reached_and_without_bias(build: Callable[[], Tiny]) -> None:
     ctx = Context(build().problem().plain)
     found = drawn(ctx, 256)
-    weights = [layer.weight for layer in ctx.network if layer.weight not in found.left_out]
+    weights = [layer.weight for layer in ctx.network if layer.weight not in found.not_covered]
     assert len(weights) == len(ctx.network.layers)
     for name in weights:
         for quantity in ("trace", "rho", "rho_rows", "relative_flatness"):
@@ -196,7 +201,7 @@ class Factors(nn.Module):
 def test_factors_of_any_shape() -> None:
     ctx = Context(_built("factors", Factors(), (2, 4), 3, ("first", "second", "last"), chain=False).problem())
     found = drawn(ctx, 256)
-    for name in {"first.weight", "second.weight", "last.weight"} - found.left_out.keys():
+    for name in {"first.weight", "second.weight", "last.weight"} - found.not_covered.keys():
         mean, true = found.of(name, "trace"), exact(ctx, "trace", name)
         assert mean is not None
         assert abs(float(mean.value - true)) < 4.5 * float(mean.stderr)
@@ -216,11 +221,11 @@ def test_standard_errors_cover() -> None:
     problem = gated(6).problem()
     zs = []
     ctx = Context(problem)
-    bends, left_out = ctx.sweep(sweep.reached_by_bends)
+    places, outside = ctx.sweep(reached_at_curved_operations)
     true = {name: exact(ctx, "trace", name) for name in ("first.weight", "gate.weight")}
     for seed in range(100):
         ctx.seed = seed
-        found = sweep._pass(ctx, range(8), left_out, False, False, bends)
+        found = sweep_pass(ctx, range(8), outside, False, False, places)
         for name, value in true.items():
             mean = found.of(name, "trace")
             assert mean is not None
@@ -273,7 +278,7 @@ def test_operations_that_overwrite_their_input() -> None:
 
 
 def test_only_values_that_are_less_precise_than_asked_for_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "MOST_DRAWS", 64)
+    monkeypatch.setitem(vars(STANDARD), "most_draws", 64)
     names = ["hessian_trace", "layer_trace", "kappa_trace*", "relative_flatness", "rho_sum"]
     frame = fs.measure(gated(n=40).problem(), names, precision=0.05).to_frame()
     less = frame["stderr"] > 0.05 * frame["value"].abs()
@@ -285,21 +290,23 @@ def test_only_values_that_are_less_precise_than_asked_for_say_so(monkeypatch: py
 def test_values_out_of_reach_are_not_waited_for() -> None:
     names = ["hessian_trace", "layer_trace"]
     frame = fs.measure(gated().problem(), names, precision=1e-4).to_frame()
-    assert frame["reason"].str.contains(f"sampled, {sweep.SURE_LOOK} draws").any()
-    assert frame["reason"].str.contains("0.0001 relative (values like it take more than 256 draws)", regex=False).any()
+    assert frame["reason"].str.contains(f"sampled, {STANDARD.surrender_draws} draws").any()
+    assert frame["reason"].str.contains("0.0001 relative (not reached within 256 draws)", regex=False).any()
     assert within_reach([0.3, 0.11, 0.08, math.inf], 16, 0.02, 256) == [0.08]
     assert within_reach([0.9], 16, 0.05, 2048) == [0.9], "it may be larger than it looks"
 
 
 def test_it_goes_on_where_most_imprecise_values_are_within_reach() -> None:
     problem = gated().problem()
-    errors = sorted(drawn(Context(problem), sweep.SURE_LOOK).errors(1.0, ("trace", "kappa_trace", "relative_flatness")))
+    errors = sorted(
+        drawn(Context(problem), STANDARD.surrender_draws).errors(1.0, ("trace", "kappa_trace", "relative_flatness"))
+    )
     assert len(errors) > 4
-    share = math.sqrt(sweep.SURE_LOOK / sweep.MOST_DRAWS)
+    share = math.sqrt(STANDARD.surrender_draws / STANDARD.most_draws)
     reach = [share * error / (1 + 2 * error) for error in errors]  # the precision from which on each can be had
     few = (reach[0] + reach[1]) / 2
-    assert sweep.column_sweep(Context(problem), precision=few).draws == sweep.SURE_LOOK
-    assert sweep.column_sweep(Context(problem), precision=1.01 * reach[-1]).draws > sweep.SURE_LOOK
+    assert column_sweep(Context(problem), precision=few).draws == STANDARD.surrender_draws
+    assert column_sweep(Context(problem), precision=1.01 * reach[-1]).draws > STANDARD.surrender_draws
 
 
 class Branched(nn.Module):

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context, Effort
+from flatscope.limits import STANDARD
 from flatscope.measures import information
 from flatscope.registry import declarations
-from flatscope.stopping import FIRST_LOOK, draw_until_precise
+from flatscope.stopping import draw_until_precise
 
 PROBLEM = functools.cache(lambda: mlp().problem())
 
@@ -42,7 +43,7 @@ def deviations(law: Law, precision: float, most: int, runs: int) -> tuple[np.nda
     ctx, found, taken = Context(PROBLEM(), effort=Effort(precision=precision)), [], set()
     for seed in range(runs):
         generator = torch.Generator().manual_seed(seed)
-        blocks = (law(min(most, FIRST_LOOK), generator) for _ in range(most))
+        blocks = (law(min(most, STANDARD.first_look), generator) for _ in range(most))
         draws = draw_until_precise(ctx, blocks, most)
         found.append((draws.means[0] - 1) / draws.stderrs[0])
         taken.add(len(draws.samples))
@@ -54,7 +55,7 @@ def deviations(law: Law, precision: float, most: int, runs: int) -> tuple[np.nda
 def test_what_stops_early_is_as_far_off_as_it_says(law: Law, precision: float) -> None:
     z, taken = deviations(law, precision, 4096, 1000)
     assert max(taken) < 4096
-    assert min(taken) >= FIRST_LOOK
+    assert min(taken) >= STANDARD.first_look
     assert np.sqrt((z**2).mean()) <= 1.2
     assert (np.abs(z) > 4).mean() <= 0.005
 

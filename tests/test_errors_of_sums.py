@@ -11,9 +11,10 @@ from scipy import stats
 from torch import nn
 
 import flatscope as fs
-from flatscope.curvature import estimators, sweep
+from flatscope.curvature import estimators
 from flatscope.curvature.estimators import DiagonalSums, Spread
 from flatscope.curvature.sums import Curvature, Mean
+from flatscope.limits import STANDARD
 from flatscope.measures import layer_values
 
 
@@ -115,8 +116,10 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("twice", [False, True], ids=["columns", "products"])
 def test_errors_are_right_where_one_sample_has_all_the_curvature(twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is sure of all samples but one: two draws of that one may be alike by chance."""
-    monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
-    monkeypatch.setattr(estimators, "FEW", 0)
+    monkeypatch.setitem(vars(STANDARD), "few_unreached", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
+    monkeypatch.setitem(vars(STANDARD), "few_directions", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *_: False)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context
-from flatscope.curvature import estimators, operators, spectrum
-from flatscope.curvature.estimators import DiagonalSums, cheaper_one_by_one, diagonal_sums
+from flatscope.curvature import estimators, spectrum
+from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.estimators import Asked, DiagonalSums, cheaper_one_by_one, diagonal_sums
 from flatscope.curvature.grouped import OneGroup, WholeDiagonal
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
-from flatscope.curvature.sweep import column_sweep
 from flatscope.errors import NumericalWarning
+from flatscope.limits import STANDARD
 
 
 class Matrix:
@@ -58,13 +59,14 @@ SPECTRA = {
 def trace(matrix: Matrix, seed: int, precision: float, most_products: int = 1024) -> tuple[float, float, DiagonalSums]:
     """Value, standard error, and all that is known."""
     signs, diagonal = Signs(seed, "trace"), WholeDiagonal(OneGroup(matrix))
-    found = diagonal_sums(diagonal, signs, precision=precision, most_products=most_products, offsets={})
+    found = diagonal_sums(diagonal, signs, Asked(precision, most_products))
     return float(found.values[WholeDiagonal.KEY]), float(found.stderrs[WholeDiagonal.KEY]), found
 
 
 def always_estimated(monkeypatch: pytest.MonkeyPatch, sketch: bool = False) -> None:
     """No sum over directions is small enough to be multiplied out, nor, without a sketch, to be spanned by one."""
-    monkeypatch.setattr(estimators, "FEW", 0)
+    monkeypatch.setitem(vars(STANDARD), "few_directions", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     if not sketch:
         monkeypatch.setattr(estimators, "SKETCH_BYTES", 0)
     monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *given: False)
@@ -119,10 +121,7 @@ def test_where_the_time_is_up_two_draws_are_taken() -> None:
         sums = diagonal_sums(
             WholeDiagonal(OneGroup(matrix)),
             Signs(0, "t"),
-            precision=0.001,
-            most_products=1024,
-            offsets={},
-            over=lambda: True,
+            Asked(0.001, 1024, late=lambda: True),
         )
         assert not sums.exact
         assert sums.missed
@@ -164,14 +163,14 @@ def test_the_trace_of_a_small_network_that_is_not_piecewise_linear_is_exact_for_
         assert (frame["stderr"] == 0).all()
         assert table["hessian_trace"] == pytest.approx(true, rel=1e-12)
         assert frame.loc["hessian_trace", "passes"] == pytest.approx(488 + 1 + 10, abs=2)
-        words = "2 parameter tensors by products, one for each of 488 directions: gelu is not piecewise linear"
+        words = "2 parameter tensors by products, one for each of 488 directions: gelu (1) is not piecewise linear"
         assert table.reason("hessian_trace") == words
-        assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: gelu is not piecewise linear"
+        assert table.reason("rho_sum") == table.reason("rho_max") == "1 of 2 layers: gelu (1) is not piecewise linear"
         assert frame.loc["kappa_trace_sum", "passes"] == 0, "the layers' traces are there already"
 
 
 def test_above_the_limit_the_trace_is_estimated() -> None:
-    table = fs.measure(gelu_network(68, 15), "hessian_trace", precision=0.5)
+    table = fs.measure(gelu_network(680, 15), "hessian_trace", precision=0.5)
     (row,) = table.to_frame().to_dict("records")
     assert not row["exact"]
     assert row["stderr"] > 0
@@ -348,8 +347,8 @@ def test_few_draws_of_an_unknown_part_cover(
     matrix.dense = torch.ones(equal, equal, dtype=torch.float64).fill_diagonal_(offset * deviation / equal)
     diagonal = WholeDiagonal(OneGroup(matrix))
     for seed in range(300):
-        settings: dict[str, Any] = {"precision": 0.02, "most_products": 64, "offsets": {diagonal.KEY: (known, 0.0)}}
-        found = diagonal_sums(diagonal, Signs(seed, "t"), **settings)
+        asked = Asked(0.02, 64, {diagonal.KEY: (known, 0.0)})
+        found = diagonal_sums(diagonal, Signs(seed, "t"), asked)
         covered += abs(float(found.values[diagonal.KEY]) - offset * deviation) <= 1.96 * float(
             found.stderrs[diagonal.KEY]
         )
@@ -382,17 +381,17 @@ def test_estimates_by_random_signs_cover(measure: str, groups: int, monkeypatch:
     """Force the random branch on a smooth network: network, layers and units from the same products."""
     always_estimated(monkeypatch)
     tiny = smooth()
-    monkeypatch.setattr(operators, "LEAST_SAMPLES", tiny.problem().n_train // groups)
+    monkeypatch.setitem(vars(STANDARD), "least_group", tiny.problem().n_train // groups)
     quantity = measure.removeprefix("layer_").removesuffix("_unit")
     ctx = Context(tiny.problem())
     covered = ctx.sweep(column_sweep)
-    directions = WrittenOut(LayerDirections(ctx, quantity, covered.left_out))
+    directions = WrittenOut(LayerDirections(ctx, quantity, covered.not_covered))
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
-    settings: dict[str, Any] = {"precision": ctx.effort.precision, "most_products": 256, "offsets": known}
+    asked = Asked(ctx.effort.precision, 256, known)
     true = directions.read(torch.cat(list(directions.entries(64)))[:, None])
     zs: dict[tuple[str, str], list[Tensor]] = {key: [] for key in true}
     for seed in range(200):
-        found = diagonal_sums(directions, Signs(seed, f"products for {quantity}"), **settings)
+        found = diagonal_sums(directions, Signs(seed, f"products for {quantity}"), asked)
         assert not found.exact
         for key, scores in zs.items():
             scores.append((found.values[key] - true[key][:, 0]) / found.stderrs[key])

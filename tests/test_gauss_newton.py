@@ -14,9 +14,12 @@ from torch.func import functional_call
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import estimators, sweep
+from flatscope.curvature import estimators
 from flatscope.curvature.coverage import find_unseen
 from flatscope.curvature.products import probed
+from flatscope.curvature.route import find_not_covered
+from flatscope.curvature.sweep import sweep_pass
+from flatscope.limits import STANDARD
 
 GAUSS_NEWTON = Effort(curvature="gauss_newton")
 NAMES = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "layer_max_eigenvalue"]
@@ -222,12 +225,12 @@ def test_float32_is_checked_with_a_tolerance_that_fits() -> None:
 
 def test_sampled_columns_of_a_smooth_network_cover() -> None:
     ctx = Context(recurrent().problem(), effort=GAUSS_NEWTON)
-    left_out = sweep.find_left_out(ctx)
-    exact = sweep._pass(ctx, None, left_out)
+    not_covered = find_not_covered(ctx)
+    exact = sweep_pass(ctx, None, not_covered)
     zs: dict[str, list[float]] = {}
     for seed in range(200):
         ctx.seed = seed
-        for (name, quantity), mean in sweep._pass(ctx, range(4), left_out).means.items():
+        for (name, quantity), mean in sweep_pass(ctx, range(4), not_covered).means.items():
             true, error = exact.means[name, quantity].value.reshape(-1), mean.stderr.reshape(-1)
             top = int(true.argmax())
             level = "unit" if quantity == "rho" else "layer" if name else "network"
@@ -254,7 +257,8 @@ def test_products_cover_for_network_layers_and_units(
         ctx.problem.facts._known[f"flatscope.curvature.{finder}", ()] = everything
     exact = probed(ctx, quantity)
     assert exact.exact
-    monkeypatch.setattr(estimators, "FEW", 0)
+    monkeypatch.setitem(vars(STANDARD), "few_directions", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *given: False)
     if not sketch:
         monkeypatch.setattr(estimators, "SKETCH_BYTES", 0)

@@ -24,7 +24,7 @@ LONGEST = 400
 # From the ground up. A file imports only from levels below its own, or from its own package.
 LEVELS = (
     {"errors", "version"},
-    {"disk", "formatting", "noise", "switches"},
+    {"disk", "formatting", "limits", "noise", "switches"},
     {"progress", "guards", "params", "parts", "registry", "stats", "ranks", "langevin", "rows", "standing"},
     {"files", "headlines"},
     {"results", "tensor_files"},

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import sweep
+from flatscope.curvature import columns, sweep
 from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.route import reached_at_curved_operations
+from flatscope.curvature.sweep import sweep_pass
+from flatscope.limits import STANDARD
 from flatscope.network import program
 from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.watching import relative_difference
@@ -105,8 +108,9 @@ variants = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 
 @pytest.fixture(autouse=True)
 def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "FEW_DIRECTIONS", 0)
-    monkeypatch.setattr(sweep, "better_by_products", lambda *_: {})  # columns, however noisy
+    monkeypatch.setitem(vars(STANDARD), "few_unreached", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
+    monkeypatch.setattr(columns, "noisier_by_columns", lambda *_: {})  # columns, however noisy
 
 
 def twins(tiny: Tiny, measure: str) -> dict[str, Tensor]:
@@ -118,12 +122,12 @@ def twins(tiny: Tiny, measure: str) -> dict[str, Tensor]:
 def test_columns_give_every_layers_hessian(build: Callable[[], Tiny]) -> None:
     tiny = build()
     ctx = Context(tiny.problem().plain)
-    bends, left_out = ctx.sweep(sweep.reached_by_bends)
-    assert bends
+    places, outside = ctx.sweep(reached_at_curved_operations)
+    assert places
     assert {layer.name: layer.uses for layer in ctx.network} == dict.fromkeys(tiny.layers, 1)
-    assert not {layer.weight for layer in ctx.network} & left_out.keys()
-    assert all("norm" in name or "bias_" in name for name in left_out)
-    found = sweep._pass(ctx, range(128), left_out, bends=bends)
+    assert not {layer.weight for layer in ctx.network} & outside.keys()
+    assert all("norm" in name or "bias_" in name for name in outside)
+    found = sweep_pass(ctx, range(128), outside, places=places)
     for quantity, measure in NAMES.items():
         expected = twins(tiny, measure)
         for layer in ctx.network:
@@ -186,10 +190,10 @@ def test_draws_are_a_samples_own_in_whatever_axis() -> None:
     found = []
     for batch_first, memory in ((True, None), (False, None), (False, 20_000)):
         ctx = Context(encodes(batch_first).problem().plain, effort=Effort(memory=memory))
-        bends, left_out = ctx.sweep(sweep.reached_by_bends)
-        assert bends
+        places, outside = ctx.sweep(reached_at_curved_operations)
+        assert places
         assert (sweep.sweep_plan(ctx, 8, True).samples < 6) == (memory is not None)
-        means = sweep._pass(ctx, range(4), left_out, bends=bends).means
+        means = sweep_pass(ctx, range(4), outside, places=places).means
         found.append({key: mean.value for key, mean in means.items()})
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)

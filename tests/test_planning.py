@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope import measuring, planning, progress, registry
 from flatscope.context import Context, make_effort
-from flatscope.curvature.sweep import column_sweep
+from flatscope.curvature.columns import column_sweep
 from flatscope.errors import NotApplicable
 from flatscope.planning import make_schedule, units
 from flatscope.registry import Declaration, Value, declarations, select

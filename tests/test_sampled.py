@@ -17,20 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import factors, memory, sweep
+from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import Curvature, Mean
-from flatscope.curvature.sweep import column_sweep
+from flatscope.curvature.sweep import sweep_pass
+from flatscope.limits import STANDARD
 
 NAMES = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatness"]
 
 
 def drawn(ctx: Context, draws: int, rows: bool = True) -> Curvature:
     """A pass with some random columns."""
-    return sweep._pass(ctx, range(draws), sweep.find_left_out(ctx), rows)
+    return sweep_pass(ctx, range(draws), find_not_covered(ctx), rows)
 
 
 def every_column(ctx: Context) -> Curvature:
-    return sweep._pass(ctx, None, sweep.find_left_out(ctx), rows=True)
+    return sweep_pass(ctx, None, find_not_covered(ctx), rows=True)
 
 
 def many_classes(classes: int, n: int = 40, own: bool = False) -> Tiny:
@@ -86,7 +89,7 @@ def test_standard_errors_cover_for_network_layers_and_units(build) -> None:  # t
     zs: dict[str, list[float]] = {}
     for seed in range(200):
         ctx.seed = seed
-        found = drawn(ctx, 2).joined(sweep._pass(ctx, range(2, 6), exact.left_out, rows=True))
+        found = drawn(ctx, 2).joined(sweep_pass(ctx, range(2, 6), exact.not_covered, rows=True))
         for (name, quantity), mean in found.means.items():
             true = exact.means[name, quantity].value.reshape(-1)
             top = int(true.abs().argmax())
@@ -184,7 +187,7 @@ def test_rows_say_that_they_are_sampled() -> None:
 def test_a_time_limit_ends_the_draws() -> None:
     problem = many_classes(300, n=200).problem()
     late = Context(problem, effort=Effort(precision=0.03, deadline=0.0)).sweep(column_sweep)
-    assert late.draws == sweep.FEWEST
+    assert late.draws == STANDARD.first_columns
     assert "time limit" in late.missed
 
 

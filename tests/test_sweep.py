@@ -17,10 +17,12 @@ import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import layer_blocks as blocks
 from flatscope.curvature import layer_forms, memory
+from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import GaussNewton
-from flatscope.curvature.sweep import column_sweep, find_left_out
+from flatscope.curvature.route import find_not_covered
+from flatscope.limits import STANDARD
 from flatscope.loss import as_loss
 from flatscope.network.operations import PIECES, TABLE
 
@@ -113,7 +115,7 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
     found = fs.measure(problem, "rho_unit").units("rho_unit", "0")
     torch.testing.assert_close(found, hessian.diagonal(), rtol=1e-9, atol=1e-12)
     alone = _by_products_alone(problem)
-    by_hessian = LayerDirections(alone, "relative_flatness", find_left_out(alone))
+    by_hessian = LayerDirections(alone, "relative_flatness", find_not_covered(alone))
     found = by_hessian.read(torch.cat(list(by_hessian.entries(16)))[:, None])
     for layer, value in fs.measure(problem, "relative_flatness").layer("relative_flatness").items():
         assert value == pytest.approx(float(found[f"{layer}.weight", "relative_flatness"]), rel=1e-9)
@@ -145,8 +147,10 @@ def test_rows_of_a_layer_are_columns_of_the_next_without_biases() -> None:
 def test_weights_used_twice_unused_and_free_parameters() -> None:
     tiny = _built("twice", Twice(), (3,), 3, ("stem", "shared", "head"))
     curvature = fs.Context(tiny.problem()).sweep(column_sweep)
-    assert "used 2 times" in curvature.left_out["shared.weight"] or "itself" in curvature.left_out["shared.weight"]
-    assert "gain" in curvature.left_out
+    assert (
+        "used 2 times" in curvature.not_covered["shared.weight"] or "itself" in curvature.not_covered["shared.weight"]
+    )
+    assert "gain" in curvature.not_covered
     table = fs.measure(tiny.problem(), ["hessian_trace", "layer_trace"])
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
     for layer, expected in TWINS["layer_trace"](Dense(tiny)).items():
@@ -163,7 +167,7 @@ def test_in_place_activations() -> None:
 
 def test_a_weight_that_is_used_elsewhere_is_seen() -> None:
     tiny = _built("hidden", Hidden(), (3,), 3, ("first", "second"))
-    assert "first.weight" in fs.Context(tiny.problem()).sweep(column_sweep).left_out
+    assert "first.weight" in fs.Context(tiny.problem()).sweep(column_sweep).not_covered
     table = fs.measure(tiny.problem(), "hessian_trace")
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
 
@@ -172,7 +176,7 @@ def test_the_probe_finds_what_the_table_of_operations_misreads(monkeypatch: pyte
     tiny = smooth()
     expected = TWINS["hessian_trace"](Dense(tiny))
     monkeypatch.setitem(TABLE, "tanh", replace(TABLE["tanh"], linear=PIECES))
-    curved = fs.Context(tiny.problem()).sweep(column_sweep).left_out
+    curved = fs.Context(tiny.problem()).sweep(column_sweep).not_covered
     assert "Gauss-Newton" in curved["0.weight"]
     assert fs.measure(tiny.problem(), "hessian_trace")["hessian_trace"] == pytest.approx(expected, rel=1e-9)
 
@@ -188,7 +192,7 @@ def test_the_probe_is_not_fooled_by_blank_samples_in_front(monkeypatch: pytest.M
         (torch.cat([blank, tiny.x]), torch.cat([y, tiny.y])),
         (torch.cat([tiny.x, blank]), torch.cat([tiny.y, y])),
     ):
-        curved = fs.Context(fs.Problem(model, train=(x, targets))).sweep(column_sweep).left_out
+        curved = fs.Context(fs.Problem(model, train=(x, targets))).sweep(column_sweep).not_covered
         assert "0.weight" in curved
 
 
@@ -282,9 +286,9 @@ def test_layer_blocks_kept_written_out_and_streamed_agree(build, loss, monkeypat
     kept = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
     monkeypatch.setattr(blocks, "KEPT_BYTES", 0)
     written_out = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
-    monkeypatch.setattr(blocks, "DENSE_WEIGHTS", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     streamed = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
-    monkeypatch.setattr(blocks, "COLUMNS_PER_LAYER", 0)
+    monkeypatch.setitem(vars(STANDARD), "columns_per_layer", 0)
     one_by_one = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
     assert kept == pytest.approx(written_out, rel=1e-8)
     assert streamed == pytest.approx(written_out, rel=1e-8)

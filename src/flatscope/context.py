@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
+from flatscope.limits import STANDARD, Limits
 from flatscope.network.layers import Network
 from flatscope.network.program import Structure
 from flatscope.params import Params
@@ -58,6 +59,7 @@ class Effort:
     precision: float = 0.02  # relative standard error at which estimates stop; 0 asks for exact values
     curvature: str = "hessian"  # "hessian", or "gauss_newton" where the cheaper matrix is wanted
     memory: int | None = None  # bytes that sweeps may use; None for a share of what is free
+    limits: Limits = STANDARD  # what decides between ways to a value, and when draws end
     # `time.monotonic()` at which estimates end with the error they have reached; None for no limit
     deadline: float | None = None
     end: float | None = None  # that at which the call is over: what has no estimate by then has none at all

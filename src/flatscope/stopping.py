@@ -1,20 +1,22 @@
-"""Means over random draws that stop when they are precise enough, and say how many draws that took.
+"""Draw until precise: one loop for all estimators, and the standard errors by which it stops.
 
-One rule for all estimators, whatever is drawn. The spread of the draws gives a standard error with some degrees of
-freedom: for single numbers one less than there are, for sums over samples or groups with draws of their own what Welch
-and Satterthwaite found, so that few samples which make up a sum count as few. `student` widens the error by what these
-degrees leave open. An estimate stops when this error is at most the precision asked for, and not before there are
-`FREEDOM` degrees. It is looked at again only after many more draws: stopping at the first moment that looks good would
-stop by luck.
+Whatever is drawn (random columns, products with random signs, perturbations, noise on inputs), `sample_until` asks the
+same questions after each look: is every value precise, is there an exact way that costs no more, is what is still
+imprecise out of reach, is the time up? The spread of the draws gives a standard error with some degrees of freedom: for
+single numbers one less than there are, for sums over samples or groups with draws of their own what Welch and
+Satterthwaite found, so that few samples which make up a sum count as few. `student` widens the error by what these
+degrees leave open. No estimate stops before there are `Limits.least_freedom` of them.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from scipy.special import ndtri, stdtrit
@@ -22,10 +24,145 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import NotApplicable
+from flatscope.limits import STANDARD, Limits
 
-FREEDOM = 15  # degrees of freedom below which no error is small enough
-FIRST_LOOK = FREEDOM + 1  # draws of single numbers
+T = TypeVar("T")
+
 LEVEL = 0.975  # two-sided 95 %
+TIME_IS_UP = "stopped by the time limit"
+
+
+class Sampler(ABC, Generic[T]):
+    """Independent draws whose means are wanted, and what other ways there are to them.
+
+    Attributes:
+        first_look: draws before errors are looked at.
+        taken: draws so far.
+    """
+
+    first_look: int = 2
+    taken: int = 0
+
+    @property
+    def most(self) -> float:
+        """The most draws; infinite where an exact way ends them."""
+        return math.inf
+
+    @property
+    def limit(self) -> str:
+        """That in words."""
+        return f"{self.most:,.0f} draws"
+
+    @abstractmethod
+    def draw(self, until: int) -> str:
+        """Go on to so many draws, or past them; why it ended before, empty where it did not."""
+
+    @abstractmethod
+    def errors(self, precision: float) -> list[float]:
+        """Relative standard errors of the values; larger than `precision` while one cannot be relied on."""
+
+    @abstractmethod
+    def result(self, ended: str) -> T:
+        """The estimate, and why it is less precise than asked for; empty where it is not."""
+
+    def exact(self, needed: float) -> T | None:
+        """The values without error, where that costs no more than the draws that are needed."""
+        del needed
+        return None
+
+    def hopeless(self, imprecise: int, reachable: int) -> bool:
+        """Whether so few of the imprecise values are within reach of all draws that it ends here."""
+        del imprecise, reachable
+        return False
+
+    def improve(self, needed: float) -> bool:
+        """Change to better draws of the same values; True where they begin anew and have to be looked at."""
+        del needed
+        return False
+
+    def next_look(self, needed: float) -> int:
+        """How many draws there are when errors are looked at again: twice as many."""
+        del needed
+        return max(self.first_look, 2 * self.taken)
+
+
+def sample_until(sampler: Sampler[T], precision: float) -> T:
+    """Draw until every value has the relative standard error that is asked for, or something ends it.
+
+    Args:
+        sampler: the draws.
+        precision: the largest relative standard error.
+    """
+    ended = sampler.draw(sampler.first_look)
+    while imprecise := [error for error in sampler.errors(precision) if not error <= precision]:
+        if ended:
+            return sampler.result(ended)
+        needed = draws_needed(sampler.taken, imprecise, precision)
+        exact = sampler.exact(needed)
+        if exact is not None:
+            return exact
+        reachable = within_reach(imprecise, sampler.taken, precision, sampler.most)
+        if sampler.taken >= sampler.most or sampler.hopeless(len(imprecise), len(reachable)):
+            return sampler.result(f"not reached within {sampler.limit}")
+        if not sampler.improve(needed):
+            ended = sampler.draw(sampler.next_look(draws_needed(sampler.taken, reachable, precision)))
+    return sampler.result("")
+
+
+def draws_needed(taken: int, errors: Iterable[float], precision: float) -> float:
+    """Draws after which the largest of some relative errors would be at the precision, if it falls with their root."""
+    largest = max(errors, default=precision)
+    return taken * (largest / precision) ** 2 if precision > 0 else math.inf
+
+
+def within_reach(errors: Iterable[float], look: int, wanted: float, most: float) -> list[float]:
+    """Of the relative errors after so many draws those that the most draws may bring down to what is wanted.
+
+    A value that is hardly told from zero may be larger than it looks: by two of its standard errors, say.
+    """
+    if most == math.inf:
+        return list(errors)
+    return [error for error in errors if look * (error / (1 + 2 * error)) ** 2 <= most * wanted**2]
+
+
+def relative_error(
+    values: Tensor,
+    stderrs: Tensor,
+    known: float = 0.0,
+    freedom: Tensor | None = None,
+    wanted: float = 0.0,
+    limits: Limits = STANDARD,
+) -> float:
+    """Relative standard error of the largest of some units' values, to which a known part is added.
+
+    Args:
+        values: of the units.
+        stderrs: of these.
+        known: the part.
+        freedom: their degrees of freedom. Of too few an error is never small enough: it is given as that from which as
+            many draws more seem to be needed as bring them to `Limits.least_freedom`.
+        wanted: what is small enough.
+        limits: how many degrees are enough.
+    """
+    top, least = values.abs().argmax(), limits.least_freedom
+    value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
+    if not error > 0:
+        return 0.0
+    relative = error / value if value > 0 else math.inf
+    known_by = float(least) if freedom is None else max(1.0, float(freedom.flatten()[top]))
+    return max(relative, wanted * math.sqrt(1.001 * least / known_by)) if known_by < least else relative
+
+
+def degrees(spread: Tensor, squares: Tensor) -> Tensor:
+    """Degrees of freedom of a sum of variances (Welch, 1938; Satterthwaite, 1946), of one n − 1.
+
+    The square of a sum that is itself drawn is too large by two degrees on average.
+
+    Args:
+        spread: Σ d_i of the sums of squared deviations from each one's own mean.
+        squares: Σ d_i² / (n_i + 1) over these, n_i numbers each.
+    """
+    return spread.square() / squares.clamp_min(torch.finfo(torch.float64).tiny) - 2
 
 
 def student(stderrs: Tensor, freedom: Tensor) -> Tensor:
@@ -94,21 +231,61 @@ def draw_until_precise(
         most: how many are taken at most, but for the rest of a block.
         precision: instead of that of the effort; 0 takes all draws.
     """
-    precision = ctx.effort.precision if precision is None else precision
-    found, look = Draws(torch.zeros(0, 1, dtype=torch.float64), most), FIRST_LOOK
-    for block in blocks:
-        rows = block.double().cpu().reshape(len(block), -1)
-        found = replace(found, samples=torch.cat([found.samples, rows]) if len(found.samples) else rows)
-        if len(found.samples) >= look:
-            if precision and found.precise(precision):
-                break
-            while look <= len(found.samples):
-                look *= 2
-        if len(found.samples) >= most:
-            break
-        if 2 <= len(found.samples) < most and out_of_time(ctx):
-            return replace(found, late=True)
-    return found
+    wanted = ctx.effort.precision if precision is None else precision
+    return sample_until(BlockDraws(blocks, most, partial(out_of_time, ctx), ctx.effort.limits), wanted)
+
+
+class BlockDraws(Sampler[Draws]):
+    """Draws that come in blocks of any length; plain means.
+
+    Args:
+        blocks: the draws, (k,) or (k, quantities).
+        most: how many are taken at most, but for the rest of a block.
+        late: whether the time is up.
+        limits: after how many they are first looked at.
+    """
+
+    def __init__(self, blocks: Iterable[Tensor], most: int, late: Callable[[], bool], limits: Limits) -> None:
+        self._blocks, self._most, self._late = iter(blocks), most, late
+        self.first_look = limits.first_look
+        self._draws = Draws(torch.zeros(0, 1, dtype=torch.float64), most)
+
+    @property
+    def most(self) -> float:
+        """As many as were allowed."""
+        return self._most
+
+    def draw(self, until: int) -> str:
+        """Blocks until there are so many draws."""
+        while self.taken < min(until, self._most):
+            if self.taken >= 2 and self._late():
+                return TIME_IS_UP
+            block = next(self._blocks, None)
+            if block is None:
+                return "there are no more draws"
+            rows = block.double().cpu().reshape(len(block), -1)
+            self._draws = replace(self._draws, samples=torch.cat([self._draws.samples, rows]) if self.taken else rows)
+            self.taken = len(self._draws.samples)
+        return ""
+
+    def errors(self, precision: float) -> list[float]:
+        """Of every mean; infinite before the first look, and where all draws are wanted."""
+        if precision <= 0 or self.taken < self.first_look:
+            return [math.inf]
+        pairs = zip(self._draws.means, self._draws.stderrs, strict=True)
+        return [stderr / abs(mean) if mean else math.inf if stderr else 0.0 for mean, stderr in pairs]
+
+    def next_look(self, needed: float) -> int:
+        """The next of 16, 32, 64, … draws."""
+        del needed
+        look = self.first_look
+        while look <= self.taken:
+            look *= 2
+        return look
+
+    def result(self, ended: str) -> Draws:
+        """All draws."""
+        return replace(self._draws, late=ended == TIME_IS_UP)
 
 
 def out_of_time(ctx: Context) -> bool:

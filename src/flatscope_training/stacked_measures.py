@@ -19,7 +19,7 @@ from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.factors import output_root
 from flatscope.curvature.layer_forms import Flow, matrices, weight_forms
-from flatscope.curvature.sweep import find_left_out
+from flatscope.curvature.route import find_not_covered
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.loss import as_loss
@@ -81,9 +81,11 @@ class StackedLayers:
         x, y = (part[:PROBED_SAMPLES].cpu() for part in pair)
         context = Context(Problem(model, train=(x, y), loss=loss))
         with own_settings():
-            left_out, rows = find_left_out(context), rows_per_sample(context)
+            not_covered, rows = find_not_covered(context), rows_per_sample(context)
         self._known = {layer.name: layer for layer in context.network}
-        self._refused = {layer.name: left_out[layer.weight] for layer in context.network if layer.weight in left_out}
+        self._refused = {
+            layer.name: not_covered[layer.weight] for layer in context.network if layer.weight in not_covered
+        }
         self._refused |= {
             layer.name: "its rows are positions"
             for layer in context.network

@@ -7,7 +7,7 @@ one pass over the data then tells as much as G passes with the same vector every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,13 +16,9 @@ from torch import Tensor
 
 from flatscope.curvature.grouped import DiagonalOperator, Key, Parts, Readings
 from flatscope.curvature.signs import Signs
-from flatscope.stopping import FIRST_LOOK, FREEDOM, student
+from flatscope.limits import STANDARD, Limits
+from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
 
-# So few directions are taken one by one, which is exact.
-FEW = 512
-# And no more than so many, even where exact values are asked for.
-MOST_EXACT = 16_384
-HURRIED = 2  # products at a time where there is a deadline
 SKETCH_BYTES = 2**30
 BLOCK_BYTES = 2**28
 
@@ -81,81 +77,145 @@ class Spread:
         return degrees(deviations.sum(0), deviations.square().sum(0) / (self.n + 1))
 
 
-def diagonal_sums(
-    operator: DiagonalOperator,
-    signs: Signs,
-    *,
-    precision: float,
-    most_products: int,
-    offsets: dict[Key, tuple[float, float]],
-    over: Callable[[], bool] | None = None,
-    few: int | None = None,
-) -> DiagonalSums:
-    """Sums over the diagonal of an operator to a relative standard error, all from the same products.
+@dataclass(frozen=True)
+class Asked:
+    """What sums over a diagonal are asked for.
 
-    With random signs ζ, ζ∘Aζ has the diagonal as its mean. If draws show that many more are needed, their
-    products span the directions of the large eigenvalues: with Q an orthonormal basis of them, the diagonal of
-    A − (I−QQᵀ)A(I−QQᵀ) is known from AQ, and only that of the rest is left to draws (Hutch++ for all sums at once).
-    Few directions, or fewer than the draws would need, are multiplied out instead: exact.
-
-    Args:
-        operator: the matrix, and how its diagonal is read.
-        signs: the random stream.
+    Attributes:
         precision: stop when the largest relative standard error is below it; 0 for exact values.
         most_products: give up there.
         offsets: known parts of the network's values, which the precision counts in, and their standard errors: less
             than these is not asked for.
-        over: whether the time is up; None where there is no limit.
-        few: so many directions are taken one by one, which is exact; 512 by default.
+        late: whether the time is up; None where there is no limit.
+        few: so many directions are taken one by one, which is exact; `Limits.few_directions` by default.
+    """
+
+    precision: float
+    most_products: int
+    offsets: Mapping[Key, tuple[float, float]] = field(default_factory=dict)
+    late: Callable[[], bool] | None = None
+    few: int | None = None
+
+
+def diagonal_sums(operator: DiagonalOperator, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
+    """Sums over the diagonal of an operator to a relative standard error, all from the same products.
+
+    With random signs ζ, ζ∘Aζ has the diagonal as its mean (Hutchinson, 1990). If draws show that many more are needed,
+    their products span the directions of the large eigenvalues: with Q an orthonormal basis of them, the diagonal of
+    A − (I−QQᵀ)A(I−QQᵀ) is known from AQ, and only that of the rest is left to draws (Hutch++ of Meyer, Musco, Musco and
+    Woodruff, 2021, for all sums at once). Few directions, or fewer than the draws would need, are multiplied out
+    instead: exact.
+
+    Args:
+        operator: the matrix, and how its diagonal is read.
+        signs: the random stream.
+        asked: how precisely, and with how many products.
+        limits: numbers that decide between these ways.
     """
     size = operator.shape[0]
     if not size:
         return DiagonalSums()
-    block = max(1, min(HURRIED if over else FIRST_LOOK, BLOCK_BYTES // (8 * size)))
-    late = over or bool
-    if size <= min(FEW if few is None else few, most_products) or (precision <= 0 and size <= MOST_EXACT):
-        exact = _multiplied_out(operator, size, block, late)
+    sampler = HutchinsonDraws(operator, signs, asked, limits)
+    few = min(limits.few_directions if asked.few is None else asked.few, asked.most_products)
+    if size <= few or (asked.precision <= 0 and size <= limits.most_directions):
+        exact = sampler.multiplied_out()
         if exact is not None:
             return exact
-    draws = ProductDraws(operator, signs, block, late)
-    keep = precision > 0 and 8 * size * FIRST_LOOK <= SKETCH_BYTES
-    first = max(2, -(-FIRST_LOOK // operator.groups))
-    products = draws.take(first, keep=keep)
-    look, deflated, missed = first, False, ""
-    while True:
-        values, stderrs = draws.spread.values(draws.known), draws.spread.stderrs
-        errors = _errors(operator, draws.spread, values, stderrs, offsets, precision)
-        error = max(errors, default=0.0)
-        if error <= precision:
-            break
-        needed = look * (error / precision) ** 2 if precision > 0 else math.inf
-        if not late() and cheaper_one_by_one(size, needed, most_products):
-            exact = _multiplied_out(operator, size, block, late, products)
-            if exact is not None:
-                return exact
-        if products >= most_products or late():
-            missed = "stopped by the time limit" if late() else f"at most {most_products:,} products"
-            break
-        pending = [error for error in errors if error > precision]
-        known_well = (deflated or not keep) and look * operator.groups >= FIRST_LOOK
-        if known_well and not within_reach(pending, look, precision, most_products - products + look):
-            missed = f"it takes more than {most_products:,} products"
-            break
-        worth = look >= FIRST_LOOK and needed > 4 * FIRST_LOOK and products + 2 * FIRST_LOOK <= most_products
-        if keep and not deflated and worth:
-            products += draws.deflate()
-            look, deflated = 0, True
-        following = max(first, 2 * look)
-        sketched = keep and not deflated and look < FIRST_LOOK
-        products += draws.take(max(1, min(following - look, most_products - products)), keep=sketched)
-        look = draws.spread.n
-    values = {key: value.cpu() for key, value in values.items()}
-    return DiagonalSums(values, {key: value.cpu() for key, value in stderrs.items()}, size, products, False, missed)
+    return sample_until(sampler, asked.precision)
 
 
 def cheaper_one_by_one(directions: int, needed: float, most_products: int) -> bool:
     """Whether a product for every direction costs no more than the draws that are needed, and no more than allowed."""
     return directions <= min(needed, most_products)
+
+
+class HutchinsonDraws(Sampler[DiagonalSums]):
+    """Random products that estimate sums over a diagonal, with Hutch++ deflation where many are needed.
+
+    Args:
+        operator: the matrix, and how its diagonal is read.
+        signs: the random stream.
+        asked: see `diagonal_sums`.
+        limits: the same.
+    """
+
+    def __init__(self, operator: DiagonalOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
+        self._operator, self._asked, self._limits = operator, asked, limits
+        self._size = size = operator.shape[0]
+        self._late = asked.late or bool
+        at_once = limits.hurried_products if asked.late else limits.first_look
+        self._block = max(1, min(at_once, BLOCK_BYTES // (8 * size)))
+        self.draws = ProductDraws(operator, signs, self._block, self._late)
+        self.first_look = max(2, -(-limits.first_look // operator.groups))
+        self._may_deflate = asked.precision > 0 and 8 * size * limits.first_look <= SKETCH_BYTES
+        self._products = 0
+
+    @property
+    def most(self) -> float:
+        """Those that were taken since the last deflation, and what is left of the products that are allowed."""
+        return self.taken + self._asked.most_products - self._products
+
+    @property
+    def limit(self) -> str:
+        """The products that are allowed."""
+        return f"{self._asked.most_products:,} products"
+
+    def draw(self, until: int) -> str:
+        """Products with random signs, kept for a deflation as long as there are few."""
+        keep = self._may_deflate and self.taken < self._limits.first_look
+        count = until - self.taken if not self.taken else min(until, int(self.most)) - self.taken
+        self._products += self.draws.take(max(1, count), keep=keep)
+        self.taken = self.draws.spread.n
+        return TIME_IS_UP if self._late() else ""
+
+    def errors(self, precision: float) -> list[float]:
+        """Relative standard errors of the values that have a row; none where the known part has a larger error."""
+        spread, found = self.draws.spread, []
+        values, stderrs = spread.values(self.draws.known), spread.stderrs
+        for key in (key for key in values if self._operator.has_row(key[0])):
+            known, least = self._asked.offsets.get(key, (0.0, 0.0))
+            close = precision > 0 and bool((stderrs[key] <= least).all())
+            freedom = spread.freedom(key)
+            relative = relative_error(values[key], stderrs[key], known, freedom, precision, self._limits)
+            found.append(0.0 if close else relative)
+        return found
+
+    def exact(self, needed: float) -> DiagonalSums | None:
+        """A product for every direction, where that is no more than are needed, and no more than allowed."""
+        cheaper = cheaper_one_by_one(self._size, needed, self._asked.most_products)
+        return self.multiplied_out() if cheaper else None
+
+    def multiplied_out(self) -> DiagonalSums | None:
+        """All directions one by one; None where the time was up before."""
+        parts = []
+        for part in self._operator.entries(self._block):
+            parts.append(part)
+            if self._late() and sum(map(len, parts)) < self._size:
+                return None
+        values = {key: part[:, 0].cpu() for key, part in self._operator.read(torch.cat(parts)[:, None]).items()}
+        nothing = {key: torch.zeros_like(part) for key, part in values.items()}
+        return DiagonalSums(values, nothing, self._size, self._size + self._products)
+
+    def hopeless(self, imprecise: int, reachable: int) -> bool:
+        """Whether none of the values is within reach, as far as draws after a deflation, or enough of them, tell."""
+        del imprecise
+        settled = self.taken * self._operator.groups >= self._limits.first_look
+        return not reachable and settled and not self._may_deflate
+
+    def improve(self, needed: float) -> bool:
+        """Deflate, once, where the products that this takes are few beside those that are needed."""
+        first = self._limits.first_look
+        enough = self.taken >= first and needed > self._limits.deflation_gain * first
+        if self._may_deflate and enough and self._products + 2 * first <= self._asked.most_products:
+            self._products += self.draws.deflate()
+            self.taken, self._may_deflate = 0, False
+        return False
+
+    def result(self, ended: str) -> DiagonalSums:
+        """The estimate."""
+        values = {key: value.cpu() for key, value in self.draws.spread.values(self.draws.known).items()}
+        stderrs = {key: value.cpu() for key, value in self.draws.spread.stderrs.items()}
+        return DiagonalSums(values, stderrs, self._size, self._products, False, ended)
 
 
 class ProductDraws:
@@ -221,76 +281,3 @@ class ProductDraws:
         if self._basis is None:
             return vectors
         return vectors - self._basis @ (self._basis.T @ vectors)
-
-
-def _multiplied_out(
-    operator: DiagonalOperator, size: int, block: int, late: Callable[[], bool], spent: int = 0
-) -> DiagonalSums | None:
-    """All directions one by one; None where the time was up before."""
-    parts = []
-    for part in operator.entries(block):
-        parts.append(part)
-        if late() and sum(map(len, parts)) < size:
-            return None
-    values = {key: part[:, 0].cpu() for key, part in operator.read(torch.cat(parts)[:, None]).items()}
-    return DiagonalSums(values, {key: torch.zeros_like(part) for key, part in values.items()}, size, size + spent)
-
-
-def _errors(
-    operator: DiagonalOperator,
-    spread: Spread,
-    values: Readings,
-    stderrs: Readings,
-    offsets: dict[Key, tuple[float, float]],
-    precision: float,
-) -> list[float]:
-    """The relative standard errors of the values that have a row; so large where they are unsure that draws go on."""
-    found = []
-    for key in (key for key in values if operator.has_row(key[0])):
-        known, least = offsets.get(key, (0.0, 0.0))
-        close = precision > 0 and bool((stderrs[key] <= least).all())
-        freedom = spread.freedom(key)
-        found.append(0.0 if close else relative_error(values[key], stderrs[key], known, freedom, precision))
-    return found
-
-
-def within_reach(errors: Iterable[float], look: int, wanted: float, most: int) -> list[float]:
-    """Of the relative errors after so many draws those that the most draws may bring down to what is wanted.
-
-    A value that is hardly told from zero may be larger than it looks: by two of its standard errors, say.
-    """
-    return [error for error in errors if look * (error / (1 + 2 * error)) ** 2 <= most * wanted**2]
-
-
-def relative_error(
-    values: Tensor, stderrs: Tensor, known: float = 0.0, freedom: Tensor | None = None, wanted: float = 0.0
-) -> float:
-    """Relative standard error of the largest of some units' values, to which a known part is added.
-
-    Args:
-        values: of the units.
-        stderrs: of these.
-        known: the part.
-        freedom: their degrees of freedom. Of too few an error is never small enough: it is given as that from which as
-            many draws more seem to be needed as bring them to `FREEDOM`.
-        wanted: what is small enough.
-    """
-    top = values.abs().argmax()
-    value, error = abs(float(values.flatten()[top]) + known), float(stderrs.flatten()[top])
-    if not error > 0:
-        return 0.0
-    relative = error / value if value > 0 else math.inf
-    known_by = float(FREEDOM) if freedom is None else max(1.0, float(freedom.flatten()[top]))
-    return max(relative, wanted * math.sqrt(1.001 * FREEDOM / known_by)) if known_by < FREEDOM else relative
-
-
-def degrees(spread: Tensor, squares: Tensor) -> Tensor:
-    """Degrees of freedom of a sum of variances (Welch, 1938; Satterthwaite, 1946), of one n − 1.
-
-    The square of a sum that is itself drawn is too large by two degrees on average.
-
-    Args:
-        spread: Σ d_i of the sums of squared deviations from each one's own mean.
-        squares: Σ d_i² / (n_i + 1) over these, n_i numbers each.
-    """
-    return spread.square() / squares.clamp_min(torch.finfo(torch.float64).tiny) - 2

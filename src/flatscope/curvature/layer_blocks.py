@@ -22,17 +22,15 @@ from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton, curvature_operator
 from flatscope.curvature.patches import weight_gradients
-from flatscope.curvature.sweep import backpropagated, find_left_out, sweep_plan, sweep_shape
+from flatscope.curvature.route import find_not_covered
+from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
 from flatscope.params import Params, add_to
 from flatscope.samples import Batch
 
 T = TypeVar("T")
 
-DENSE_WEIGHTS = 5_000
 KEPT_BYTES = 2**30
-# With more columns, or in every pass more of them for each layer, products of the layers one by one are cheaper.
-MOST_COLUMNS, COLUMNS_PER_LAYER = 256, 3
 
 
 @dataclass(frozen=True)
@@ -83,10 +81,10 @@ class LayerBlocks:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self._ctx, left_out = ctx, find_left_out(ctx)
+        self._ctx, outside = ctx, find_not_covered(ctx)
         layers = [layer for layer in ctx.network if layer.weight in ctx.problem.trainable]
         self.sizes = {layer.weight: ctx.params[layer.weight].numel() for layer in layers}
-        self._columns = sweep_shape(ctx).columns
+        self._columns, limits = sweep_shape(ctx).columns, ctx.effort.limits
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
         self._written: Params = {}
@@ -94,16 +92,16 @@ class LayerBlocks:
         if ctx.problem.device.type == "cuda" and ctx.effort.memory is None and ctx.problem.ranks.size == 1:
             left = max(left, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
         for name, need in sorted(needs.items(), key=lambda entry: entry[1]):  # the small ones have the first claim
-            if name in left_out:
+            if name in outside:
                 self.own[name] = curvature_operator(ctx, [name])
-            elif self._columns <= MOST_COLUMNS and need <= left:
+            elif self._columns <= limits.most_block_columns and need <= left:
                 left -= need
                 self._kept[name] = []
-            elif self._columns <= MOST_COLUMNS and (size := self.sizes[name]) <= DENSE_WEIGHTS:
+            elif self._columns <= limits.most_block_columns and (size := self.sizes[name]) <= limits.dense_weights:
                 self._written[name] = torch.zeros(size, size, dtype=torch.float64, device=ctx.problem.device)
         elsewhere = self.own | self._kept | self._written
         streamed = [name for name in self.sizes if name not in elsewhere]  # in the same order on all ranks
-        if self._columns > COLUMNS_PER_LAYER * len(streamed):
+        if self._columns > limits.columns_per_layer * len(streamed):
             self.own |= {name: GaussNewton(ctx, [name]) for name in streamed}
         self._fill()
 

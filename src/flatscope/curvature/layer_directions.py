@@ -93,23 +93,35 @@ DIRECTIONS: dict[str, Callable[[Tensor, Layer], Directions]] = {
 }
 
 
+class DenseBlocks:
+    """Blocks of small networks that were written out: (p, p) float64 by (parameter, "hessian" or "gauss_newton").
+
+    Args:
+        ctx: the network; the blocks are kept there, so ask through `ctx.sweep(DenseBlocks)`.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        del ctx
+        self.known: dict[tuple[str, str], Tensor] = {}
+
+
 class LayerDirections(Seen):
     """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
 
     Args:
         ctx: the network.
         quantity: see `probed`.
-        left_out: the parameters.
+        not_covered: the parameters.
     """
 
-    def __init__(self, ctx: Context, quantity: str, left_out: Iterable[str]) -> None:
+    def __init__(self, ctx: Context, quantity: str, not_covered: Iterable[str]) -> None:
         self._ctx, self._quantity = ctx, quantity
-        layers = {layer.weight: layer for layer in ctx.network if layer.weight in left_out}
+        layers = {layer.weight: layer for layer in ctx.network if layer.weight in not_covered}
         make = DIRECTIONS[quantity]
         self._parts = {name: make(ctx.params[name], layer) for name, layer in layers.items()}
         self._norms = {name: float(ctx.params[name].double().square().sum()) for name in layers}
         if quantity == "trace":
-            others = [name for name in left_out if name not in layers]
+            others = [name for name in not_covered if name not in layers]
             self._parts |= {name: trace_directions(ctx.params[name]) for name in others}
         self._counts = [part.count for part in self._parts.values()]
         # One for all products: it keeps its graphs.
@@ -125,15 +137,27 @@ class LayerDirections(Seen):
         return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), split, strict=True)])
 
     def entries(self, block: int) -> Iterator[Tensor]:
-        """One product per direction, parameter by parameter."""
+        """One product per direction, parameter by parameter.
+
+        Those of the trace are the dense blocks, from which the other quantities follow without a product.
+        """
+        blocks, matrix = self._ctx.sweep(DenseBlocks), self._ctx.effort.curvature
+        keeps = self._quantity == "trace" and self.shape[0] <= self._ctx.effort.limits.dense_weights
         for name, part in self._parts.items():
-            operator = curvature_operator(self._ctx, [name])
+            known = blocks.known.get((name, matrix))
+            operator = curvature_operator(self._ctx, [name]) if known is None else known
+            columns: list[Tensor] = []
             for start in range(0, part.count, block):
                 stop = min(start + block, part.count)
                 unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
                 unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
                 vectors = part.embed(unit)
-                yield (vectors * (operator @ vectors)).sum(0)
+                columns.append(operator @ vectors)
+                yield (vectors * columns[-1]).sum(0)
+                if not keeps:
+                    columns.clear()
+            if keeps:
+                blocks.known[name, matrix] = torch.cat(columns, dim=1)
 
     def read(self, entries: Tensor) -> Readings:
         """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""

@@ -31,8 +31,6 @@ from flatscope.samples import Batch, Inputs, cut
 BLOCK_BYTES = 512 * 2**20
 BATCH_BYTES = 96 * 2**20
 KEPT_BYTES = 2**30
-# Parts of the data with random vectors of their own, where draws are averaged: at most so many, of at least so many.
-MOST_GROUPS, LEAST_SAMPLES = 32, 32
 GPU_SHARE = 8  # batches, and graphs that are kept, take this fraction of a GPU's free memory
 
 
@@ -354,7 +352,8 @@ def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 
 
 def sample_groups(ctx: Context) -> int:
     """How many groups the data are divided into: the same on all machines, and whatever the number of ranks."""
-    return max(1, min(MOST_GROUPS, ctx.problem.n_train // LEAST_SAMPLES))
+    limits = ctx.effort.limits
+    return max(1, min(limits.most_groups, ctx.problem.n_train // limits.least_group))
 
 
 def activations(ctx: Context) -> int:

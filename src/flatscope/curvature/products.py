@@ -6,14 +6,12 @@ One product with random signs serves all layers and units: ζ_b bᵀ(HEζ) has m
 from __future__ import annotations
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import FEW, DiagonalSums, diagonal_sums
+from flatscope.curvature.columns import swept
+from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_directions import LayerDirections
+from flatscope.curvature.route import multiplied_out
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import swept
-from flatscope.params import count
 from flatscope.stopping import time_limit
-
-CHEAP = 2_000_000  # samples times parameters: of so few hundreds of products take a second
 
 
 def probed(ctx: Context, quantity: str, precision: float | None = None, most_products: int = 1024) -> DiagonalSums:
@@ -28,16 +26,11 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     """
     wanted = ctx.effort.precision if precision is None else precision
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
-    operator = LayerDirections(ctx, quantity, covered.left_out)
+    operator = LayerDirections(ctx, quantity, covered.not_covered)
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
-    # As many products as draws of all groups together would be, where a product is not cheap.
-    cheap = ctx.problem.n_train * count(ctx.trainable.values()) <= CHEAP
-    return diagonal_sums(
-        operator,
-        Signs(ctx.seed, f"products for {quantity}"),
-        precision=wanted,
-        most_products=most_products,
-        offsets=known,
-        over=time_limit(ctx),
-        few=None if cheap else FEW // operator.groups,
-    )
+    limits, size = ctx.effort.limits, operator.shape[0]
+    one_by_one = multiplied_out(ctx, covered.not_covered, size, wanted)
+    if one_by_one and most_products >= limits.most_products:
+        most_products = max(most_products, size)  # a limit that nobody has lowered is one of draws
+    asked = Asked(wanted, most_products, known, time_limit(ctx), size if one_by_one else 0)
+    return diagonal_sums(operator, Signs(ctx.seed, f"products for {quantity}"), asked, limits)

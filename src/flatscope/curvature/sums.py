@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatscope.curvature.estimators import degrees, relative_error
 from flatscope.params import Params, add_to
 from flatscope.ranks import Ranks
-from flatscope.stopping import student
+from flatscope.stopping import degrees, relative_error, student
 
 SUMMED = ("total", "squares", "within", "within_squares")  # parts of a mean that ranks add up
 
@@ -176,7 +175,7 @@ class Curvature:
     # parameters, "kappa_trace" (Σ ‖w_l‖² trace_l), "rho_sum" and "rho_rows_sum" over the layers
     means: dict[tuple[str, str], Mean]
     diagonals: Params  # diagonal of the matrix for each covered tensor, if asked for
-    left_out: dict[str, str]  # {parameter: reason} for those whose block these columns do not give
+    not_covered: dict[str, str]  # {parameter: reason} for those whose block these columns do not give
     draws: int = 0  # random columns of each sample; 0 where all columns were taken
     missed: str = ""  # why the draws ended before every value was as precise as asked for; empty where all are
 

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendColumns, BendRecorder, Places, find_bends
-from flatscope.curvature.choosing import better_by_products
-from flatscope.curvature.coverage import Uses, find_curved, find_unseen, recorded_forward, uses_of
-from flatscope.curvature.estimators import within_reach
+from flatscope.curvature.bends import BendColumns, BendRecorder, Places
+from flatscope.curvature.coverage import Uses, recorded_forward, uses_of
 from flatscope.curvature.factors import Columns, Root, output_root
 from flatscope.curvature.layer_forms import (
     Flow,
@@ -38,92 +36,9 @@ from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.errors import NotApplicable
 from flatscope.network.layers import Call, by_samples
 from flatscope.samples import Batch, cut, parts_of
-from flatscope.stopping import out_of_time
 
 STREAM = "columns of the sweep"
-FEWEST, SETTLED_LOOK = 2, 6  # draws: of a first pass, and before another way is taken
-NO_BENDS = Places()
-# So few columns are always taken all: values without noise, at the price of a few draws.
-FEW_COLUMNS = 16
-# Fewer directions than this are left to products, one for each: exact. And the most draws where there is no exact way.
-FEW_DIRECTIONS, MOST_DRAWS = 1024, 256
-# From here on it ends once even these would leave most of the imprecise values imprecise. They then have at most twice
-# the error that all draws would leave, so that asking for more precision than can be had costs little of it.
-SURE_LOOK = 64
-
-
-def column_sweep(
-    ctx: Context,
-    precision: float | None = None,
-    rows: bool = False,
-    diagonal: bool = False,
-    curvature: str | None = None,
-) -> Curvature:
-    """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
-
-    All columns are taken where the draws that reach the precision would cost as much.
-
-    Args:
-        ctx: the network; cached there, so ask through `ctx.sweep(column_sweep)`.
-        precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
-            for all columns.
-        rows: also ρ of the rows.
-        diagonal: also the diagonal of every covered block (one number per weight).
-        curvature: "hessian" or "gauss_newton": which parameters are covered; the context's by default.
-    """
-    wanted = ctx.effort.precision if precision is None else precision
-    bends: Places = NO_BENDS
-    left_out = find_left_out(ctx, curvature)
-    if wanted > 0 and not diagonal and (curvature or ctx.effort.curvature) == "hessian":
-        bends, left_out = ctx.sweep(reached_by_bends)
-    run = partial(_pass, ctx, left_out=left_out, rows=rows, diagonal=diagonal, bends=bends)
-    shape = sweep_shape(ctx)
-    if wanted <= 0 or (shape.columns <= FEW_COLUMNS and not bends):
-        return run(None)
-    found, look, missed = run(range(FEWEST)), FEWEST, ""
-    chosen = not bends or ctx.effort.deadline is not None
-    # Units may have any sign where operations are curved: those near zero would ask for any number of draws.
-    quantities = ("trace", "kappa_trace", "relative_flatness") if bends else None
-    while errors := [error for error in found.errors(wanted, quantities) if error > wanted]:
-        if out_of_time(ctx):
-            missed = "stopped by the time limit"
-            break
-        if not chosen and look >= SETTLED_LOOK:
-            chosen = True
-            if moved := better_by_products(ctx, found, wanted):
-                run = partial(run, left_out=left_out | moved)
-                found, look = run(range(FEWEST)), FEWEST
-                continue
-        if bends:
-            reached = within_reach(errors, look, wanted, MOST_DRAWS)
-            if look >= MOST_DRAWS or (look >= SURE_LOOK and 2 * len(reached) < len(errors)):
-                missed = f"values like it take more than {MOST_DRAWS} draws"
-                break
-            errors = reached
-        needed = look * (max(errors, default=wanted) / wanted) ** 2
-        if not bends and look >= SETTLED_LOOK and needed * shape.per_draw >= shape.columns:
-            return run(None)
-        # Looked at again only after half as many draws more: stopping at the first moment that looks good would stop
-        # by luck. At most three times as many: of the first few draws the errors themselves are uncertain.
-        following = math.ceil(min(max(1.2 * needed, 1.5 * look), 3 * look))
-        if bends:
-            following = min(following, MOST_DRAWS if look >= SURE_LOOK else SURE_LOOK)
-        if ctx.effort.deadline is not None:
-            following = 2 * look
-        try:
-            found, look = found.joined(run(range(look, following))), following
-        except NotApplicable as late:
-            missed = str(late)
-            break
-    return replace(found, missed=missed)
-
-
-def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> Curvature:
-    """The sweep of a context, made once for all that ask for the same."""
-    options: dict[str, Any] = {"rows": True} if rows else {}
-    if precision is not None and precision != ctx.effort.precision:
-        options["precision"] = precision
-    return ctx.sweep(column_sweep, **options)
+NO_PLACES = Places()
 
 
 @dataclass(frozen=True)
@@ -160,34 +75,6 @@ def _measured_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     return SweepShape(root.count, root.per_draw, per_sample, item * (2 * sum(sizes) + 2 * root.width))
 
 
-def find_left_out(ctx: Context, curvature: str | None = None) -> dict[str, str]:
-    """{parameter: reason} for those whose block of the matrix the columns do not give.
-
-    Args:
-        ctx: the network.
-        curvature: "hessian" or "gauss_newton"; the context's by default.
-    """
-    if (curvature or ctx.effort.curvature) == "gauss_newton":
-        return ctx.fact(find_unseen)
-    return ctx.fact(find_curved)
-
-
-def reached_by_bends(ctx: Context) -> tuple[Places, dict[str, str]]:
-    """Curved operations whose columns reach what the outputs' alone do not give, and what is left out even then.
-
-    None where so little is left out by the outputs' columns that products give it exactly.
-    """
-    left_out = find_left_out(ctx, "hessian")
-    if sum(ctx.params[name].numel() for name in left_out) > FEW_DIRECTIONS and (found := ctx.fact(find_bends)):
-        try:
-            still = ctx.fact(find_curved, bends=True)
-        except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
-            return NO_BENDS, left_out
-        if len(still) < len(left_out):
-            return found, still
-    return NO_BENDS, left_out
-
-
 def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
     """How many samples and columns go together."""
     shape = sweep_shape(ctx)
@@ -196,28 +83,37 @@ def sweep_plan(ctx: Context, columns: int, bent: bool = False) -> Plan:
     return plan_for(ctx, columns, times * shape.per_sample, times * shape.per_column)
 
 
-def _pass(
+def sweep_pass(
     ctx: Context,
     draws: range | None,
-    left_out: dict[str, str],
+    not_covered: dict[str, str],
     rows: bool = False,
     diagonal: bool = False,
-    bends: Places = NO_BENDS,
+    places: Places = NO_PLACES,
 ) -> Curvature:
-    """One pass over the data with these random columns, or with all columns."""
+    """Curvature by one pass over the data, with these random columns or with all columns.
+
+    Args:
+        ctx: the network.
+        draws: numbers of the random columns; None for all columns.
+        not_covered: {parameter: reason} for those that the columns do not give.
+        rows: also ρ of the rows.
+        diagonal: also the diagonal of every covered block.
+        places: curved operations, at whose inputs random columns have parts too.
+    """
     shape = sweep_shape(ctx)
-    columns = shape.columns if draws is None else len(draws) * (2 if bends else shape.per_draw)
-    result = Curvature({}, {}, left_out, 0 if draws is None else len(draws))
+    columns = shape.columns if draws is None else len(draws) * (2 if places else shape.per_draw)
+    result = Curvature({}, {}, not_covered, 0 if draws is None else len(draws))
 
     def work(batch: Batch, numbers: Tensor, width: int) -> BatchSums:
         sums = BatchSums(draws is not None)
-        for flows in backpropagated(ctx, batch, numbers, left_out, width, draws, bends):
+        for flows in backpropagated(ctx, batch, numbers, not_covered, width, draws, places):
             for flow in flows:
-                _add_flow(ctx, sums, flow, left_out, rows, diagonal)
+                _add_flow(ctx, sums, flow, not_covered, rows, diagonal)
             sums.close_block()
         return sums
 
-    for sums in in_batches(ctx, sweep_plan(ctx, columns, bool(bends)), work):
+    for sums in in_batches(ctx, sweep_plan(ctx, columns, bool(places)), work):
         result.add(sums)
     ctx.count("forward", ctx.problem.n_train)
     ctx.count("backward", ctx.problem.n_train * columns)
@@ -230,10 +126,10 @@ def backpropagated(
     ctx: Context,
     batch: Batch,
     numbers: Tensor,
-    left_out: dict[str, str],
+    not_covered: dict[str, str],
     width: int,
     draws: range | None = None,
-    bends: Places = NO_BENDS,
+    places: Places = NO_PLACES,
 ) -> Iterator[Iterator[Flow]]:
     """For each block of columns, what flows through every layer that they cover, layer by layer.
 
@@ -241,22 +137,22 @@ def backpropagated(
         ctx: the network.
         batch: some samples.
         numbers: of these samples.
-        left_out: parameters that are not to be covered.
+        not_covered: parameters that are not to be covered.
         width: columns of a block.
         draws: numbers of the random columns; None for all columns.
-        bends: curved operations, at whose inputs random columns have parts too.
+        places: curved operations, at whose inputs random columns have parts too.
     """
     inputs, targets = batch
-    rule = BendRecorder(bends)
-    _, outputs, calls = recorded_forward(ctx, inputs, rule if bends else None)
+    rule = BendRecorder(places)
+    _, outputs, calls = recorded_forward(ctx, inputs, rule if places else None)
     if not rule.complete:
         ways = "a batch of samples takes another way through the network than the first ones"
         raise NotApplicable(f"{ways}; precision=0 (on the command line --precision 0) takes products")
-    uses = _covered_uses(ctx, calls, left_out, len(targets))
+    uses = _covered_uses(ctx, calls, not_covered, len(targets))
     if not uses:
         return
     root, local = output_root(ctx.problem.loss, outputs, targets), None
-    if bends:
+    if places:
         with torch.enable_grad():
             local = BendColumns(rule.bends, ctx.problem.loss(outputs, targets).sum(), numbers, ctx.seed)
     given = [outputs, *(local.inputs if local else ())]
@@ -275,23 +171,23 @@ def backpropagated(
         yield _flows(ctx, given, len(targets), uses, block)
 
 
-def gradient_flows(ctx: Context, batch: Batch, left_out: dict[str, str]) -> Iterator[Flow]:
+def gradient_flows(ctx: Context, batch: Batch, not_covered: dict[str, str]) -> Iterator[Flow]:
     """What the gradient of every sample's loss sends through the layers: a single column."""
     inputs, targets = batch
     _, outputs, calls = recorded_forward(ctx, inputs)
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(ctx.problem.loss(leaf, targets).sum(), leaf)
-    uses = _covered_uses(ctx, calls, left_out, len(targets))
+    uses = _covered_uses(ctx, calls, not_covered, len(targets))
     return _flows(ctx, [outputs], len(targets), uses, Columns(slope[None])) if uses else iter(())
 
 
-def _covered_uses(ctx: Context, calls: list[Call], left_out: dict[str, str], n: int) -> Uses:
+def _covered_uses(ctx: Context, calls: list[Call], not_covered: dict[str, str], n: int) -> Uses:
     """The calls of layers that are not left out.
 
     Samples that pass a layer in another way than those by which it was judged have no columns there.
     """
-    covered = set(ctx.problem.trainable) - set(left_out)
+    covered = set(ctx.problem.trainable) - set(not_covered)
     for call in calls:
         if covered & {call.weight, call.bias} and (call.opaque or len(by_samples(call, n).input) != n):
             raise NotApplicable(f"values of the samples decide how {call.layer} is used, differently in some batches")
@@ -361,12 +257,14 @@ def stacked_backward(given: list[Tensor], ends: list[Any], columns: list[Tensor]
     return [None if parts[0] is None else torch.stack(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-def _add_flow(ctx: Context, sums: BatchSums, flow: Flow, left_out: dict[str, str], rows: bool, diagonal: bool) -> None:
+def _add_flow(
+    ctx: Context, sums: BatchSums, flow: Flow, not_covered: dict[str, str], rows: bool, diagonal: bool
+) -> None:
     """Add what one layer's block of columns gives."""
     trainable, signs = ctx.problem.trainable, flow.signs
-    if flow.bias and flow.bias not in left_out and flow.bias in trainable:
+    if flow.bias and flow.bias not in not_covered and flow.bias in trainable:
         _add_vector(sums, flow.bias, vector_gradients(flow), signs, diagonal)
-    if flow.weight in left_out or flow.weight not in trainable:
+    if flow.weight in not_covered or flow.weight not in trainable:
         return
     if flow.kind == "batchnorm":
         _add_vector(sums, flow.weight, scale_gradients(flow), signs, diagonal)

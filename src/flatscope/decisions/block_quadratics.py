@@ -18,8 +18,9 @@ from flatscope.context import Context
 from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import batch_size
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
-from flatscope.curvature.sweep import backpropagated, find_left_out, gradient_flows, sweep_plan, sweep_shape
+from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
 from flatscope.decisions.rises import Steps
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.params import Params
@@ -47,12 +48,12 @@ def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
         precision: relative standard error of ΔᵀHΔ that random columns have to reach; 0 for all columns.
     """
     refuse_wrong_second_derivative(ctx)
-    left_out = find_left_out(ctx, "hessian")
-    by_columns = {key: step for key, step in steps.items() if next(iter(step)) not in left_out}
+    not_covered = find_not_covered(ctx, "hessian")
+    by_columns = {key: step for key, step in steps.items() if next(iter(step)) not in not_covered}
     others = {key: step for key, step in steps.items() if key not in by_columns}
     found = _by_columns(ctx, by_columns, precision) if by_columns else Predicted({}, {})
     more = _by_products(ctx, others)
-    ways = {key: f"second derivative along it: {left_out[next(iter(step))]}" for key, step in others.items()}
+    ways = {key: f"second derivative along it: {not_covered[next(iter(step))]}" for key, step in others.items()}
     return Predicted(found.rises | more, found.ways | ways)
 
 

@@ -29,8 +29,9 @@ from flatscope.curvature.layer_forms import (
 )
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import Hessian, sample_groups
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import backpropagated, find_left_out, gradient_flows, sweep_plan, sweep_shape
+from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
 from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import vectorises
 from flatscope.params import Params, count, on_stacked
@@ -77,10 +78,10 @@ def output_diagonals(ctx: Context, names: Collection[str], matrix: str, precisio
 
 def hessian_diagonals(ctx: Context, names: Sequence[str], precision: float) -> Diagonals:
     """Diagonal of the Hessian: from the columns where a parameter's block is Gauss-Newton, from products elsewhere."""
-    left_out = find_left_out(ctx, "hessian")
-    covered = [name for name in names if name not in left_out]
+    not_covered = find_not_covered(ctx, "hessian")
+    covered = [name for name in names if name not in not_covered]
     found = output_diagonals(ctx, covered, "gauss_newton", precision) if covered else Diagonals()
-    others = [name for name in names if name in left_out]
+    others = [name for name in names if name in not_covered]
     if others:
         found.take(_by_products(ctx, others, precision))
     return found

@@ -128,13 +128,13 @@ def noise_parts(ctx: Context) -> Tensor:
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
     if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
         return ctx.problem.ranks.joined(_distances(ctx, mean))
-    left_out = ctx.fact(find_unseen)
-    covered = {name: value for name, value in mean.items() if name not in left_out}
+    not_covered = ctx.fact(find_unseen)
+    covered = {name: value for name, value in mean.items() if name not in not_covered}
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:
         del numbers, width
         total = torch.zeros(len(batch[1]), 2, dtype=torch.float64, device=ctx.problem.device)
-        for flow in gradient_flows(ctx, batch, left_out):
+        for flow in gradient_flows(ctx, batch, not_covered):
             for squares, along in gradient_forms(flow, ctx.params[flow.weight], covered):
                 total[:, 0] += squares.double() - 2 * along.double()
                 total[:, 1] += along.double()
@@ -147,7 +147,7 @@ def noise_parts(ctx: Context) -> Tensor:
         [length, -length], dtype=torch.float64
     )
     if len(covered) < len(mean):
-        total += _distances(ctx, {name: value for name, value in mean.items() if name in left_out})
+        total += _distances(ctx, {name: value for name, value in mean.items() if name in not_covered})
     total[:, 0].clamp_min_(0)
     return ctx.problem.ranks.joined(total)
 

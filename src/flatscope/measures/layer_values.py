@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
+from flatscope.curvature.columns import swept
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.estimators import DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.products import probed
 from flatscope.curvature.sums import Curvature
-from flatscope.curvature.sweep import swept
 from flatscope.formatting import some_of
 from flatscope.network.layers import Layer
 from flatscope.network.plain import made_of
@@ -53,7 +53,7 @@ def layer_values(
         if key in rest.values:
             ways = "" if rest.exact else f"; sampled, {rest.products} products"
             remarks = made_remark(ctx, layer.weight), matrix_remark(ctx, layer.weight)
-            reason = _joined(*remarks, f"{covered.left_out[layer.weight]}{ways}")
+            reason = _joined(*remarks, f"{covered.not_covered[layer.weight]}{ways}")
             found = _value(rest.values[key], rest.stderrs[key], None, rest.exact, reason, quantity)
             result[layer.name] = _judged(ctx, found, precision, rest.missed)
         elif mean is not None:
@@ -74,9 +74,9 @@ def network_value(
     """The sum of a quantity over all layers, or of "trace" over all parameters, with the error of the sum itself."""
     covered = swept(ctx, precision, rows=quantity.startswith("rho_rows"))
     mean = covered.of("", quantity)
-    rest = _rest(ctx, covered, quantity, precision, most_products, list(covered.left_out))
+    rest = _rest(ctx, covered, quantity, precision, most_products, list(covered.not_covered))
     known, error = (0.0, 0.0) if mean is None else (float(mean.value), float(mean.stderr))
-    data_stderr = float(mean.data_stderr) if mean is not None and not covered.left_out else None
+    data_stderr = float(mean.data_stderr) if mean is not None and not covered.not_covered else None
     key = "", quantity
     value = known + float(rest.values[key]) if key in rest.values else known
     stderr = math.hypot(error, float(rest.stderrs[key])) if key in rest.values else error
@@ -99,7 +99,7 @@ def _rest(
     ctx: Context, covered: Curvature, quantity: str, precision: float | None, most_products: int, wanted: Iterable[str]
 ) -> DiagonalSums:
     """What products give of a quantity, where something was left out."""
-    if not any(name in covered.left_out for name in wanted):
+    if not any(name in covered.not_covered for name in wanted):
         return DiagonalSums()
     options = {} if precision is None or precision == ctx.effort.precision else {"precision": precision}
     return ctx.sweep(probed, quantity=PRODUCTS.get(quantity, quantity), most_products=most_products, **options)
@@ -109,13 +109,15 @@ def trace_of_everything(ctx: Context, precision: float | None, most_products: in
     """The trace over all trainable parameters, with a remark on how it was obtained."""
     covered = swept(ctx, precision)
     parts = [_sampling(covered)]
-    if covered.left_out:
-        rest = _rest(ctx, covered, "trace", precision, most_products, covered.left_out)
+    if covered.not_covered:
+        rest = _rest(ctx, covered, "trace", precision, most_products, covered.not_covered)
         ways = (
             f"products, one for each of {rest.directions:,} directions" if rest.exact else f"{rest.products} products"
         )
-        tensors = "1 parameter tensor" if len(covered.left_out) == 1 else f"{len(covered.left_out)} parameter tensors"
-        parts.append(f"{tensors} by {ways}: {next(iter(covered.left_out.values()))}")
+        tensors = (
+            "1 parameter tensor" if len(covered.not_covered) == 1 else f"{len(covered.not_covered)} parameter tensors"
+        )
+        parts.append(f"{tensors} by {ways}: {next(iter(covered.not_covered.values()))}")
     reason = _joined(matrix_remark(ctx, *ctx.problem.trainable), *parts)
     return network_value(ctx, "trace", precision, most_products, reason)
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.estimators import DiagonalSums, diagonal_sums
+from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.grouped import GroupedOperator, OneGroup, Seen, WholeDiagonal
 from flatscope.curvature.operators import sample_groups
 from flatscope.curvature.path_sweep import (
@@ -28,8 +29,9 @@ from flatscope.curvature.path_sweep import (
     per_value,
     scaling_values,
 )
+from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.signs import Signs
-from flatscope.curvature.sweep import column_sweep, find_left_out, sweep_shape
+from flatscope.curvature.sweep import sweep_shape
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
@@ -43,7 +45,7 @@ from flatscope.perturbation import (
 )
 from flatscope.registry import PATH_SYMMETRIES, Value, measure
 from flatscope.searching import begun, bracketed_rise, highest
-from flatscope.stopping import FIRST_LOOK, draw_until_precise, time_limit
+from flatscope.stopping import draw_until_precise, time_limit
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
@@ -89,7 +91,7 @@ def psi_trace(
 def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
     paths = ctx.sweep(path_coordinates, rule=rule)
     edges = ScalingEdges(paths)
-    if find_left_out(ctx, "hessian") or not edges.simple:
+    if find_not_covered(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
     known, error, draws = _gauss_newton(ctx, edges, wanted)
     n_edges, parts = len(edges), [f"Gauss-Newton part sampled, {draws} draws"] if draws else []
@@ -121,7 +123,7 @@ def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[flo
 
     shape = sweep_shape(ctx)
     most = shape.columns // (2 * DRAWS * shape.per_draw)  # passes; that many take half of the time of all columns
-    if wanted > 0 and most >= FIRST_LOOK:
+    if wanted > 0 and most >= ctx.effort.limits.first_look:
         blocks = (torch.tensor([part(range(DRAWS * i, DRAWS * (i + 1)))]) for i in range(most))
         found = draw_until_precise(ctx, blocks, most, wanted)
         if found.late or found.precise(wanted):
@@ -148,19 +150,12 @@ def _drawn(
     precision: float,
     most_products: int,
     known: tuple[float, float],
-    **more: int,
+    few: int | None = None,
 ) -> tuple[DiagonalSums, float, float]:
     """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
     diagonal = WholeDiagonal(matrix)
-    found = diagonal_sums(
-        diagonal,
-        Signs(ctx.seed, "psi_trace"),
-        precision=precision,
-        most_products=most_products,
-        offsets={diagonal.KEY: known},
-        over=time_limit(ctx),
-        **more,
-    )
+    asked = Asked(precision, most_products, {diagonal.KEY: known}, time_limit(ctx), few)
+    found = diagonal_sums(diagonal, Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
     value, error = (float(part.get(diagonal.KEY, 0.0)) for part in (found.values, found.stderrs))
     return found, value, error
 
@@ -174,13 +169,13 @@ def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
     """The trace where some blocks of the Hessian are not Gauss-Newton."""
     swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
-    together = scaling_values(paths, swept.left_out)
+    together = scaling_values(paths, swept.not_covered)
     known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
     chosen = together.nonzero().flatten()
     matrix = OneGroup(PathHessian(ctx, paths, chosen), chosen.device)
     most = len(chosen) if precision == 0 else most_products
     found, rest, error = _drawn(ctx, matrix, precision, most, (known, 0.0))
-    curved = "".join(f": {why}" for why in list(swept.left_out.values())[:1])
+    curved = "".join(f": {why}" for why in list(swept.not_covered.values())[:1])
     reason = f"{len(chosen)} of {paths.count} values by {_ways(found, precision, curved)}"
     return Value(known + rest, error, exact=found.exact, reason=_remark(paths, "hessian_trace", reason))
 

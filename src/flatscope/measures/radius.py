@@ -15,7 +15,7 @@ from flatscope.measures.lines import Lines, checked_objective, lines_at_once, mo
 from flatscope.params import Params, count, norm
 from flatscope.perturbation import measure_of_moves, unit_directions
 from flatscope.registry import Value
-from flatscope.stopping import FIRST_LOOK, Draws, draw_until_precise
+from flatscope.stopping import Draws, draw_until_precise
 
 START = 1 / 32  # of the norm of the moved weights
 SUP_GROWTH = 2**0.25
@@ -111,7 +111,7 @@ def drawn_radii(
     moved = moved_parameters(ctx, layers)
 
     def radii() -> Iterator[Tensor]:
-        for stacked in unit_normals(ctx, moved, directions, FIRST_LOOK if precision else BLOCK):
+        for stacked in unit_normals(ctx, moved, directions, ctx.effort.limits.first_look if precision else BLOCK):
             search = _Search(Lines(ctx, stacked, objective), epsilon, limit, tolerance)
             yield search.first() if kind == "first" else search.last()
 

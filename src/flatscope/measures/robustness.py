@@ -19,7 +19,7 @@ from flatscope.noise import wilson
 from flatscope.perturbation import checked_levels
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.samples import Inputs, as_rows
-from flatscope.stopping import out_of_time
+from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
@@ -86,25 +86,57 @@ class ErrorRate:
         stderr = math.sqrt(float((rates * (1 - rates)).sum()) / (draws - 1)) / len(rates)
         return cls(float(rates.mean()), stderr, draws, len(rates), int(((rates > 0) & (rates < 1)).sum()))
 
-    def precise(self, precision: float) -> bool:
-        """Whether it has at most this relative standard error, by samples enough to know."""
-        return self.undecided >= UNDECIDED and self.stderr <= precision * self.rate
+    def relative_error(self) -> float:
+        """Relative standard error; infinite where too few samples tell it, or nothing errs."""
+        known = self.undecided >= UNDECIDED and self.rate > 0
+        return self.stderr / self.rate if known else math.inf
 
 
 def errors_until_precise(ctx: Context, gammas: tuple[float, ...], draws: int) -> dict[float, ErrorRate]:
     """Error rate at each noise level, after 2, 4, 8, … draws, or all: as many as its precision takes."""
-    found, left = dict[float, ErrorRate](), gammas
-    total: dict[float, Tensor] = dict.fromkeys(gammas, torch.zeros(()))
-    begin, end = 0, min(2, draws)
-    while left:
-        for gamma, rates in zip(left, errors_under_noise(ctx, left, draws, begin, end), strict=True):
-            total[gamma] = total[gamma] + rates * (end - begin)
-            found[gamma] = ErrorRate.of(total[gamma] / end, end)
-        left = tuple(gamma for gamma in left if not found[gamma].precise(ctx.effort.precision))
-        if end == draws or out_of_time(ctx):
-            break
-        begin, end = end, min(2 * end, draws)
-    return found
+    return sample_until(NoiseDraws(ctx, gammas, draws), ctx.effort.precision) if gammas else {}
+
+
+class NoiseDraws(Sampler[dict[float, ErrorRate]]):
+    """Errors under noise; a level that is precise takes no more draws.
+
+    Args:
+        ctx: the network.
+        gammas: the levels.
+        draws: the most of them.
+    """
+
+    def __init__(self, ctx: Context, gammas: tuple[float, ...], draws: int) -> None:
+        self._ctx, self._imprecise, self._draws = ctx, gammas, draws
+        self._total: dict[float, Tensor] = dict.fromkeys(gammas, torch.zeros(()))
+        self._found: dict[float, ErrorRate] = {}
+        self.first_look = min(2, draws)
+
+    @property
+    def most(self) -> float:
+        """As many as were allowed."""
+        return self._draws
+
+    def draw(self, until: int) -> str:
+        """The same draws for all levels that are not precise yet."""
+        until = min(until, self._draws)
+        rates = errors_under_noise(self._ctx, self._imprecise, self._draws, self.taken, until)
+        for gamma, each in zip(self._imprecise, rates, strict=True):
+            self._total[gamma] = self._total[gamma] + each * (until - self.taken)
+            self._found[gamma] = ErrorRate.of(self._total[gamma] / until, until)
+        self.taken = until
+        return TIME_IS_UP if out_of_time(self._ctx) else ""
+
+    def errors(self, precision: float) -> list[float]:
+        """Of the levels."""
+        errors = {gamma: self._found[gamma].relative_error() for gamma in self._imprecise}
+        self._imprecise = tuple(gamma for gamma, error in errors.items() if not error <= precision)
+        return list(errors.values())
+
+    def result(self, ended: str) -> dict[float, ErrorRate]:
+        """The rate at each level."""
+        del ended
+        return self._found
 
 
 def errors_under_noise(

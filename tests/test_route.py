@@ -1,0 +1,207 @@
+"""Every parameter goes by the way that is cheapest for what is asked, and by the exact one where that costs no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pandas as pd
+import pytest
+import torch
+from networks import Tiny, attending, attention, binary
+from references import TWINS, Dense
+from test_sampled import many_classes
+from torch import Tensor, nn
+
+import flatscope as fs
+from flatscope.context import Context, Effort
+from flatscope.curvature import estimators
+from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.estimators import ProductDraws
+from flatscope.curvature.layer_directions import LayerDirections
+from flatscope.curvature.operators import Hessian
+from flatscope.curvature.route import (
+    LESS_NOISE,
+    Route,
+    curved_passes,
+    find_not_covered,
+    noisier_by_columns,
+    product_passes,
+    reached_at_curved_operations,
+    route_of,
+)
+from flatscope.curvature.signs import Signs
+from flatscope.curvature.sums import Curvature
+from flatscope.curvature.sweep import sweep_pass
+from flatscope.guards import own_settings
+from flatscope.limits import STANDARD, Limits
+
+
+@pytest.fixture
+def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("few_unreached", "few_directions", "dense_weights"):
+        monkeypatch.setitem(vars(STANDARD), name, 0)
+    monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *_: False)
+
+
+def by_columns(ctx: Context, draws: int) -> Curvature:
+    places, outside = ctx.sweep(reached_at_curved_operations)
+    return sweep_pass(ctx, range(draws), outside, places=places)
+
+
+@pytest.mark.usefixtures("_however_small")
+@pytest.mark.parametrize("build", [attending, attention])
+def test_the_less_noisy_of_both_is_chosen(build: type[Tiny]) -> None:
+    """Against the spread of many draws of either kind; layers for which both are much alike may go either way."""
+    ctx = Context(build().problem(), effort=Effort(precision=1e-3))
+    found, moved = by_columns(ctx, 256), noisier_by_columns(ctx, by_columns(ctx, 8), 1e-3)
+    seen = 0
+    for layer in ctx.network:
+        mean = found.of(layer.weight, "trace")
+        if mean is None:
+            continue
+        products = ProductDraws(LayerDirections(ctx, "trace", [layer.weight]), Signs(1, "t"), 16, bool)
+        products.take(256)
+        share = (float(products.spread.stderrs[layer.weight, "trace"]) / float(mean.stderr)) ** 2
+        if not STANDARD.draw_cost / 4 < share < STANDARD.draw_cost * 4:
+            assert (layer.weight in moved) == (share < STANDARD.draw_cost), f"{layer.name}: {share:.2g}"
+            seen += 1
+    assert seen >= 1
+
+
+@pytest.mark.usefixtures("_however_small")
+def test_precise_layers_stay_with_the_columns() -> None:
+    ctx = Context(attending().problem())
+    assert noisier_by_columns(ctx, by_columns(ctx, 2), 100.0) == {}
+
+
+@pytest.mark.usefixtures("_however_small")
+@pytest.mark.parametrize("build", [attending, attention])
+def test_values_are_right_and_say_how(build: type[Tiny], monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, names = build(), ["hessian_trace", "layer_trace", "rho_sum", "relative_flatness"]
+    monkeypatch.setitem(vars(STANDARD), "draw_cost", 1e9)  # all that is slow by columns
+    table = fs.measure(tiny.problem(), names, precision=0.05)
+    assert table.to_frame()["reason"].str.contains(LESS_NOISE).any()
+    with own_settings():  # attention's fused kernels cannot be differentiated twice
+        dense = Dense(tiny)
+        expected = {name: TWINS[name](dense) for name in ("hessian_trace", "layer_trace", "relative_flatness")}
+    assert abs(table["hessian_trace"] - expected.pop("hessian_trace")) < 4.5 * table.stderr("hessian_trace")
+    frame = table.to_frame().set_index(["measure", "layer"])
+    for name, values in expected.items():
+        for layer, value in values.items():
+            row = frame.loc[name, layer]
+            assert abs(row["value"] - float(value)) <= 4.5 * row["stderr"] + 1e-9, f"{name} of {layer}"
+    again = fs.measure(tiny.problem(), ["layer_trace"], precision=0.05)
+    assert again.layer("layer_trace") == table.layer("layer_trace"), "whatever else is measured"
+
+
+class SmallTransformer(nn.Module):
+    """1,267 parameters where it is 8 wide; the head and the last dense layer stand before nothing curved."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, 2 * width, **options) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+def small_transformer(samples: int = 30, width: int = 8) -> fs.Problem:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = SmallTransformer(width).double()
+        x = torch.randn(samples, 5, 4, dtype=torch.float64)
+    return fs.Problem(model, train=(x, torch.arange(samples) % 3))
+
+
+def test_a_small_smooth_network_is_exact_at_the_usual_precision() -> None:
+    """Sampled, two of its layers took as long and had an error larger than their value."""
+    problem = small_transformer()
+    names = ["layer_trace", "hessian_trace", "relative_flatness", "rho_sum", "kappa_trace_sum"]
+    table = fs.measure(problem, names)
+    assert table.to_frame()["exact"].all()
+    ctx = Context(problem)
+    with own_settings():
+        for layer, value in table.layer("layer_trace").items():
+            weight = next(each.weight for each in ctx.network if each.name == layer)
+            block = Hessian(ctx, [weight]) @ torch.eye(ctx.params[weight].numel(), dtype=torch.float64)
+            assert value == pytest.approx(float(block.trace()), rel=1e-9, abs=1e-12), layer
+        whole = Hessian(ctx) @ torch.eye(1267, dtype=torch.float64)
+    assert table["hessian_trace"] == pytest.approx(float(whole.trace()), rel=1e-9)
+    alone = fs.measure(problem, names[2:])  # without the blocks that the traces leave behind
+    for name in names[2:]:
+        pd.testing.assert_frame_equal(values(alone, name), values(table, name), rtol=1e-9)
+    assert alone.to_frame()["exact"].all()
+
+
+def values(table: fs.Table, name: str) -> pd.DataFrame:
+    frame = table.to_frame()
+    return frame[frame["measure"] == name][["layer", "value"]].reset_index(drop=True)
+
+
+def kinds(route: Route) -> Counter[str]:
+    return Counter(way.kind for way in route.ways.values())
+
+
+def test_the_way_of_every_parameter() -> None:
+    linear, smooth = Context(binary().problem()), Context(small_transformer())
+    assert set(kinds(route_of(linear))) == {"exact columns"}
+    assert kinds(route_of(smooth)) == {"dense block": 24, "exact columns": 4}
+    assert set(kinds(route_of(smooth, 0.0))) == {"dense block", "exact columns"}
+    found = kinds(route_of(smooth, curvature="gauss_newton"))
+    assert found == {"exact columns": 20, "dense block": 8}, "scales and shifts of LayerNorm"
+    many = Context(many_classes(300, n=20).problem())
+    assert set(kinds(route_of(many))) == {"sampled columns"}
+    assert set(kinds(route_of(many, 0.0))) == {"exact columns"}
+    for name, way in route_of(smooth).ways.items():
+        assert (name in route_of(smooth).not_covered) == (way.kind == "dense block")
+        assert way.exact
+        assert str(way).startswith(f"{way.kind}, about ")
+        assert (": " in str(way)) == bool(way.reason)
+
+
+@pytest.mark.parametrize(("width", "exact"), [(8, True), (32, False)])
+def test_the_cheaper_way_is_taken(width: int, exact: bool) -> None:
+    """Of a wider network products are dear, and columns at curved operations are taken."""
+    ctx = Context(small_transformer(width=width), effort=Effort(limits=Limits(dense_weights=100_000)))
+    route = route_of(ctx)
+    directions = sum(ctx.params[name].numel() for name in find_not_covered(ctx))
+    assert (product_passes(ctx, directions) <= curved_passes(ctx, 0.02, directions)) is exact
+    layers = {layer.weight for layer in ctx.network}
+    assert all(route.ways[name].exact for name in layers) is exact
+    assert ("columns at curved operations" in kinds(route)) is not exact
+
+
+def test_asked_for_little_precision_less_is_multiplied_out() -> None:
+    rough, fine = (route_of(Context(small_transformer(width=12)), precision) for precision in (0.5, 0.005))
+    assert "columns at curved operations" in kinds(rough)
+    assert set(kinds(fine)) == {"dense block", "exact columns"}
+
+
+def test_predicted_passes_are_those_that_are_made() -> None:
+    for ctx in (Context(binary().problem()), Context(many_classes(300, n=20).problem(), effort=Effort(precision=0.0))):
+        route, before = route_of(ctx), Counter(ctx.passes)
+        ctx.sweep(column_sweep)
+        made = ctx.passes["forward"] - before["forward"] + 2.2 * (ctx.passes["backward"] - before["backward"])
+        assert route.passes == pytest.approx(made)
+
+
+def test_fewer_products_than_directions_are_respected() -> None:
+    frame = fs.measure(small_transformer(), "hessian_trace", options={"hessian_trace": {"most_products": 40}})
+    (row,) = frame.to_frame().to_dict("records")
+    assert not row["exact"]
+    assert row["passes"] < 60
+    assert "not reached within 40 products" in row["reason"]
+
+
+def test_limits_of_an_effort_decide() -> None:
+    effort = Effort(limits=Limits(few_unreached=0, dense_weights=0, few_directions=0, most_products=0))
+    ctx = Context(small_transformer(), effort=effort)
+    assert set(kinds(route_of(ctx))) == {"columns at curved operations", "products"}
+    ctx = Context(many_classes(300, n=20).problem(), effort=Effort(limits=Limits(few_columns=299)))
+    assert set(kinds(route_of(ctx))) == {"exact columns"}
