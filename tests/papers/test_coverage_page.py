@@ -12,8 +12,8 @@ import pytest
 import flatscope as fs
 from flatscope.registry import declarations
 from flatscope_papers import find_study
-from flatscope_papers.pages.paper_items import Row, coverage, coverage_page
 from flatscope_papers.pages.markdown import text
+from flatscope_papers.pages.paper_items import Row, coverage, coverage_page
 
 ROOT = Path(__file__).parents[2]
 ROWS = [(paper, row) for paper, rows in coverage().items() for row in rows]

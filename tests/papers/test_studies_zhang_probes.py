@@ -253,7 +253,7 @@ def test_a_triangle_is_one_run() -> None:
     assert intervals.mean(regions([simplex(0.4)])).low is None
     assert intervals.mean(found).runs == 3
     ours = [len(stage.configs) for stage in find_study("zhang2017-fig11").stages("paper")]
-    assert ours == [18, 6]  # nine networks of each kind of labels, three triangles
+    assert ours == [12, 4]  # six networks of each kind of labels, two triangles
 
 
 @pytest.mark.parametrize(("mnist", "expected"), [(400.0, HOLDS), (60.0, CONTRADICTED)])

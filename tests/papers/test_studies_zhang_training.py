@@ -98,7 +98,8 @@ def test_figures_share_their_networks() -> None:
     assert first == study_configs("zhang2017-fig13")
     assert all(one in study_configs("zhang2017-fig22") for one in study_configs("zhang2017-fig21")[-1:])
     gaps = study_configs("zhang2017-fig15", "paper")
-    assert all(one in gaps for one in study_configs("zhang2017-fig3", "paper"))
+    alone = [one for one in study_configs("zhang2017-fig3", "paper") if one not in gaps]
+    assert {one["model"]["options"]["channels"] for one in alone} == {38}  # trained for longer, until they fit
 
 
 def study_configs(name: str, scale: str = "small") -> list[Any]:
@@ -127,7 +128,8 @@ def test_small_training_sets_of_the_paper_scale_get_as_many_steps_as_large_ones(
         for one in study_configs(f"zhang2017-{name}", "paper"):
             train = one["train"]
             steps = train["epochs"] * math.ceil(one["data"]["train_size"] / train["batch_size"])
-            assert steps == pytest.approx(30_000, rel=0.01)
+            longer = "labels" in one and one["data"]["train_size"] in (2000, 5000)  # not fitted after so many
+            assert steps == pytest.approx(300_000 if longer else 30_000, rel=0.01)
 
 
 def test_random_labels_have_the_seed_of_their_network() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from flatscope.disk import write_whole
 from flatscope.registry import PAPERS
 from flatscope_papers.known_studies import studies
-from flatscope_papers.pages.paper_items import coverage_page
 from flatscope_papers.pages.lists import costs_page, errata_page, scales_page
 from flatscope_papers.pages.overview import overview
+from flatscope_papers.pages.paper_items import coverage_page
 from flatscope_papers.pages.paper_page import paper_page
 from flatscope_papers.reproduction import Results, latest
 

@@ -146,8 +146,24 @@ def stage(
 ) -> Stage:
     """Networks (channels, n) of every seed; those of one shape on the same images train together."""
     seeds = range(SIZES[scale]["seeds"])
-    how: dict[str, Any] = {"random": random, "polynomial": polynomial, "train": train}
-    return Stage([[config(scale, c, n, seed, **how) for seed in seeds] for c, n in networks], gpus=0.25)
+    how: dict[str, Any] = {"random": random, "polynomial": polynomial}
+    units = [
+        [config(scale, c, n, seed, **how, train=until_fitted(scale, c, n, random, train)) for seed in seeds]
+        for c, n in networks
+    ]
+    return Stage(units, gpus=0.25)
+
+
+def until_fitted(scale: str, channels: int, n: int, random: bool, train: str) -> str:
+    """The settings of a network: longer ones where the usual ones left it unfitted and a claim says that it can be."""
+    size = SIZES[scale]
+    if random and n in size.get("fit_sizes", []):
+        return "fit_train"
+    return (
+        "fit_wide"
+        if train == "wide_train" and n == size["fixed_size"] and channels in size.get("fit_channels", [])
+        else train
+    )
 
 
 def ends(runs: Runs) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def _network(size: Mapping[str, Any], share: float, seed: int) -> dict[str, Any]
             "momentum": 0.9,
             "batch_size": 50,
             "epochs": size["epochs"],
-            "stop_loss": 0.01,
+            "stop_loss": size.get("loss", 0.01),
             "seed": seed,
         },
     }

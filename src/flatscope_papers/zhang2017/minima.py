@@ -44,6 +44,7 @@ def network(scale: str, data: str, labels: str, seed: int) -> dict[str, Any]:
             "evaluate_every": EVALUATE_EVERY,
             "seed": seed,
             **({"precision": size["precision"]} if "precision" in size else {}),
+            **({"lr_decay": size["fall"]} if "fall" in size else {}),
         },
     }
     return config if labels == "natural" else {**config, "labels": {"random": 1.0, "seed": 0}}
