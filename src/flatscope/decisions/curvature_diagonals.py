@@ -40,7 +40,8 @@ from flatscope.stopping import out_of_time, student
 
 STREAM, PROBES = "columns of the diagonal", "probes of the diagonal"
 FEW_COLUMNS = 16  # so many are always taken all
-FEW_DIRECTIONS, MOST_DIRECTIONS = 512, 16_384  # multiplied out: always, and where exact values are asked for
+# Multiplied out: always (eight times the most draws, which rarely tell an entry), and where exact values are asked for.
+FEW_DIRECTIONS, MOST_DIRECTIONS = 2048, 16_384
 FIRST_LOOK, MOST_DRAWS = 8, 256
 
 

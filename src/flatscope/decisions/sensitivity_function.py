@@ -33,6 +33,8 @@ from flatscope.stopping import out_of_time
 
 STEP_BYTES = 2**28  # of the changes that are held at once
 MOST_STEPS = 32  # that one pass over the data serves
+MOST_PRODUCTS = 256  # for traces that the columns do not give
+SALIENCY = 0.1  # relative error of the diagonal by which OBD ranks weights: their values span many orders
 LATE = "not measured: the time was up"
 
 
@@ -57,7 +59,7 @@ def sensitivity(
     layers: Sequence[str] | None = None,
     *,
     trapezoid: bool = True,
-    precision: float = 0.02,
+    precision: float = 0.05,
     budget: float | str | None = None,
     memory: int | str | None = None,
     seed: int = 0,
@@ -175,11 +177,12 @@ def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
 def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
     """Gauss-Newton diagonals of the layers' weights."""
     names = [layer.weight for layer in ctx.network]
-    return output_diagonals(ctx, names, "gauss_newton", ctx.effort.precision).values
+    precision = ctx.effort.precision and max(ctx.effort.precision, SALIENCY)
+    return output_diagonals(ctx, names, "gauss_newton", precision).values
 
 
 def _traces(ctx: Context) -> dict[str, Value]:
-    return ctx.sweep(layer_trace)
+    return ctx.sweep(layer_trace, most_products=MOST_PRODUCTS)
 
 
 def _tried(work: Any) -> tuple[Any, str]:

@@ -39,7 +39,7 @@ class SensitivityCommand(NetworkOptions, LimitOptions, OutputOptions):
     ] = None
     allocation_out: Annotated[Path | None, typer.Option(help="Write the chosen bits as .json.")] = None
     rounded_out: Annotated[Path | None, typer.Option(help="Write the rounded weights as .safetensors.")] = None
-    precision: Annotated[float, typer.Option(help="Relative standard error of estimated curvature; 0: exact.")] = 0.02
+    precision: Annotated[float, typer.Option(help="Relative standard error of estimated curvature; 0: exact.")] = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
