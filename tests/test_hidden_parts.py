@@ -11,7 +11,10 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort, Scores
+from flatscope.curvature import coverage
 from flatscope.curvature.coverage import read
+from flatscope.network.program import Structure
+from flatscope.reading import recorded_structure
 
 
 class Rotary(nn.Module):
@@ -184,7 +187,7 @@ def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
     ):
         problem = fs.Problem(model.eval(), train=(x, y))
         assert problem.samples_decide == decide
-        forward = 3 if decide else 0
+        forward = 2 if decide else 0
         context = Context(problem)
         context.sweep(read)
         assert context.passes["forward"] == forward
@@ -192,18 +195,19 @@ def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
 
 def test_samples_are_read_within_the_memory_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    forward = fs.Problem.forward
 
-    def watched_forward(self: fs.Problem, inputs: Tensor, *more: object) -> Tensor:
+    def noted(problem: fs.Problem, inputs: Tensor) -> Structure:
         sizes.append(len(inputs))
-        return forward(self, inputs, *more)
+        return recorded_structure(problem, inputs)
 
-    monkeypatch.setattr(fs.Problem, "forward", watched_forward)
+    monkeypatch.setattr(coverage, "recorded_structure", noted)
     problem = fs.Problem(Branching().eval(), train=(torch.randn(400, 4), torch.arange(400) % 3), batch_size=128)
     found = Context(problem).sweep(read)
     assert max(sizes) == 128
     sizes.clear()
-    assert found.held == pytest.approx(2 * 4 * (2 * 5 + 3), rel=0.5)  # two hidden layers of five numbers, three outputs
-    less = Context(problem, effort=Effort(memory=int(10 * found.held))).sweep(read)
+    program = Context(problem).structure.program
+    held = 2 * program.held_bytes() / program.n_samples
+    assert held == pytest.approx(2 * 4 * (2 * 5 + 3), rel=0.5)  # two hidden layers of five numbers, three outputs
+    less = Context(problem, effort=Effort(memory=int(10 * held))).sweep(read)
     assert max(sizes) == 10
     assert (less.curved, less.rows) == (found.curved, found.rows)

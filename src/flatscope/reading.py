@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from flatscope.guards import own_settings
 from flatscope.network.layers import Network, read_layers
-from flatscope.network.plain import idle_parameters, uncovered
+from flatscope.network.plain import uncovered
 from flatscope.network.program import Program, Structure, record, record_structure
+from flatscope.network.surveys import idle_parameters
 from flatscope.params import Params
 from flatscope.problem import Problem
 from flatscope.samples import Inputs

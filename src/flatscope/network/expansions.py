@@ -275,7 +275,7 @@ def _shares(scores: Tensor, mask: Tensor | None, zeros: bool) -> Tensor:
 
 
 def _attention_mask(mask: Tensor | None, padding: Tensor | None, n: int, heads: int, like: Tensor) -> Tensor | None:
-    """What is added to the scores, to be broadcast over (n, heads, length, length)."""
+    """The mask as a term added to the scores, broadcast over (n, heads, length, length)."""
 
     def added(given: Tensor) -> Tensor:
         if given.dtype != torch.bool:

@@ -63,7 +63,7 @@ class Jumps:
             self.refuse(place)
 
     def answers(self, op: Operation) -> bool:
-        """Whether this operation has to do with jumps or with constants alone, so that `follow` runs it.
+        """True for an operation on jumps or constants alone, which `follow` runs.
 
         Where a value is read, or where jumps meet a signal, the operation is refused.
         """
@@ -105,7 +105,7 @@ class Jumps:
         self._written[_address(target)] = target, op.place
 
     def rectifies(self, op: Operation) -> bool:
-        """Whether this is the ReLU of a signal in other words: `h * (h > 0)`, or zeros where it is negative."""
+        """True for the ReLU of a signal in other words: `h * (h > 0)`, or zeros where it is negative."""
         masks = [tensor for tensor in op.tensors if tensor in self._signs]
         if len(masks) != 1 or masks[0] not in self._places:
             return False
@@ -125,7 +125,7 @@ class Jumps:
         return "" if not isinstance(value, Tensor) else "a signal" if value in self._known else self.place(value)
 
     def _asks(self, op: Operation) -> bool:
-        """Whether only shape and type of what jumps are asked for."""
+        """True where only the shape and type of a jumping tensor are read."""
         meaning = TABLE.get(op.name)
         if meaning is not None and meaning.creates and not is_in_place(op):
             return not any(self.place(tensor) for tensor in op.tensors[1:])
@@ -140,7 +140,7 @@ class Jumps:
 
 
 def _reads(op: Operation) -> bool:
-    """Whether it makes a Python value of a tensor's entries: `float(x)`, which `x.float()` is not."""
+    """True for an operation that makes a Python value of a tensor's entries: `float(x)`, but not `x.float()`."""
     return op.name in LEAVES_TORCH and (op.name not in _CASTS or getattr(op.function, "__name__", "").startswith("__"))
 
 

@@ -47,7 +47,7 @@ class Layer:
 
     @property
     def input_first(self) -> bool:
-        """Whether the weight has its inputs in front of its outputs."""
+        """True where the weight's first axis has its inputs."""
         return self.kind in INPUT_FIRST
 
 
@@ -199,7 +199,7 @@ def _memory(value: Any) -> int:
 
 
 def layer_name(weight: str, modules: Mapping[str, nn.Module]) -> str:
-    """How tables call the layer of a weight: by the module that owns it, or by the parameter's own name."""
+    """Name of a weight's layer in tables: the module that owns it, else the parameter's own name."""
     if weight.startswith(ACTING):
         weight = weight.removeprefix(ACTING).replace("/", ".")
     owner, _, attribute = weight.rpartition(".")
@@ -218,7 +218,7 @@ def recorded(
 
 
 def is_chain(program: Program) -> bool:
-    """Whether every layer reads the one before it, the first the input, and nothing is joined."""
+    """True where every layer reads the one before it, the first the input, and nothing is joined."""
     sources = {slot.tensor: frozenset({""}) for slot in program.inputs}  # names of what reaches a tensor
     uses = {use.step.index: use for use in program.layer_uses()}
     expected, passed = frozenset({""}), set[str]()

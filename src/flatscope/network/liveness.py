@@ -63,7 +63,7 @@ class _Recorder:
         self._spoilt = spoilt
 
     def rule(self, _model: nn.Module) -> Rule:
-        """What a module's forward is run by."""
+        """The rule that runs a module's forward."""
         return self.follow
 
     def follow(self, op: Operation) -> Any:
@@ -94,7 +94,7 @@ def _spoilt(value: Tensor) -> Tensor:
 def dead_operations(
     model: nn.Module, examples: Iterable[Inputs], outputs: Callable[[Any], list[Tensor]]
 ) -> Dead | None:
-    """What the outputs on all of these do not need; None where nothing, or where passes differ in their operations.
+    """Operations that the outputs need on none of these examples; None if there are none, or passes differ.
 
     Args:
         model: in eval mode, without a plan.
@@ -162,7 +162,7 @@ def _ancestors(nodes: list[Any]) -> set[Any]:
 def _is_the_same_without(
     found: Dead, model: nn.Module, example: Inputs, outputs: Callable[[Any], list[Tensor]]
 ) -> bool:
-    """Whether the outputs are as they were with NaN in the place of what is dead."""
+    """True where the outputs stay the same with NaN in the place of dead results."""
     try:
         before, after = (
             outputs(_run(copied(model), example, _Recorder(spoilt))) for spoilt in (frozenset(), found.numbers)
@@ -173,7 +173,7 @@ def _is_the_same_without(
 
 
 def _run(model: nn.Module, example: Inputs, recorder: _Recorder) -> Any:
-    """What the model returns, all of its parameters on the graph, with the recorder looking on."""
+    """Run the model with all of its parameters on the graph, watched by the recorder."""
     leaves = {
         name: value.detach().requires_grad_(value.is_floating_point()) for name, value in model.named_parameters()
     }

@@ -25,7 +25,7 @@ LEAVES_TORCH = (*TO_PYTHON, "array", "equal", "allclose")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of one operation."""
+    """Properties of one operation, as every reading of a network uses them."""
 
     scale: Callable[[scales.ScaleStep], Any] | None = None  # what it does to scales and units; None: a wall
     linear: str = CURVED  # what it is as a function of its tensors

@@ -35,7 +35,7 @@ _IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__")
 
 
 def writes_in_place(function: Callable[..., Any]) -> bool:
-    """Whether a torch function writes to its first argument."""
+    """True for a torch function that writes to its first argument."""
     name = getattr(function, "__name__", "")
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
@@ -101,7 +101,7 @@ class _Held:
     content: list[Any] | dict[Any, Any] | None  # a copy of what a list or dictionary had in it
 
     def same(self, other: _Held | None) -> bool:
-        """Whether it is the same object, with the same ones in it."""
+        """True for the same object with the same contents."""
         if other is None or other.value is not self.value or self.content is None or other.content is None:
             return other is not None and other.value is self.value
         mine, theirs = (_numbered(held.content) for held in (self, other))
@@ -120,7 +120,7 @@ def _numbered(content: list[Any] | dict[Any, Any] | None) -> dict[Any, Any]:
 
 
 def held_by(model: nn.Module) -> dict[tuple[str, str], _Held]:
-    """What modules hold beside parameters, buffers and other modules, by module and name."""
+    """Attributes of modules beside parameters, buffers and other modules, by module and name."""
     return {
         (path, name): _Held(value, value.copy() if isinstance(value, list | dict) else None)
         for path, module in model.named_modules()
@@ -141,7 +141,7 @@ def put_back(model: nn.Module, names: Iterable[tuple[str, str]], before: dict[tu
 
 
 class Passes:
-    """What is known of the passes of one network of ours.
+    """Facts about the passes of one copied network.
 
     Args:
         forward: the user's own on the module itself; None for that of its class.

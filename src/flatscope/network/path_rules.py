@@ -41,7 +41,7 @@ class Paths:
         return tensor
 
     def knows(self, value: Any) -> bool:
-        """Whether this is a tensor that paths lead to."""
+        """True for a tensor that paths lead to."""
         return isinstance(value, Tensor) and value in self._known
 
     def log_scale(self, tensor: Tensor) -> float:
@@ -264,7 +264,7 @@ def one_sided(paths: Paths, op: Operation) -> tuple[Tensor, float]:
 
 
 def masked_fill(paths: Paths, op: Operation) -> tuple[Tensor, float]:
-    """What is filled in counts as a bias."""
+    """Zeros are filled with a value that counts as a bias."""
     given = op.named("input", "mask", "value")
     paths.one_signal(op)
     value = float(given["value"])

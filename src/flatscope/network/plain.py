@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -17,142 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from flatscope.guards import own_settings
-from flatscope.network.expansions import EXPANSIONS
 from flatscope.network.layers import ACTING
 from flatscope.network.liveness import dead_operations
 from flatscope.network.masks import fixed_mask, mask_name
-from flatscope.network.operations import TABLE
 from flatscope.network.planned import plan_of, set_plan
-from flatscope.network.products import LAYER_CALLS, LOOKUPS, Product
-from flatscope.network.watching import Operation, output_tensors, replay, returned_tensors
-from flatscope.network.weights import Key, WeightPlan, Writer, part_name
+from flatscope.network.surveys import Use, is_matrix, survey, survey_all
+from flatscope.network.watching import returned_tensors
+from flatscope.network.weights import Key, WeightPlan, part_name
 from flatscope.params import copied, trainable_names
-from flatscope.samples import Batch, Inputs, one_more, output_tensor, parts_of
+from flatscope.samples import Batch, Inputs, one_more, output_tensor
 
 _UNCOVERED, _SEARCHED = "_flatscope_uncovered", "_flatscope_searched"
 # Names that parametrizations, weight_norm, spectral_norm and pruning give to what a weight is made of.
 _MADE = re.compile(r"(?P<owner>.*?)(?:parametrizations\.(?P<new>\w+)\.original\d*|(?P<old>\w+?)_(?:g|v|orig))$")
-
-
-@dataclass(frozen=True)
-class Use:
-    """One meeting of a tensor made of parameters with a signal."""
-
-    params: frozenset[str]  # what the tensor is made of
-    key: Key | None  # of the weight or bias, where it is one; None for any other meeting
-    value: Tensor  # the weight or bias as the canonical call takes it
-    place: str  # the operation and the module
-    harmless: bool = True  # whether it is a shift, a scale or a constant, entry by entry
-
-
-class Survey(Writer):
-    """A Writer that notes how parameters meet signals, for the plan.
-
-    A parameter with a copy for every sample (learned queries, say) is a signal as well: what multiplies it is a layer.
-
-    Args:
-        model: whose forward is about to run.
-        uses: what is noted.
-        n: number of samples.
-        constants: whether what multiplies rows of constants is a layer.
-    """
-
-    def __init__(self, model: nn.Module, uses: list[Use], n: int, constants: bool) -> None:
-        super().__init__(model, WeightPlan(constants=constants))
-        self.uses, self.changed, self._n = uses, False, n
-        self.rows = False  # whether a product with rows of constants meets a signal in another way than as a weight
-
-    def follow(self, op: Operation) -> Any:
-        """Run one operation, and note what it does with parameters."""
-        weights = [tensor for tensor in op.tensors if self.weights.is_weight(tensor)]
-        n_uses = len(self.uses)
-        result = super().follow(op)
-        self._note_copies(weights, result)
-        written_out = op.name in EXPANSIONS and len(self.uses) > n_uses
-        self.changed |= op.name in EXPANSIONS
-        mixed = weights and any(self.weights.source(tensor) is None for tensor in op.tensors)
-        if mixed and not written_out and len(self.uses) == n_uses:
-            self._note_meeting(op, weights, result)
-        return result
-
-    def product(self, op: Operation, product: Product) -> Tensor:
-        """Run it, and note weight and bias."""
-        result = super().product(op, product)
-        self.changed |= op.name not in LAYER_CALLS
-        for value, origin in ((product.weight, product.origin), (product.bias, product.bias)):
-            if value is None or origin is None or not self.weights.is_weight(origin):
-                continue
-            source = self.weights.source(origin)
-            assert source is not None
-            self.rows |= source.rows and op.name in LOOKUPS
-            lost = value.requires_grad and not result.requires_grad
-            if (copied := self.weights.source(product.signal)) is not None and copied.params:
-                wide = [name for name in copied.params if _is_matrix(self.weights.named[name])]
-                self.uses.append(Use(copied.params, None, product.signal, op.place, len(wide) <= 1))
-            self.uses.append(Use(source.params, self.weights.key(value, origin), value, op.place, not lost))
-        return result
-
-    def _note_copies(self, weights: list[Tensor], result: Any) -> None:
-        """Note whether a tensor of parameters has a copy for every sample."""
-        if not weights or not self.weights.is_weight(result):
-            return
-        largest = max(tensor.numel() for tensor in weights)
-        new = result.shape[:1] == (self._n,) and result.numel() == self._n * largest
-        new &= all(tensor.ndim < result.ndim or tensor.shape[:1] != (self._n,) for tensor in weights)
-        if new or any(self.weights.is_signal(tensor) for tensor in weights):
-            self.weights.copies.add(id(result))
-
-    def _note_meeting(self, op: Operation, weights: list[Tensor], result: Any) -> None:
-        meaning = TABLE.get(op.name)
-        sizes = [tensor.numel() for tensor in op.tensors if self.weights.source(tensor) is None]
-        spread = isinstance(result, Tensor) and result.numel() > max(sizes)
-        for weight in weights:
-            source = self.weights.source(weight)
-            assert source is not None
-            self.rows |= source.rows
-            wide = _is_matrix(weight)
-            harmless = meaning is not None and meaning.takes_vectors and not (meaning.multiplies and spread and wide)
-            harmless &= op.within != "cdist"  # a distance to every row of a matrix is no shift
-            self.uses.append(Use(source.params, None, weight, op.place, harmless))
-
-
-def _is_matrix(value: Tensor) -> bool:
-    return sum(size > 1 for size in value.shape) > 1
-
-
-@dataclass(frozen=True)
-class Surveyed:
-    """How parameters meet signals in one forward pass."""
-
-    uses: list[Use]
-    changed: bool  # whether anything is written in other words
-    alive: set[str]  # parameters that gradients of the outputs reach
-    rows: bool  # whether what multiplies rows of constants has to be a layer for parameters to be followed
-
-
-def survey(model: nn.Module, example: Inputs, constants: bool = False) -> Surveyed:
-    """Look at one forward pass; with `constants` what multiplies rows of constants is a layer."""
-    uses: list[Use] = []
-    found = Survey(model, uses, len(parts_of(example)[0]), constants)
-    with torch.enable_grad():
-        raw = replay(model, example, found.follow)
-        outputs = [tensor for tensor in output_tensors(raw) if tensor.requires_grad]
-        free = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        alive = _reached([output.sum() for output in outputs], free)
-    # A product inside `no_grad` is a constant; one inside an operation that cannot be followed is not.
-    uses = [use if use.harmless or use.params & alive else replace(use, harmless=True) for use in uses]
-    return Surveyed(uses, found.changed, alive, found.rows)
-
-
-def _reached(sums: list[Tensor], free: dict[str, nn.Parameter]) -> set[str]:
-    """Names of the parameters that gradients of the outputs reach; all of them where torch cannot tell."""
-    if not sums:
-        return set()
-    try:
-        slopes = torch.autograd.grad(sums, list(free.values()), allow_unused=True, retain_graph=True)
-    except Exception:  # written in place over what the gradient needs, or a backward pass of the user's that fails
-        return set(free)
-    return {name for name, slope in zip(free, slopes, strict=True) if slope is not None}
 
 
 def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, everything: bool = False) -> nn.Module:
@@ -172,28 +49,16 @@ def plain(model: nn.Module, examples: Iterable[Inputs], *, acting: bool = True, 
     trainable = set(trainable_names(twin))
     for name, value in twin.named_parameters():
         value.requires_grad_(name in trainable)
-    found: list[list[Use]] = []
-    changed, constants, reached, idle = False, False, set[str](), idle_parameters(twin)
     with own_settings():
-        for example in chain([first], examples):
-            for part in (example, one_more(example)) if not found else (example,):
-                if part is not example and all(use.key == ("whole", *use.params) for use in found[0]):
-                    break  # no weight is made: one sample more would show the same
-                seen = survey(twin, part, constants)
-                if seen.rows and not constants:
-                    constants, seen = True, survey(twin, part, constants=True)
-                found.append(seen.uses)
-                changed, reached = changed | seen.changed, reached | seen.alive
-            if not everything and trainable - idle <= {name for some in found for use in some for name in use.params}:
-                break
-    uses = _in_one_way(found)
-    for name in sorted(reached - {name for use in uses for name in use.params}):
+        seen = survey_all(twin, chain([first], examples), trainable, everything)
+    uses = _in_one_way([batch.uses for batch in seen.batches])
+    for name in sorted(seen.alive - {name for use in uses for name in use.params}):
         value = twin.get_parameter(name)
         uses.append(Use(frozenset({name}), None, value, "an operation that cannot be followed", harmless=False))
     made = _acting_weights(twin, uses) if acting else {}
     mark_uncovered(twin, _uncovered(twin, uses, made, trainable))
-    if changed or made or constants:
-        _write_plainly(twin, uses, made, constants)
+    if seen.changed or made or seen.constants:
+        _write_plainly(twin, uses, made, seen.constants)
     if frozen:
         twin.requires_grad_(False)
     return twin
@@ -243,12 +108,6 @@ def leave_out_dead(model: nn.Module, examples: Iterable[Inputs], outputs: Callab
         set_plan(model, WeightPlan(dead=dead))
 
 
-def idle_parameters(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that are read, but do not reach the outputs."""
-    plan = plan_of(model)
-    return plan.dead.idle if plan is not None and plan.dead is not None else frozenset()
-
-
 def mark_uncovered(model: nn.Module, found: dict[str, str]) -> None:
     """Note on a network that is plain already what takes part in no layer."""
     object.__setattr__(model, _UNCOVERED, found)
@@ -261,13 +120,13 @@ def uncovered(model: nn.Module) -> dict[str, str]:
 
 
 def is_rewritten(model: nn.Module) -> bool:
-    """Whether a plain network has other layers than the network that it was made of shows."""
+    """True where the plain form has parameters that the network itself does not have."""
     plan: WeightPlan | None = plan_of(model)
     return plan is not None and bool(plan.acting or plan.constants)
 
 
 def only_rearranges(model: nn.Module) -> bool:
-    """Whether the new parameters of a plain network are the given ones in another order, each entry once.
+    """True where the new parameters are the given ones in another order, each entry once.
 
     Then whatever does not depend on the order of parameters (traces, eigenvalues, norms) is the same on both.
     """
@@ -333,7 +192,7 @@ def _acting_weights(model: nn.Module, uses: list[Use]) -> dict[str, tuple[Key, T
 
 
 def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
-    """Whether a weight may be a parameter of its own: all that it is made of says the same wherever it is used."""
+    """True where a weight may become a parameter: what it is made of means the same in all of its uses."""
     assert use.key is not None
     same = [other for other in uses if other.key == use.key]
     if any(not torch.equal(other.value, use.value) for other in same):
@@ -350,7 +209,7 @@ def _stands_alone(model: nn.Module, use: Use, uses: list[Use]) -> bool:
 
 
 def _name(model: nn.Module, use: Use, taken: dict[str, Any]) -> str:
-    """That of the parameter and its part, of the weight that it makes, or of all that it is made of."""
+    """Name for a derived weight: its base parameter, else the attribute it replaces, else all parameter names."""
     assert use.key is not None
     if use.key[0] == "view":
         candidate = part_name(use.key, model.get_parameter(use.key[1]))
@@ -372,7 +231,7 @@ def _uncovered(
     acting = {key for key, _ in made.values()}
     found: dict[str, str] = {}
     for name, value in model.named_parameters():
-        if name not in trainable or not _is_matrix(value):
+        if name not in trainable or not is_matrix(value):
             continue
         own = [use for use in uses if name in use.params]
         for use in own:

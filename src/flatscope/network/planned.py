@@ -18,7 +18,7 @@ _MAKERS = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 class ForwardPlan(Protocol):
-    """What a forward is run by."""
+    """A plan by which a module's forward is run."""
 
     def rule(self, model: nn.Module) -> Rule:
         """A rule for one pass through the module."""

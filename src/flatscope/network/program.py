@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def is_real(self) -> bool:
-        """Whether its entries are numbers that derivatives go through."""
+        """True for floating-point and complex entries, which derivatives go through."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
 
@@ -217,7 +217,7 @@ class ProgramRecorder:
         self._n_samples = len(parts_of(inputs)[0])
 
     def program(self, output: Tensor) -> Program:
-        """What was recorded."""
+        """The program of all steps so far."""
         return Program(tuple(self._steps), self._inputs, self._slot(output), self._parameters, self._n_samples)
 
     def follow(self, op: Operation) -> Any:
@@ -276,7 +276,7 @@ class ProgramRecorder:
 
 @dataclass(frozen=True)
 class Structure:
-    """What recorded passes show of a network, whatever its weights: kept by the problem."""
+    """Two recorded passes of a network and what they show whatever its weights."""
 
     program: Program  # of the first samples
     wider: Program  # of the same samples in reverse and one more, which shows where the samples are
@@ -339,7 +339,7 @@ def _keep_input(kept: dict[int, Tensor], step: Step, op: Operation) -> None:
 
 
 def _same_rows(use: LayerUse, here: Tensor, there: Tensor, axis: int, n: int) -> bool:
-    """Whether each row is of one sample: then the samples in reverse, and one more, have the same rows in reverse."""
+    """True where each row is of one sample: the samples in reverse then have the same rows in reverse."""
     if axis and here.ndim > axis + 1:
         here, there = here.movedim(axis, 0), there.movedim(axis, 0)
     if use.kind == "dense" and len(here) != n and n and len(here) % n == 0 and len(there) % (n + 1) == 0:

@@ -86,7 +86,7 @@ def masked_fill(step: ScaleStep) -> Any:
 
 
 def _varies(values: Tensor, axis: int) -> bool:
-    """Whether there is something else along an axis than at its beginning."""
+    """True where entries along an axis differ from the first one."""
     return bool((values != values.narrow(axis, 0, min(1, values.shape[axis]))).any())
 
 

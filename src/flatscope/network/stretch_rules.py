@@ -29,7 +29,7 @@ class Stretches(ABC):
         self._known = {part: 0.0 for part in inputs if part.is_floating_point()}
 
     def knows(self, value: Any) -> bool:
-        """Whether this is a tensor that depends on the input."""
+        """True for a tensor that depends on the input."""
         return isinstance(value, Tensor) and value in self._known
 
     def log_constant(self, tensor: Tensor) -> float:
@@ -61,7 +61,7 @@ def _one(known: Stretches, op: Operation, signals: list[Tensor]) -> float:
 
 
 def _copied(signal: Tensor, result: Tensor) -> float:
-    """What entries that are broadcast add, as a logarithm: m copies count with √m."""
+    """Logarithm of the factor that broadcasting adds: m copies count with √m."""
     return max(0.0, safe_log(result.numel() / max(signal.numel(), 1))) / 2
 
 

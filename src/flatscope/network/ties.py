@@ -142,11 +142,11 @@ class Labels:
         return common
 
     def fix_scale(self, labels: Tensor, why: str) -> None:
-        """What these entries belong to cannot be rescaled."""
+        """Fix the scale of the classes that these entries belong to."""
         self.scale.fix_all(labels, why)
 
     def pin_units(self, labels: Tensor, why: str) -> None:
-        """What these entries belong to cannot change places."""
+        """Fix the places of the units that these entries belong to."""
         self.unit.fix_all(labels, why)
 
     def wall(self, labels: Tensor, why: str) -> None:

@@ -103,7 +103,7 @@ class _Tracer:
         return result
 
     def _is_about_weights(self, op: Operation) -> bool:
-        """Whether no signal enters: a weight that is computed counts only where it meets one."""
+        """True where no signal enters: a computed weight counts only where it meets one."""
         return any(self._weights.is_weight(tensor) for tensor in op.tensors) and all(
             self._weights.source(tensor) is not None for tensor in op.tensors
         )
@@ -208,7 +208,7 @@ class _Tracer:
         return str(source.view), place, step.spread(self._labels_of(signals[0]))
 
     def _norm(self, step: ScaleStep) -> Tensor | None:
-        """The scale of a normalisation, in torch's words or as a product: what enters is fixed, channels begin anew."""
+        """Labels after the scale of a normalisation: inputs are fixed, channels start new classes."""
         if step.op.name in AFFINE_NORMS:
             given = step.op.named(*AFFINE_NORMS[step.op.name])
             scale, shift = (self._names.get(id(given.get(name))) for name in ("weight", "bias"))

@@ -42,7 +42,7 @@ class GraphLayer:
 
     @property
     def input_first(self) -> bool:
-        """Whether the weight has its inputs in front of its outputs."""
+        """True where the weight's first axis has its inputs."""
         return self.kind in INPUT_FIRST
 
     @property
@@ -57,7 +57,7 @@ class GraphLayer:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a traced network is made of, as far as rescaling and permuting its units go."""
+    """Layers of a network and the classes in which their units can be rescaled or permuted."""
 
     layers: tuple[GraphLayer, ...]  # in forward order
     # scale classes that are free, numbered 1 to n_classes; class 0 is fixed at scale 1. This is the H_eff of a residual
@@ -92,7 +92,7 @@ class Graph:
 
     @property
     def stopped(self) -> str:
-        """How many hidden units can be rescaled and what stops the others; empty where nothing does."""
+        """Number of hidden units that can be rescaled, and what stops the others; empty where nothing does."""
         hidden = [layer for layer in self.layers if layer.hidden]
         free = sum(layer.n_free for layer in hidden)
         by = ", ".join(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*self.unfollowed.values()]))
@@ -103,7 +103,7 @@ class Graph:
         return "no unit can be rescaled" + (f"; {SCALES_STOP} {by}" if by else "")
 
     def summary(self) -> str:
-        """What can be rescaled, what cannot, and why."""
+        """Units that can be rescaled and those that cannot, with the reason."""
         form = "a chain" if self.chain else "with branches"
         lines = [
             f"{len(self.layers)} layers, {form}; {self.n_units} hidden units in {self.n_classes} free scale classes."
@@ -157,7 +157,7 @@ class LayerRecord:
 
     @property
     def depthwise(self) -> bool:
-        """Whether every channel is a group of its own, one in and one out."""
+        """True where every channel is a group of its own, one in and one out."""
         return self.groups == len(self.inputs) == len(self.outputs)
 
     def use(

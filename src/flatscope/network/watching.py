@@ -150,7 +150,7 @@ def _plain_name(function: Callable[..., Any]) -> str:
 
 
 def is_in_place(op: Operation) -> bool:
-    """Whether the operation writes to its first argument. One that returns it as it is does not."""
+    """True for an operation that writes to its first argument, not for one that returns it as it is."""
     return writes_in_place(op.function)
 
 

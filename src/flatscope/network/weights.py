@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor made of parameters and constants alone comes from."""
+    """Origin of a tensor that is made of parameters and constants alone."""
 
     params: frozenset[str]  # names of the parameters; none for a constant
     view: str | None = None  # the parameter of which it is a view, if it is one
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """What the plain network answers in other words."""
+    """Substitutions of a plain network: new parameters, masks, folded normalisations, hidden operations."""
 
     # name of the new parameter for each weight or bias that is a view or computed
     acting: dict[Key, str] = field(default_factory=dict)
@@ -66,16 +66,16 @@ class Weights:
             self._known.setdefault(value, Source(frozenset()))
 
     def source(self, value: Any) -> Source | None:
-        """Where a tensor comes from; None for a signal."""
+        """Origin of a tensor; None for a signal."""
         return self._known.get(value) if isinstance(value, Tensor) else None
 
     def is_weight(self, value: Any) -> bool:
-        """Whether a tensor is made of parameters, and of constants at most besides."""
+        """True for a tensor made of parameters, with constants at most besides."""
         found = self.source(value)
         return found is not None and bool(found.params)
 
     def is_signal(self, value: Any) -> bool:
-        """Whether a tensor depends on the input, or is a parameter with a copy for every sample."""
+        """True for a tensor that depends on the input, or a parameter with a copy for every sample."""
         if not isinstance(value, Tensor):
             return False
         if self._constants and (source := self._known.get(value)) is not None and _are_rows(value, source):
@@ -127,7 +127,7 @@ class Weights:
         return source.view if source is not None and source.view and value is self.named[source.view] else None
 
     def key(self, value: Tensor, origin: Tensor) -> Key:
-        """What tells one weight from another, in this and in every later forward pass.
+        """Key of a weight, the same in every forward pass.
 
         Args:
             value: the weight as a canonical call takes it.
@@ -168,7 +168,7 @@ def _range(start: int, end: int, size: int) -> str:
 
 
 def _are_rows(value: Tensor, source: Source) -> bool:
-    """Whether a tensor that no signal has entered holds several vectors of constants."""
+    """True for a tensor of several vectors of constants that no signal has entered."""
     return not source.params and value.ndim > 1 and value.is_floating_point()
 
 

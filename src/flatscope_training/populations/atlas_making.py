@@ -117,18 +117,32 @@ def atlas(
     return Atlas(pd.concat(rows, ignore_index=True), meta)
 
 
+def _with_gaps(looks: pd.DataFrame) -> pd.DataFrame:
+    """The frame with gaps and accuracy, where losses and errors give them."""
+    for gap, of in (("gap", "loss"), ("error_gap", "error")):
+        if gap not in looks and {f"test_{of}", f"train_{of}"} <= set(looks):
+            looks[gap] = looks[f"test_{of}"] - looks[f"train_{of}"]
+    if "train_accuracy" not in looks and "train_error" in looks:
+        looks["train_accuracy"] = 1 - looks["train_error"]
+    return looks
+
+
+def _refuse_changing(looks: pd.DataFrame, by: Sequence[str]) -> None:
+    """Refuse columns to divide by that change along a training, or are missing for a network."""
+    for name in by:
+        if looks.groupby("network")[name].nunique(dropna=False).max() > 1:
+            raise InputError("one value for each network", "several along training", where=f"atlas, {name}")
+        if looks[name].isna().any():
+            raise InputError("a value for each network", "networks without", where=f"atlas, {name}")
+
+
 def _checked(
     frame: pd.DataFrame, measures: Sequence[str], target: str, by: Sequence[str], network: str
 ) -> tuple[pd.DataFrame, str, list[str], str, list[str]]:
     """What is needed of the frame, the networks numbered; names of network, measures and target; remarks."""
     if isinstance(measures, str) or isinstance(by, str):
         raise InputError("a list of columns", repr(measures if isinstance(measures, str) else by), where="atlas")
-    looks = frame.set_axis([str(column) for column in frame.columns], axis=1).reset_index(drop=True)
-    for gap, of in (("gap", "loss"), ("error_gap", "error")):
-        if gap not in looks and {f"test_{of}", f"train_{of}"} <= set(looks):
-            looks[gap] = looks[f"test_{of}"] - looks[f"train_{of}"]
-    if "train_accuracy" not in looks and "train_error" in looks:
-        looks["train_accuracy"] = 1 - looks["train_error"]
+    looks = _with_gaps(frame.set_axis([str(column) for column in frame.columns], axis=1).reset_index(drop=True))
     columns = [str(column) for column in looks]
     named = network or next((name for name in NAMED if name in columns), NAMED[0])
     asked, target = target, target or target_column(columns) or "gap"
@@ -160,11 +174,7 @@ def _checked(
     notes = [f"{some_of(constant, 5)}: constant, left out"] if constant else []
     lost = looks.loc[looks[target].isna(), "network"].nunique()
     notes += [f"{numbered(lost, 'network')} without a finite {target} at times, left out there"] if lost else []
-    for name in by:
-        if looks.groupby("network")[name].nunique(dropna=False).max() > 1:
-            raise InputError("one value for each network", "several along training", where=f"atlas, {name}")
-        if looks[name].isna().any():
-            raise InputError("a value for each network", "networks without", where=f"atlas, {name}")
+    _refuse_changing(looks, by)
     looks = looks.sort_values(["network", "epoch"], kind="stable", ignore_index=True)
     return (
         looks[[*dict.fromkeys(["network", *numeric, *by])]],
