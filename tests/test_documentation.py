@@ -93,19 +93,13 @@ def test_what_pages_say_about_generalization_is_what_the_leaderboard_has() -> No
     assert all(row is not None and row["high"] < 0 for row in rows)
 
 
-def test_the_readme_is_short_and_shows_its_pictures_wherever_it_is_read() -> None:
+def test_the_readme_is_short_and_its_pictures_and_links_are_in_the_repository() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
-    home = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert pictures
-    for picture in pictures:
-        assert picture.startswith(f"{home}/raw/main/")
-        assert (ROOT / picture.removeprefix(f"{home}/raw/main/")).is_file()
-    for link in re.findall(r"\]\((?!http|#)([^)#]+)", text):
-        raise AssertionError(f"{link} leads nowhere outside the repository")
-    for link in re.findall(rf"{re.escape(home)}/(?:blob|tree)/main/([^)#\s]+)", text):
-        assert (ROOT / link).exists(), link
+    for link in [*pictures, *re.findall(r"\]\((?!http|#)([^)#]+)", text)]:  # read in a clone as well as on the web
+        assert (ROOT / link).is_file(), link
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatscope.comparing.records import DIFFERENCES, RANKING, difference_of, records, table
+from flatscope.comparing.records import DIFFERENCES, RANKING, difference_of, records_by_measure, table
 from flatscope.stats import granulated_kendall
 from flatscope_training.benchmarking.differences import (
     CHANGED,
@@ -64,11 +64,11 @@ def test_pairs_are_those_that_differ_in_one_setting_by_a_plain_loop(population: 
 
 
 def test_the_question_at_hand_decides_what_a_measure_is_worth() -> None:
-    training, width = records("training"), records("width")
+    training, width = records_by_measure("training"), records_by_measure("width")
     assert training["rho_sum"].low < 0 < training["rho_sum"].high, "flatness is at chance between two trainings"
     assert width["rho_sum"].low > 0.7
     assert not training["rho_sum"].counts
-    assert not records("label noise")["psi_trace"].counts
+    assert not records_by_measure("label noise")["psi_trace"].counts
     assert training["l2_path_norm"].counts
     assert training["l2_path_norm"].percent(0.12) == "56"
     assert set(DIFFERENCES) == set(CHANGED)

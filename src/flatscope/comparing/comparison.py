@@ -14,7 +14,7 @@ import pandas as pd
 from flatscope.comparing import rankings
 from flatscope.comparing.decision import Decision, decide, worth_words
 from flatscope.comparing.held_out import HeldOut, unpaired
-from flatscope.comparing.records import difference_of, records
+from flatscope.comparing.records import difference_of, records_by_measure
 from flatscope.comparing.verdicts import (
     Quantity,
     Remark,
@@ -125,7 +125,7 @@ class Comparison(Result):
         On the released population, more often than wrongly and beyond chance (`fs.benchmark`). Measures without a
         record do not count.
         """
-        known = records(self.difference)
+        known = records_by_measure(self.difference)
         measures = {label: self._quantities[label].measure for label in self.comparable}
         return [label for label, name in measures.items() if name in known and known[name].counts]
 

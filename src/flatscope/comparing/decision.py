@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flatscope.comparing.held_out import HeldOut
-from flatscope.comparing.records import DIFFERENCES, RANKING, records
+from flatscope.comparing.records import DIFFERENCES, RANKING, records_by_measure
 from flatscope.doubts import MOST
 from flatscope.formatting import with_error, written
 from flatscope.standing import Standing
@@ -92,7 +92,8 @@ def points(tests: HeldOut, value: float, stderr: float, unit: str = " points") -
     scale, unit = (100, unit) if tests.what == "error" else (1, "")
     if not stderr > 0:
         return f"{written(scale * value, 3)}{unit}"
-    decimals = max(0, -math.floor(math.log10(scale * stderr)))
+    first = math.floor(math.log10(scale * stderr))
+    decimals = max(0, -first + (scale * stderr < 2 * 10.0**first))  # one digit of the error, two of one below 2
     if decimals <= 4:
         return f"{scale * value:.{decimals}f} ± {scale * stderr:.{decimals}f}{unit}"
     shown, error = with_error(scale * value, scale * stderr)
@@ -106,7 +107,7 @@ def worth_words(difference: str, counting: Sequence[str]) -> str:
         difference: one of `DIFFERENCES`.
         counting: names of the measures that count in the ranking.
     """
-    known = records(difference)
+    known = records_by_measure(difference)
     asked = DIFFERENCES[difference]
     best = max((name for name in counting if name in known), key=lambda name: known[name].psi, default="")
     flat = known["rho_sum"]

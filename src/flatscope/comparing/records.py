@@ -74,7 +74,7 @@ def table() -> pd.DataFrame:
 
 
 @functools.cache
-def records(difference: str) -> dict[str, Record]:
+def records_by_measure(difference: str) -> dict[str, Record]:
     """The records of the measures for one kind of difference, in the order of the table; others are missing."""
     rows = table()[table()["difference"] == difference].dropna(subset="psi")
     columns = [rows[name].tolist() for name in ("measure", "psi", "low", "high", "pairs")]

@@ -10,19 +10,21 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from flatscope.comparing.records import DIFFERENCES, RANKING, Record, records_by_measure
 from flatscope.formatting import numbered, some_of
 from flatscope.registry import declarations
 from flatscope_app.reports.markup import Cell, Colours, Part, Section, badge, breakable, element, listed, table, told
 from flatscope_app.reports.measured import STANDING_WORDS, standing
 from flatscope_app.reports.plots import COLOURS, Plot, hero, legend_above, on_axes, scale_axis, shortened
-from flatscope_training.benchmarking.leaderboard import Leaderboard, score_number, score_words
+from flatscope_training.benchmarking.leaderboard import RELEASED, Leaderboard, score_number, score_words
 from flatscope_training.benchmarking.recipe import MOST_EPOCHS, SETTINGS, STOPS
-from flatscope_training.benchmarking.scores import CHANCE, ORACLE, SCORES
+from flatscope_training.benchmarking.scores import CONTROLS, SCORES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CONTROLS = {ORACLE: "the test error itself", CHANCE: "random numbers"}
+EXPLAINED = {**CONTROLS, RANKING: "vote of all that count, chosen on one data set and scored on the other"}
+ALWAYS = ("rho_sum", "hessian_trace", "psi_trace")  # in the picture wherever they are in the order
 TITLES = {
     "tau": "τ",
     "psi": "Ψ",
@@ -45,7 +47,7 @@ def leaderboards_part(boards: Mapping[str, Leaderboard], colours: Colours) -> Pa
         answers += [element("h3", name)] if len(boards) > 1 else []
         answers.append(told(leaderboard_sentences(board)))
         more = f"-{n}" if n else ""
-        body = _ranking(board, more) + _reading(board)
+        body = _ranking(board, more) + _by_difference(board, more) + _reading(board)
         gist, which = numbered(len(board.names), "measure"), f": {name}" if len(boards) > 1 else ""
         sections.append(Section(f"leaderboard{more}", f"Leaderboard{which}", body, gist, open=not n))
         for place, (data, stop) in enumerate(board.populations):
@@ -78,8 +80,18 @@ def leaderboard_sentences(board: Leaderboard) -> list[str]:
     wrong = [name for name in ordered if all(_sure(board, name, *key) < 0 for key in board.populations)]
     if wrong:
         sentences.append(
-            f"Against what their sources expect, beyond chance, on every data set at every stop: {some_of(wrong, 8)}."
+            "Significantly correlated in the wrong direction, on every data set at every training loss: "
+            f"{some_of(wrong, 8)}."
         )
+    if board.meta.get("networks") == RELEASED:
+        training, width = records_by_measure("training"), records_by_measure("width")
+        names = [name for name in ("l2_path_norm", "rho_sum") if name in board.names]
+        told_of = [
+            f"{name} {training[name].words}, for two widths in {width[name].percent(width[name].psi)}" for name in names
+        ]
+        sentences += [f"For two trainings of one architecture: {'; '.join(told_of)}."] if names else []
+    elif board.meta.get("own"):
+        sentences.append("Fewer networks than the released 1,024: do not put these Ψ beside theirs.")
     return sentences
 
 
@@ -92,7 +104,7 @@ def _sure(board: Leaderboard, name: str, data: str, stop: float) -> float:
 def _name(name: str, place: int | None = None) -> Cell:
     parts = [element("span", f"{place}. ", class_="quiet")] if place else []
     parts.append(element("span", breakable(name), class_="name"))
-    parts += [element("small", CONTROLS[name])] if name in CONTROLS else []
+    parts += [element("small", EXPLAINED[name])] if name in EXPLAINED else []
     return Cell(Markup("").join(parts), name)
 
 
@@ -142,6 +154,33 @@ def _ranking(board: Leaderboard, more: str) -> Markup:
     )
 
 
+def _by_difference(board: Leaderboard, more: str) -> Markup:
+    """Ψ by what two networks differ in, of the released networks; empty for a board of others."""
+    if board.meta.get("networks") != RELEASED:
+        return Markup("")
+    known = {kind: records_by_measure(kind) for kind in DIFFERENCES}
+    rows = []
+    for name in [*board.names, RANKING]:
+        found = [known[kind].get(name) for kind in DIFFERENCES]
+        if any(found):
+            rows.append([_name(name), *map(_record, found)])
+    label = "Ψ by what two networks differ in. Column headers sort."
+    sorts = ["text", *["number"] * len(DIFFERENCES)]
+    header, id_ = ["Measure", *DIFFERENCES], f"differences-table{more}"
+    words = "; ".join(f"{kind}: {text}" for kind, text in DIFFERENCES.items())
+    title = element("h3", "By what two networks differ in")
+    grid = table(label, header, rows, class_="measures correlations", id_=id_, sorts=sorts, tall=True)
+    return title + element("p", f"{words}.", class_="quiet") + grid
+
+
+def _record(found: Record | None) -> Cell:
+    if found is None:
+        return Cell("n/a", "", "correlate")
+    ends = "" if math.isnan(found.low) else f"[{score_number(found.low)}, {score_number(found.high)}]"
+    shown = element("span", score_number(found.psi), class_="value") + element("small", ends)
+    return Cell(shown, f"{found.psi:.6f}", "correlate")
+
+
 def _scores(board: Leaderboard, data: str, stop: float, more: str) -> Markup:
     """Every score of every measure on one data set at one stop."""
     scores = [score for score in SCORES if any(board.row(name, data, stop, score) is not None for name in board.names)]
@@ -185,7 +224,7 @@ def leaderboard_plots(boards: Mapping[str, Leaderboard], _: Colours) -> Iterator
     for name, board in boards.items():
         own = set(board.meta.get("own", []))
         valued = [measure for measure in board.names if not math.isnan(board.mean(measure, "psi"))]
-        kept = [m for place, m in enumerate(valued) if place < DRAWN or m in own or m in CONTROLS]
+        kept = [m for place, m in enumerate(valued) if place < DRAWN or m in own or m in (*CONTROLS, *ALWAYS)]
 
         def draw(ax: Axes, kept: list[str] = kept, board: Leaderboard = board) -> None:
             for n, (data, stop) in enumerate(board.populations):

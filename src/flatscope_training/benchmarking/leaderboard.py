@@ -11,6 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from flatscope.comparing.records import FILE as RECORDS_FILE
+from flatscope.comparing.records import records_by_measure
 from flatscope.context import Context
 from flatscope.disk import write_whole
 from flatscope.errors import InputError
@@ -22,6 +24,7 @@ from flatscope.progress import progress
 from flatscope.registry import Value, declarations, select
 from flatscope.results import Result, checked_columns
 from flatscope.version import __version__
+from flatscope_training.benchmarking.differences import by_difference
 from flatscope_training.benchmarking.recipe import (
     RESCALED,
     STOPS,
@@ -34,7 +37,16 @@ from flatscope_training.benchmarking.recipe import (
     train,
 )
 from flatscope_training.benchmarking.recipe import networks as design
-from flatscope_training.benchmarking.scores import CHANCE, COLUMNS, ORACLE, score_all, with_controls
+from flatscope_training.benchmarking.scores import (
+    BASELINES,
+    CHANCE,
+    COLUMNS,
+    CONTROLS,
+    ORACLE,
+    SECOND,
+    score_all,
+    with_controls,
+)
 from flatscope_training.data.public_sets import data_root
 from flatscope_training.factories import find_factory
 from flatscope_training.sweeps.store import Store
@@ -44,6 +56,7 @@ Function = Callable[[Context], Any]
 POPULATION_FILE, POPULATION_KEY = "population.parquet", b"flatscope_benchmark"
 LEADERBOARD_FILE, LEADERBOARD_OF_FEW = "leaderboard.parquet", "leaderboard-of-few.parquet"
 OWN_NETWORKS = 64
+RELEASED = 1024
 SHOWN = ("psi", "tau", "information", "worst_error", "survival")
 
 
@@ -102,7 +115,7 @@ class Leaderboard(Result):
 
     def headline_lines(self) -> list[str]:
         """Which measure ranks networks best, how far it is from certain, what to choose by."""
-        ranked = [name for name in self.names if name not in (ORACLE, CHANCE)]
+        ranked = [name for name in self.names if name not in CONTROLS]
         psi = {name: self.mean(name, "psi") for name in ranked}
         known = [name for name in ranked if not math.isnan(psi[name])]
         if not known:
@@ -114,6 +127,12 @@ class Leaderboard(Result):
         ]
         if wrong and len(known) > 1:
             lines.append(f"{len(wrong)} of {len(known)} measures rank them wrongly more often than rightly.")
+        few = self.meta.get("networks") != RELEASED
+        if self.meta.get("own") and few:
+            lines.append("Fewer networks and settings than the released 1,024: do not put these Ψ beside theirs.")
+        training = records_by_measure("training")
+        if not few and best in training:
+            lines.append(f"Between two trainings of one architecture {best} was {training[best].words}.")
         return [*lines, "Choose networks by held-out data; a measure is for when there are none."]
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
@@ -122,10 +141,10 @@ class Leaderboard(Result):
         header = ["#", "measure", "Ψ", *populations, "τ", "info", "worst", "survival"]
         rows, place = [], 0
         for name in self.names:
-            place += name not in (ORACLE, CHANCE)
+            place += name not in CONTROLS
             psi = [score_words(self.row(name, data, stop, "psi")) for data, stop in self.populations]
             means = [score_number(self.mean(name, score)) for score in SHOWN]
-            number = "" if name in (ORACLE, CHANCE) else str(place)
+            number = "" if name in CONTROLS else str(place)
             rows.append([number, name, means[0], *psi, *means[1:]])
         return header, rows
 
@@ -190,6 +209,7 @@ def benchmark(
         fix = f"Take networks={SUBSET} or fewer: of these every measure was taken"
         raise InputError("measures that were taken of all these networks", ", ".join(missing), "benchmark", fix)
     beside = [*(name for name in chosen if name in there and name not in own), ORACLE, CHANCE]
+    beside += [] if asked else [*BASELINES, SECOND]
     if not own:
         return _scored(population, beside)
     kept = Store(store or data_root() / "benchmark-networks")
@@ -229,7 +249,7 @@ def _scored(population: pd.DataFrame, names: list[str]) -> Leaderboard:
 def _own_name(function: Function) -> str:
     name = getattr(function, "__name__", "function")
     known = declarations().get(name)
-    if name in (ORACLE, CHANCE) or (known is not None and known.function is not function):
+    if name in CONTROLS or (known is not None and known.function is not function):
         raise InputError("a name that is not taken", name, where="benchmark", fix="Rename the function")
     return name
 
@@ -303,7 +323,10 @@ def write_release(population: pd.DataFrame, spent: Mapping[str, Any], folder: Pa
     write_whole(folder / POPULATION_FILE, parquet_bytes(population, POPULATION_KEY, summary(population) | about))
     boards = []
     for part, file in ((some, LEADERBOARD_OF_FEW), (population, LEADERBOARD_FILE)):
-        scores = score_all(with_controls(part), [*valued(part), ORACLE, CHANCE])
+        scores = score_all(with_controls(part), [*valued(part), *CONTROLS])
         boards.append(Leaderboard(scores, summary(part) | about))
         boards[-1].save(folder / file)
+    names = [*valued(population), *BASELINES, ORACLE, SECOND]
+    found = by_difference(with_controls(population), names).round(3)
+    write_whole(folder / RECORDS_FILE, found.to_csv(index=False).encode())
     return boards[-1]

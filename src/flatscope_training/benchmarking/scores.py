@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from importlib.resources import files
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,17 @@ SIGNS = {"lower": 1.0, "higher": -1.0, "none": 1.0}  # low is good: it should ri
 # What is known of a network without measuring anything, and what of it should go with a smaller gap.
 BASELINES = {"epochs": "lower", "train_loss": "lower", "width": "higher"}
 ORACLE, CHANCE = "oracle", "chance"  # the test error itself, and random numbers: what measures lie between
+# The gap of the same settings trained once more from another seed: as far as settings alone decide.
+SECOND, SECOND_FILE = "second seed", "second-seed.parquet"
+CONTROLS = {
+    ORACLE: "the test error itself",
+    SECOND: "the gap of another training with the same settings",
+    CHANCE: "random numbers, mean of many draws",
+    "epochs": "epochs until the loss was reached",
+    "train_loss": "the training loss reached",
+    "width": "the wider network is expected to be better",
+}
+DRAWS = 40  # of random numbers
 SMALLEST_DIFFERENCE = 0.01  # of two gaps: two standard errors of an error on 10,000 test images
 COLUMNS = {
     **{"measure": "object", "data": "object", "stop": "float64", "score": "object"},
@@ -50,8 +63,10 @@ COLUMNS = {
 
 
 def with_controls(population: pd.DataFrame) -> pd.DataFrame:
-    """The population with two more columns of values: what no measure can beat, and what every measure should."""
+    """The population with columns of what no measure can beat, what every one should, and a second seed's gap."""
     draws = np.random.RandomState(0).standard_normal((2, len(population)))
+    seconds = pd.read_parquet(BytesIO((files(__package__) / SECOND_FILE).read_bytes()))
+    again = population[["seed", "stop"]].merge(seconds, on=["seed", "stop"], how="left")["gap"].to_numpy(float)
     there = population["reached"].to_numpy(bool)
     twins = there & (population["stop"] == STOPS[-1]).to_numpy()
     made: dict[str, Any] = {
@@ -59,7 +74,7 @@ def with_controls(population: pd.DataFrame) -> pd.DataFrame:
         f"{RESCALED}{ORACLE}": population["test_error"].where(twins),
     }
     made |= {CHANCE: np.where(there, draws[0], math.nan), f"{RESCALED}{CHANCE}": np.where(twins, draws[1], math.nan)}
-    return population.assign(**made)
+    return population.assign(**made, **{SECOND: np.where(there, again, math.nan)})
 
 
 def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
@@ -73,11 +88,29 @@ def score_all(population: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     rows = []
     for (data, stop), part in population[population["reached"]].groupby(["data", "stop"], sort=False):
         for name in names:
-            sign = SIGNS[known.get(name, "lower")]
-            for score, found in _scores(part, name, sign, twins=stop == STOPS[-1]).items():
+            sign, twins = SIGNS[known.get(name, BASELINES.get(name, "lower"))], stop == STOPS[-1]
+            scores = _chance(part, twins=twins) if name == CHANCE else _scores(part, name, sign, twins=twins)
+            for score, found in scores.items():
                 ends = (found.value, found.low, found.high, found.n, found.note)
                 rows.append((name, data, stop, score, *ends))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _chance(part: pd.DataFrame, *, twins: bool) -> dict[str, Estimate]:
+    """The scores of random numbers: their means over draws, and where 95 % of the draws lie."""
+    random = np.random.RandomState(1)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(DRAWS):
+        values = random.standard_normal((2, len(part)))
+        one = part.assign(**{CHANCE: values[0], f"{RESCALED}{CHANCE}": values[1]})
+        for score, found in _scores(one, CHANCE, 1.0, twins=twins).items():
+            drawn.setdefault(score, []).append(found.value)
+    note = f"mean of {DRAWS} draws, and where 95 % of them lie"
+    scores = {}
+    for score, values_of in drawn.items():
+        low, high = (float(np.nanpercentile(np.asarray(values_of), end)) for end in (2.5, 97.5))
+        scores[score] = Estimate(float(np.nanmean(values_of)), low, high, n=len(part), note=note)
+    return scores
 
 
 def _scores(part: pd.DataFrame, name: str, sign: float, *, twins: bool) -> dict[str, Estimate]:
