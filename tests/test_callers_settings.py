@@ -185,6 +185,7 @@ def everything(given: Things, folder: Path) -> list[float]:
     problem = fs.Problem(model, (X, Y), test=(X[:6], Y[:6]))
     audit = fs.audit(problem, ["gradient_norm", "psi_trace"], trials=1).to_frame()
     surface = fs.landscape(problem, grid=3)
+    explained = fs.explain(problem).to_frame()
     simplex = fs.interpolate([model, other], (X, Y), resolution=2)
     ranking = fs.compare({"one": model, "other": other}, (X, Y), ["hessian_trace", "margin"]).to_frame()
     twin = fs.rescale(model, X, seed=1)
@@ -208,6 +209,7 @@ def everything(given: Things, folder: Path) -> list[float]:
         *(float(value.detach().double().sum()) for value in folded.parameters()),
         *trained.frame()["train_loss"].tolist(),
         *audit["after"].tolist(),
+        *explained["rescalable"].tolist(),
         *surface.loss.flatten().tolist(),
         *simplex.loss.tolist(),
         *ranking.select_dtypes("number").to_numpy().ravel().tolist(),

@@ -42,7 +42,7 @@ LEVELS = (
     {"measuring"},
     {"measures"},
     {"bounds"},
-    {"auditing", "landscapes", "interpolation", "spectra", "decisions"},
+    {"auditing", "explaining", "landscapes", "interpolation", "spectra", "decisions"},
     {"comparing"},
     {"live", "__init__", "__main__"},
 )

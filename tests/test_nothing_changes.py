@@ -89,6 +89,7 @@ CALLS: dict[str, Callable[[nn.Module, Any], object]] = {
     "measure": lambda model, data: fs.measure(fs.Problem(model, data), NAMES),
     "bounds": lambda model, data: fs.bounds(fs.Problem(model, data), ["pac_bayes", "covering"]),
     "audit": lambda model, data: fs.audit(fs.Problem(model, data), ["l2_norm", "kappa_trace"], trials=1),
+    "explain": lambda model, data: fs.explain(fs.Problem(model, data)),
     "compare": lambda model, data: fs.compare({"a": model, "b": model}, data, names=["margin", "l2_norm"]),
     "landscape": lambda model, data: fs.landscape(fs.Problem(model, data), grid=3),
     "interpolate": lambda model, data: fs.interpolate([model, model], data, resolution=2),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from flatscope.errors import FlatscopeError as FlatscopeError
     from flatscope.errors import InputError as InputError
     from flatscope.errors import NumericalWarning as NumericalWarning
+    from flatscope.explaining import Explanation as Explanation
+    from flatscope.explaining import explain as explain
     from flatscope.interpolation import Simplex as Simplex
     from flatscope.interpolation import interpolate as interpolate
     from flatscope.landscapes.making import landscape as landscape
@@ -66,6 +68,7 @@ _HOMES = {
     "Context": "context",
     "Diagonal": "decisions.diagonal",
     "Eigenpairs": "spectra.eigenpairs",
+    "Explanation": "explaining",
     "FlatscopeError": "errors",
     "Forecast": "decisions.forecast",
     "InputError": "errors",
@@ -81,6 +84,7 @@ _HOMES = {
     "compare": "comparing.running",
     "diagonal": "decisions.diagonal",
     "eigenpairs": "spectra.finding",
+    "explain": "explaining",
     "fold_batchnorm": "symmetries.folding",
     "forecast": "decisions.forecast",
     "gauss_newton": "spectra.finding",

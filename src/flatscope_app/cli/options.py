@@ -23,6 +23,10 @@ DataName = Annotated[
     typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
 ]
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, package.module:factory, or a built-in name.")]
+Measures = Annotated[
+    list[str] | None,
+    typer.Option("--measure", "-m", help='Name or glob, "standard" or "all"; repeatable. The core set by default.'),
+]
 Initial = Annotated[
     Path | None,
     typer.Option(
@@ -112,10 +116,7 @@ class CheckpointsOptions(ModelOptions, ProblemOptions, DataOptions):
 class MeasureOptions:
     """What to measure."""
 
-    measures: Annotated[
-        list[str] | None,
-        typer.Option("--measure", "-m", help='Name or glob, "standard" or "all"; repeatable. The core set by default.'),
-    ] = None
+    measures: Measures = None
     option: Annotated[
         list[str] | None, typer.Option(help="NAME.option=value, of a measure or a bound; repeatable.")
     ] = None
@@ -192,6 +193,15 @@ class AuditCommand(NetworkOptions, MeasureOptions, OutputOptions):
         ),
     ] = None
     trials: Annotated[int, typer.Option(help="Networks to draw of each kind.")] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand(NetworkOptions, OutputOptions):
+    """Explain how a network is read: layers, units, how each parameter's curvature is found and why, what it costs."""
+
+    measures: Measures = None
+    precision: Annotated[float, typer.Option(help="Relative standard error of estimates; 0: exact values.")] = 0.02
+    curvature: Annotated[str, typer.Option(help="hessian or gauss_newton.")] = "hessian"
 
 
 @dataclass(frozen=True, kw_only=True)

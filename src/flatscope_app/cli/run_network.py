@@ -8,6 +8,7 @@ from rich.text import Text
 
 from flatscope.auditing import Audit, audit
 from flatscope.errors import InputError, refuse_unknown
+from flatscope.explaining import Explanation, explain
 from flatscope.formatting import number, numbered, some_of
 from flatscope.landscapes.making import landscape
 from flatscope.landscapes.surface import Surface
@@ -16,7 +17,7 @@ from flatscope.spectra.density import SpectralDensity
 from flatscope.spectra.eigenpairs import Eigenpairs
 from flatscope.spectra.finding import eigenpairs, spectral_density
 from flatscope.symmetries.scaling import WAYS, ways_of
-from flatscope_app.cli.options import AuditCommand, LandscapeCommand, SpectrumCommand
+from flatscope_app.cli.options import AuditCommand, ExplainCommand, LandscapeCommand, SpectrumCommand
 from flatscope_app.cli.output import (
     check_folder,
     check_outputs,
@@ -25,6 +26,7 @@ from flatscope_app.cli.output import (
     note_found_initial,
     note_missing_weights,
     show_grid,
+    show_headline,
     show_note,
 )
 from flatscope_app.cli.sources import (
@@ -81,6 +83,26 @@ def show_audit(found: Audit) -> None:
     for name, symmetry, declared in zip(wrong["measure"], wrong["symmetry"], wrong["declared"], strict=True):
         says = "declared invariant, and moved" if declared else "not declared invariant, yet stands still"
         show_note(f"{name} under {symmetry.replace('_', ' ')}: {says}")
+
+
+def run_explain(given: ExplainCommand) -> None:
+    """Explain, show, save."""
+    check_measures(given.measures)
+    parse_model_options(given.model_option)
+    check_outputs(given, Explanation)
+    problem, _ = load_problem(given)
+    found = explain(problem, given.measures, given.precision, curvature=given.curvature)
+    found.meta |= network_meta(given)
+    note_missing_weights(given.weights)
+    deliver(found, given, lambda: show_explanation(found))
+
+
+def show_explanation(found: Explanation) -> None:
+    """The headline, the row of every parameter, and what holds for several of them."""
+    show_headline(found.headline)
+    show_grid(*found.cells())
+    for line in found.details():
+        show_note(line)
 
 
 def run_landscape(given: LandscapeCommand) -> None:

@@ -17,6 +17,7 @@ from flatscope.decisions.forecast import Forecast
 from flatscope.decisions.sensitivity import Sensitivity
 from flatscope.disk import read_with_sum
 from flatscope.errors import FlatscopeError, InputError
+from flatscope.explaining import Explanation
 from flatscope.files import foreign_parquet, from_json_bytes, from_npz_bytes, parquet_metadata
 from flatscope.formatting import printable
 from flatscope.interpolation import Simplex
@@ -83,6 +84,7 @@ ORDER = (
     "stability",
     "measures",
     "audits",
+    "explanations",
     "spectra",
     "sensitivities",
     "forecasts",
@@ -107,6 +109,7 @@ OWN_KINDS: dict[str, Kind] = {
         saved_as=(Table,),
     ),
     "audits": Kind("an Audit", Audit, "network", sections.audits_part),
+    "explanations": Kind("an Explanation", Explanation, _network_name, sections.explanations_part),
     "spectra": Kind(
         "a SpectralDensity or Eigenpairs",
         (SpectralDensity, Eigenpairs),

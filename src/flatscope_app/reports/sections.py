@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from flatscope.auditing import Audit
 from flatscope.comparing.comparison import ERRORS, Comparison
+from flatscope.explaining import Explanation
 from flatscope.files import figure_bytes
 from flatscope.formatting import numbered, some_of, typeset, written
 from flatscope.interpolation import Simplex
@@ -220,6 +221,18 @@ def audits_part(audits: Mapping[str, Audit], _: Colours) -> Part:
     provenance = {f"{name}, audit": audit.meta for name, audit in audits.items()}
     gist = "which measures move when the weights are rewritten"
     return Part(told(answers), [Section("audit", "Audit", Markup("").join(parts), gist)], provenance)
+
+
+def explanations_part(explanations: Mapping[str, Explanation], _: Colours) -> Part:
+    """How each network was read: what was recognised, and the way of every parameter's curvature."""
+    parts, answers = [], []
+    for name, explanation in explanations.items():
+        parts += [element("h3", name)] if len(explanations) > 1 else []
+        parts += [table(f"How {name} is read", *explanation.cells()), listed(explanation.details())]
+        answers.append(" ".join(explanation.headline_lines()[:2]))
+    provenance = {f"{name}, explanation": found.meta for name, found in explanations.items()}
+    section = Section("explanation", "How it is read", Markup("").join(parts), "the way of every parameter, and why")
+    return Part(told(answers), [section], provenance)
 
 
 def audit_words(name: str, audit: Audit) -> str:

@@ -1,0 +1,237 @@
+"""Explain how a network is read: layers, units, the way of every parameter's curvature, and what it will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pandas as pd
+
+from flatscope.context import Context, make_effort
+from flatscope.curvature.route import Route, Way, route_of
+from flatscope.errors import FlatscopeError, InputError
+from flatscope.formatting import numbered, some_of
+from flatscope.forms import plain_context
+from flatscope.guards import own_settings
+from flatscope.measuring import plan
+from flatscope.network.layers import Layer
+from flatscope.network.linearity import choice_in
+from flatscope.network.plain import made_of
+from flatscope.network.program import Program
+from flatscope.network.tracing import trace
+from flatscope.network.units import Graph, GraphLayer
+from flatscope.problem import Problem
+from flatscope.results import Result, checked_columns, plain
+from flatscope.symmetries.folding import fold_batchnorm, has_batchnorm
+
+COLUMNS = {
+    "parameter": "str",
+    "shape": "str",
+    "layer": "str",
+    "role": "str",
+    "uses": "int64",
+    "units": "int64",
+    "rescalable": "int64",
+    "not_rescaled": "str",
+    "way": "str",
+    "passes": "float64",
+    "reason": "str",
+}
+NO_UNITS = -1  # of parameters that no units belong to
+FROZEN, DROPPED = "not trained", "reaches no output"
+SHOWN = 4  # names that are listed before the others are counted
+
+
+class Explanation(Result):
+    """How a network was read, one row for each parameter.
+
+    Args:
+        frame: with the columns of `to_frame`.
+        meta: what holds for the network as a whole.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> found = fs.explain(fs.Problem(net, train=(torch.eye(3), torch.tensor([0, 1, 0]))))
+        >>> found.to_frame()[["parameter", "rescalable", "way"]].to_numpy().tolist()[:2]
+        [['0.weight', 4, 'exact columns'], ['0.bias', 4, 'exact columns']]
+    """
+
+    WORD = "explanation"
+    COLUMNS = COLUMNS
+
+    def __init__(self, frame: pd.DataFrame, meta: Mapping[str, Any] | None = None) -> None:
+        self._frame = checked_columns(frame, COLUMNS, self.WORD)
+        self.meta: dict[str, Any] = plain(meta or {})
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per parameter.
+
+        `role` is what it is in its layer, `uses` how often a forward pass uses it there, `units` the output units of
+        the layer and `rescalable` how many of them can be rescaled without changing the function (-1 where there are
+        none), `not_rescaled` what holds the others. `way` is how its curvature is found, `passes` what that is expected
+        to cost in forward passes over the training data, `reason` why it is this way.
+        """
+        return self._frame.copy()
+
+    def headline_lines(self) -> list[str]:
+        """What was recognised, what can be rescaled, how curvature is found, what is left out, what it costs."""
+        meta = self.meta
+        lines = [meta["layers"], meta["units"], self._ways_line()]
+        if meta["uncovered"]:
+            named = some_of([f"{name} (read by {place})" for name, place in meta["uncovered"].items()], SHOWN)
+            lines.append(f"Sums over layers are refused: no recognised layer has {named}.")
+        return [*lines, meta["plan"]]
+
+    def _ways_line(self) -> str:
+        trained = self._frame[~self._frame["way"].isin((FROZEN, DROPPED))]
+        counts = [f"of {numbered(len(rows), 'parameter')} by {way}" for way, rows in trained.groupby("way", sort=False)]
+        return f"Curvature {', '.join(counts)}." if counts else "No parameter that is trained reaches the outputs."
+
+    def summary(self) -> str:
+        """The headline, then what each way rests on, the units that are tied, and what is dropped."""
+        return "\n".join([self.headline, "", *self.details()])
+
+    def details(self) -> list[str]:
+        """What holds for several parameters: reasons of ways, units that are held, ties, made weights, choices."""
+        meta, lines = self.meta, []
+        for (way, reason), rows in self._frame.groupby(["way", "reason"], sort=False):
+            why = f" ({reason})" if reason else ""
+            lines.append(f"{way}{why}: {some_of(list(rows['parameter']), SHOWN)}")
+        held = self._frame[self._frame["not_rescaled"] != ""]
+        for reason, rows in held.groupby("not_rescaled", sort=False):
+            lines.append(f"not rescaled, {reason}: {some_of(list(rows['parameter']), SHOWN)}")
+        lines += [f"tied to one scale: {what}, {times} times" for what, times in meta["ties"].items()]
+        lines += [f"{name} is computed from {some_of(parts, SHOWN)}" for name, parts in meta["made"].items()]
+        if meta["choice"]:
+            lines.append(f"values of samples decide what is computed, at {meta['choice']}: all samples are read")
+        return lines
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """A row for each parameter, as short as it can be."""
+        rows = []
+        for row in self._frame.to_dict("records"):
+            units = "" if row["units"] == NO_UNITS else f"{row['rescalable']} of {row['units']}"
+            cost = "" if row["way"] in (FROZEN, DROPPED) else f"{row['passes']:,.0f}"
+            rows.append([row["parameter"], row["shape"], row["role"], units, row["way"], cost, row["reason"]])
+        return ["parameter", "shape", "role", "units that rescale", "curvature by", "passes", "because"], rows
+
+
+def explain(
+    problem: Problem,
+    names: str | Iterable[str] | None = None,
+    precision: float = 0.02,
+    *,
+    curvature: str = "hessian",
+) -> Explanation:
+    """Explain how a network is read and how its measures would be computed, before anything is.
+
+    Args:
+        problem: the network with its data.
+        names: measures to plan, as in `measure`; the core set by default.
+        precision: relative standard error at which estimates stop; 0 for exact values.
+        curvature: "hessian" or "gauss_newton".
+    """
+    if not isinstance(problem, Problem):
+        raise InputError("a Problem", type(problem).__name__, where="explain", fix="Make one: Problem(model, train=…)")
+    given = Context(problem, effort=make_effort(precision=precision, curvature=curvature))
+    with own_settings(problem.generators):
+        context = plain_context(given)
+        route, graph = route_of(context), _graph(context.problem)
+        program = context.structure.program
+        frame = pd.DataFrame(_rows(context, route, graph), columns=list(COLUMNS))
+        meta = _meta(context, graph, program)
+    meta["plan"] = f"Measuring it: {plan(given, names)}."
+    return Explanation(frame, meta)
+
+
+def _graph(problem: Problem) -> Graph:
+    """The network's units, without BatchNorm where that can be folded away."""
+    model, example = problem.model, problem.example()
+    if has_batchnorm(model):
+        with suppress(FlatscopeError):  # where it cannot be, its channels stay fixed, and the walls say so
+            model = fold_batchnorm(model, example)
+    return trace(model, example)
+
+
+def _rows(context: Context, route: Route, graph: Graph) -> list[dict[str, Any]]:
+    layers = {layer.weight: layer for layer in context.network}
+    biases = {layer.bias: layer for layer in layers.values() if layer.bias is not None}
+    units = {layer.weight: layer for layer in graph}
+    program = context.structure.program
+    normalised = {name: use.kind for use in program.layer_uses() for name in (use.weight, use.bias) if name}
+    ways = {name: way for name, way in route.ways.items() if name in _read_by_steps(program)}
+    shown = [name for name in context.params if name in context.problem.trainable or name in {*layers, *biases}]
+    return [
+        _row(context, name, layers.get(name), biases.get(name), units, normalised.get(name, ""), ways.get(name))
+        for name in shown
+    ]
+
+
+def _row(
+    context: Context,
+    name: str,
+    weight_of: Layer | None,
+    bias_of: Layer | None,
+    units: Mapping[str, GraphLayer],
+    kind: str,
+    way: Way | None,
+) -> dict[str, Any]:
+    layer = weight_of or bias_of
+    traced = units.get(layer.weight) if layer is not None else None
+    frozen = name not in context.problem.trainable
+    return {
+        "parameter": name,
+        "shape": "×".join(map(str, context.params[name].shape)) or "1",
+        "layer": layer.name if layer is not None else "",
+        "role": _role(weight_of, bias_of, kind),
+        "uses": layer.uses if layer is not None else 1,
+        "units": len(traced.outputs) if traced is not None else NO_UNITS,
+        "rescalable": traced.n_free if traced is not None else NO_UNITS,
+        "not_rescaled": ", ".join(traced.walls) if traced is not None else "",
+        "way": FROZEN if frozen else DROPPED if way is None else way.kind,
+        "passes": 0.0 if frozen or way is None else way.passes,
+        "reason": "" if frozen or way is None else way.reason,
+    }
+
+
+def _role(weight_of: Layer | None, bias_of: Layer | None, kind: str) -> str:
+    names = {"conv": "a convolution", "transposed": "a transposed convolution", "lookup": "a lookup"}
+    if weight_of is not None:
+        return f"weight of {names.get(weight_of.kind, 'a dense layer')}"
+    if bias_of is not None:
+        return f"bias of {names.get(bias_of.kind, 'a dense layer')}"
+    return "scale or shift of a BatchNorm" if kind == "batchnorm" else "a shift, a scale or another vector"
+
+
+def _meta(context: Context, graph: Graph, program: Program) -> dict[str, Any]:
+    network, problem = context.network, context.problem
+    form = "one after the other" if network.chain else "with branches"
+    hidden = _stopped(graph) or f"all {graph.n_units} hidden units can be rescaled without changing the function"
+    return {
+        "layers": f"{numbered(len(network.layers), 'layer')} {form}, {numbered(len(program.steps), 'operation')}.",
+        "units": f"{hidden[0].upper()}{hidden[1:]}.",
+        "uncovered": dict(network.uncovered),
+        "ties": dict(graph.ties),
+        "made": {name: list(parts) for name, parts in made_of(problem.model).items()},
+        "choice": _choice(problem, program),
+    }
+
+
+def _stopped(graph: Graph) -> str:
+    """Number of hidden units that can be rescaled, and the first things that stop the others; empty if nothing does."""
+    hidden = [layer for layer in graph if layer.hidden]
+    walls = list(dict.fromkeys([wall for layer in hidden for wall in layer.walls] + [*graph.unfollowed.values()]))
+    free = sum(layer.n_free for layer in hidden)
+    return f"{free} of {graph.n_units} hidden units can be rescaled; stopped by {some_of(walls, 3)}" if walls else ""
+
+
+def _read_by_steps(program: Program) -> set[str]:
+    """Names of the parameters that some recorded step reads."""
+    owners = {memory: name for name, memory in program.parameters.items()}
+    return {owners[slot.memory] for step in program.steps for slot in step.reads if slot.memory in owners}
+
+
+def _choice(problem: Problem, program: Program) -> str:
+    return choice_in(program) if problem.samples_decide else ""
