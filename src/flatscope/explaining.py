@@ -96,9 +96,9 @@ class Explanation(Result):
     def details(self) -> list[str]:
         """What holds for several parameters: reasons of ways, units that are held, ties, made weights, choices."""
         meta, lines = self.meta, []
-        for (way, reason), rows in self._frame.groupby(["way", "reason"], sort=False):
-            why = f" ({reason})" if reason else ""
-            lines.append(f"{way}{why}: {some_of(list(rows['parameter']), SHOWN)}")
+        for (way, reason), rows in self._frame.astype(str).groupby(["way", "reason"], sort=False):
+            why = f" ({reason!s})" if reason else ""
+            lines.append(f"{way!s}{why}: {some_of(list(rows['parameter']), SHOWN)}")
         held = self._frame[self._frame["not_rescaled"] != ""]
         for reason, rows in held.groupby("not_rescaled", sort=False):
             lines.append(f"not rescaled, {reason}: {some_of(list(rows['parameter']), SHOWN)}")

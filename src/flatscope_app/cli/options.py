@@ -23,10 +23,8 @@ DataName = Annotated[
     typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
 ]
 ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, package.module:factory, or a built-in name.")]
-Measures = Annotated[
-    list[str] | None,
-    typer.Option("--measure", "-m", help='Name or glob, "standard" or "all"; repeatable. The core set by default.'),
-]
+_MEASURES = 'Name or glob, "standard" or "all"; repeatable. The core set by default.'
+Measures = Annotated[list[str] | None, typer.Option("--measure", "-m", help=_MEASURES)]
 Initial = Annotated[
     Path | None,
     typer.Option(
