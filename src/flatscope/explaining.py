@@ -96,12 +96,13 @@ class Explanation(Result):
     def details(self) -> list[str]:
         """What holds for several parameters: reasons of ways, units that are held, ties, made weights, choices."""
         meta, lines = self.meta, []
-        for (way, reason), rows in self._frame.astype(str).groupby(["way", "reason"], sort=False):
-            why = f" ({reason!s})" if reason else ""
-            lines.append(f"{way!s}{why}: {some_of(list(rows['parameter']), SHOWN)}")
+        grouped: dict[Any, Any] = self._frame.groupby(["way", "reason"], sort=False)["parameter"].agg(list).to_dict()
+        for (way, reason), names in grouped.items():
+            why = f" ({reason})" if reason else ""
+            lines.append(f"{way}{why}: {some_of(names, SHOWN)}")
         held = self._frame[self._frame["not_rescaled"] != ""]
         for reason, rows in held.groupby("not_rescaled", sort=False):
-            lines.append(f"not rescaled, {reason}: {some_of(list(rows['parameter']), SHOWN)}")
+            lines.append(f"not rescaled, {reason!s}: {some_of(list(rows['parameter']), SHOWN)}")
         lines += [f"tied to one scale: {what}, {times} times" for what, times in meta["ties"].items()]
         lines += [f"{name} is computed from {some_of(parts, SHOWN)}" for name, parts in meta["made"].items()]
         if meta["choice"]:
