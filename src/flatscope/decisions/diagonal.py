@@ -131,9 +131,10 @@ def diagonal(
 
     The Hessian's is exact where a parameter's block is that of the Gauss-Newton matrix (piecewise-linear networks) or
     where few parameters are left, else estimated from products with random vectors. That of the Gauss-Newton matrix is
-    exact for up to 17 classes, else from random columns. For "cross_entropy", "bce", "mse" (times ½) and "next_token"
-    the Gauss-Newton matrix is the true Fisher matrix. The empirical Fisher's is the mean over samples of the squared
-    gradient of each sample's loss, exact; not the square of the mean gradient.
+    exact for up to 17 classes, else from random columns. For "cross_entropy" and "bce" the Gauss-Newton matrix is the
+    true Fisher matrix; for "mse" twice that of unit noise, for "next_token" that of a sequence over its number of
+    tokens. The empirical Fisher's is the mean over samples of the squared gradient of each sample's loss, exact; not
+    the square of the mean gradient.
 
     Args:
         problem: model, data, loss.
