@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 import torch
 from decision_networks import LOSSES, NETWORKS, dense_block, lora, merged_lora, sample_losses, tied
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
@@ -447,3 +449,48 @@ def test_recurrent_layers_have_slopes_too() -> None:
     for row in frame[frame["bits"] == 8].to_dict("records"):  # so short a step that all formulas agree
         assert row["predicted"] == pytest.approx(row["measured"], rel=0.02)
         assert row["by_trapezoid"] == pytest.approx(row["measured"], rel=0.02)
+
+
+class Cubed(torch.autograd.Function):
+    """A function that can be differentiated once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * slope
+
+
+def test_what_cannot_be_predicted_is_measured_all_the_same() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(Cubed.apply(self.one(x)))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x, y = Net().double(), torch.randn(20, 3).double(), torch.randint(2, (20,))
+    problem = fs.Problem(model, train=(x, y))
+    first = fs.sensitivity(problem, bits=(3,), sparsity=()).to_frame().iloc[0]
+    assert math.isnan(first["predicted"])
+    assert first["reason"]
+    moved = {"one.weight": rounded_by_hand(model.one.weight.detach(), 3)}
+    rise = (sample_losses("", model, x, y, moved) - sample_losses("", model, x, y)).detach().mean()
+    assert first["measured"] == pytest.approx(float(rise), rel=1e-9)
+    found = fs.forecast(problem, {**model.state_dict(), **moved})
+    assert math.isnan(found.predicted.value)
+    assert found.measured.value == pytest.approx(float(rise), rel=1e-9)
+    assert found.to_frame()["reason"][0]
+
+
+def test_an_allocation_is_a_dictionary() -> None:
+    problem, _, _, _ = problem_of("mlp")
+    allocation = fs.sensitivity(problem, bits=(4,), sparsity=()).allocate(4)
+    assert json.loads(json.dumps(allocation)) == allocation == {"0": 4, "2": 4, "4": 4}

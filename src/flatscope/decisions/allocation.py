@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from flatscope.results import reading
 TIE = 0.01  # of the smallest rise that counts: the most that all steps together may weigh against it
 
 
-class Allocation(Mapping[str, int]):
+class Allocation(dict[str, int]):
     """Bits of every layer: {layer: bits}. A layer with more bits than were tried is left as it is.
 
     Attributes:
@@ -48,27 +48,19 @@ class Allocation(Mapping[str, int]):
         weights: Mapping[str, str] | None = None,
         unchanged: Sequence[str] = (),
     ) -> None:
-        self._bits, self.sizes = dict(bits), dict(sizes)
+        super().__init__(bits)
+        self.sizes = dict(sizes)
         self.sum_of_rises, self.rounding = sum_of_rises, rounding
         self.weights, self.unchanged = dict(weights or {}), tuple(unchanged)
-
-    def __getitem__(self, layer: str) -> int:
-        return self._bits[layer]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._bits)
-
-    def __len__(self) -> int:
-        return len(self._bits)
 
     @property
     def mean_bits(self) -> float:
         """Bits of a weight on average."""
         total = sum(self.sizes.values())
-        return sum(self._bits[layer] * n for layer, n in self.sizes.items()) / total if total else math.nan
+        return sum(self[layer] * n for layer, n in self.sizes.items()) / total if total else math.nan
 
     def __repr__(self) -> str:
-        inner = ", ".join(f"{layer}: {bits}" for layer, bits in self._bits.items())
+        inner = ", ".join(f"{layer}: {bits}" for layer, bits in self.items())
         rises = number(self.sum_of_rises, 3)
         return f"Allocation({number(self.mean_bits, 3)} bits a weight, sum of single rises {rises}; {inner})"
 
@@ -82,13 +74,13 @@ class Allocation(Mapping[str, int]):
                 "symmetric": True,
                 "rounding": self.rounding,
             }
-            for layer, bits in self._bits.items()
+            for layer, bits in self.items()
         }
         facts = {
             "mean_bits": self.mean_bits,
             "sum_of_rises": None if math.isnan(self.sum_of_rises) else self.sum_of_rises,
             "rounding": self.rounding,
-            "bits": self._bits,
+            "bits": dict(self),
         }
         return json.dumps({"flatscope_allocation": 1, **facts, "layers": layers}, indent=1, allow_nan=False)
 

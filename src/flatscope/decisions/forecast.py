@@ -18,7 +18,7 @@ from flatscope.decisions.all_weights import unfrozen
 from flatscope.decisions.block_quadratics import group_size, sum_gradients
 from flatscope.decisions.rises import measured_rises, moved_by
 from flatscope.decisions.sample_means import NOTHING, SampleMeans, Uncertain
-from flatscope.errors import InputError, NotApplicable
+from flatscope.errors import InputError, NotApplicable, differentiated_twice
 from flatscope.formatting import number, some_of
 from flatscope.guards import own_settings
 from flatscope.params import Params, norm, plain_names, tied_names
@@ -191,7 +191,8 @@ def _forecast(problem: Problem, new_weights: nn.Module | Mapping[str, Tensor], e
     layers = _by_layer(ctx, step)
     statistics = _statistics(problem, given)
     try:
-        shares, reason = _shares(ctx, step, layers), ""
+        with differentiated_twice():
+            shares, reason = _shares(ctx, step, layers), ""
     except NotApplicable as problem_found:
         shares, reason = {}, str(problem_found)
     joint = measured_rises(ctx, {ALL: step}, buffers={ALL: statistics})

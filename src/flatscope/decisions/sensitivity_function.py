@@ -20,7 +20,7 @@ from flatscope.decisions.curvature_diagonals import output_diagonals
 from flatscope.decisions.rises import Rises, measured_rises
 from flatscope.decisions.sample_means import NOTHING, Uncertain
 from flatscope.decisions.sensitivity import COLUMNS, Sensitivity
-from flatscope.errors import FlatscopeError, InputError, NotApplicable, refuse_unknown
+from flatscope.errors import InputError, NotApplicable, differentiated_twice, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.measures.weight_flatness import layer_trace
 from flatscope.network.layers import Layer
@@ -188,11 +188,10 @@ def _traces(ctx: Context) -> dict[str, Value]:
 def _tried(work: Any) -> tuple[Any, str]:
     """What a piece of work gives, or why it gives nothing: what was measured is not to be lost with it."""
     try:
-        return work(), ""
+        with differentiated_twice():
+            return work(), ""
     except NotApplicable as problem:
         return None, str(problem)
-    except FlatscopeError:
-        raise
 
 
 def _by_trace(trace: Value | None, step: Tensor) -> Uncertain:
