@@ -17,6 +17,7 @@ from flatscope.ranks import process_group
 from flatscope_app.cli.options import CompareCommand
 from flatscope_app.cli.output import check_outputs, command_line, console, deliver, show_grid, show_headline, show_note
 from flatscope_app.cli.sources import (
+    asked_measures,
     check_measures,
     load_model,
     load_source,
@@ -35,6 +36,7 @@ def run_compare(given: CompareCommand) -> None:
     options, factory_options = parse_options(given.option or ()), parse_model_options(given.model_option)
     make_effort(**given.for_effort())  # here to refuse what is wrong
     check_outputs(given, Comparison)
+    names_of_measures = asked_measures(given, given.report)
     model = given.model
     if len(model) not in (1, len(given.checkpoints)):
         raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
@@ -50,7 +52,7 @@ def run_compare(given: CompareCommand) -> None:
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
             settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
-            found = running.compare(problems, names=given.measures, **settings, **given.for_effort())
+            found = running.compare(problems, names=names_of_measures, **settings, **given.for_effort())
     except Interrupted as stop:
         found, stopped = stop.result, stop
     if not problems[names[0]].ranks.rank:  # every rank has the same comparison; the first one shows it

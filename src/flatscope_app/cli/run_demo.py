@@ -104,7 +104,7 @@ def _say_what_is_next(page: Path, out: Path) -> None:
     """The report, and a command that does the same with one's own networks."""
     network = f"--model mlp --model-option widths={','.join(map(str, WIDTHS))} --data digits --flatten"
     files = " ".join(str(out / f"{_file_name(name)}.safetensors") for name in RUNS)
-    typer.echo(f"\nOpen {page} in a browser. Next, all measures of these two, or of your own networks:")
+    typer.echo(f"\nOpen {page} in a browser. Next, the same for networks of your own, with theirs in place of these:")
     typer.echo(f"  flatscope compare {files} \\\n    {network}")
 
 

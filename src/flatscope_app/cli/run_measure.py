@@ -24,7 +24,7 @@ from flatscope.measured_standing import standing_of
 from flatscope.network.units import SCALES_STOP
 from flatscope.progress import DELAY_SECONDS
 from flatscope.ranks import process_group
-from flatscope.registry import CORE, PAPERS, Declaration, declarations, family_name
+from flatscope.registry import CORE, PAPERS, PICTURED, Declaration, declarations, family_name
 from flatscope.standing import STANDING, Standing
 from flatscope.table import Table
 from flatscope_app.cli.options import MeasureCommand
@@ -39,6 +39,7 @@ from flatscope_app.cli.output import (
     show_note,
 )
 from flatscope_app.cli.sources import (
+    asked_measures,
     check_measures,
     chosen_bounds,
     find_initial,
@@ -72,6 +73,7 @@ def run_measure(given: MeasureCommand) -> None:
     make_effort(**given.for_effort())  # here to refuse what is wrong; its time runs from below
     number_type, begun = parse_dtype(given.dtype), find_initial(given.initial, given.weights)
     check_outputs(given, Table)
+    names = asked_measures(given, given.report)
     tables: dict[str, Table] = {}
     stopped: Interrupted | None = None
     try:
@@ -80,10 +82,10 @@ def run_measure(given: MeasureCommand) -> None:
             problem, loaded = load_problem(given, device=own_device, dtype=number_type, initial=before)
             context = Context(problem, seed=given.seed, effort=make_effort(**given.for_effort()))
             if not problem.ranks.rank:
-                show_note(str(measuring.plan(context, given.measures)))
+                show_note(str(measuring.plan(context, names)))
             fit = Fit.of(context, loaded)
             watch = _shown_as_they_come(speaks=not problem.ranks.rank)
-            measured = measuring.measure(problem, given.measures, options=options, context=context, watch=watch)
+            measured = measuring.measure(problem, names, options=options, context=context, watch=watch)
             tables["measures"] = measured
             if certificates:
                 tables["bounds"] = measuring.bounds(
@@ -254,7 +256,7 @@ def show_measured(table: Table, fit: Fit) -> None:
     for remark in table.meta.get("remarks", ()):
         if not _is_said(str(remark), table.headline):
             screen.print(Text.assemble(("To keep in mind: ", "bold yellow"), f"{remark}"))
-    if all(row.is_core for row in rows):
+    if all(row.is_core or row.name in PICTURED for row in rows):  # what is by layer and sample, the page shows
         _show_headlines(rows)
         for row in rows:
             if row.value == "n/a":

@@ -19,8 +19,8 @@ from flatscope.errors import InputError, UnknownNameError, refuse_unknown
 from flatscope.files import file_digest, from_json_bytes
 from flatscope.guards import private_randomness
 from flatscope.problem import Problem
-from flatscope.registry import declarations, select
-from flatscope_app.cli.options import INITIAL_FILE, DataOptions, NetworkOptions, ProblemOptions
+from flatscope.registry import CORE, PICTURED, declarations, select
+from flatscope_app.cli.options import INITIAL_FILE, DataOptions, MeasureOptions, NetworkOptions, ProblemOptions
 from flatscope_app.cli.output import command_line
 from flatscope_training import models
 from flatscope_training.data.loading import Data, DataSource, load, load_or_read
@@ -170,6 +170,11 @@ def check_measures(names: Iterable[str] | None) -> None:
             if fnmatch.filter(declarations("bound"), name):
                 problem.fix = f"{name} is a bound: flatscope measure --bound {name}"
             raise
+
+
+def asked_measures(given: MeasureOptions, report: Path | None) -> list[str] | None:
+    """The measures that were named; None for the core set, with its values by layer and sample where a page is made."""
+    return given.measures or ([*CORE, *PICTURED] if report is not None else None)
 
 
 def chosen_bounds(default: bool, named: Iterable[str] | None) -> list[str]:
