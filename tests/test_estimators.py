@@ -24,7 +24,7 @@ from flatscope.curvature.operators import Hessian
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
 from flatscope.errors import NumericalWarning
-from flatscope.limits import STANDARD
+from flatscope.limits import STANDARD, MemoryShare
 
 
 class Matrix:
@@ -68,7 +68,7 @@ def always_estimated(monkeypatch: pytest.MonkeyPatch, sketch: bool = False) -> N
     monkeypatch.setitem(vars(STANDARD), "few_directions", 0)
     monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     if not sketch:
-        monkeypatch.setattr(estimators, "SKETCH_BYTES", 0)
+        monkeypatch.setitem(vars(STANDARD), "kept_memory", MemoryShare(0.0, 0.0, 0))
     monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *given: False)
 
 
@@ -275,7 +275,7 @@ def test_several_eigenvalues_of_both_ends(name: str) -> None:
 def test_restarts_change_nothing_but_the_number_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.linspace(0, 1, 1000).double().square()
     (wide,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-6))
-    monkeypatch.setattr(spectrum, "KRYLOV_BYTES", 0)
+    monkeypatch.setitem(vars(STANDARD), "krylov_memory", MemoryShare(0.0, 0.0, 0))
     (narrow,) = extreme_eigenpairs(Matrix(values), torch.Generator().manual_seed(0), Wanted(tolerance=1e-6))
     assert narrow.products > 18 + 1  # wider than the space that may be held
     assert narrow.value == pytest.approx(wide.value, rel=1e-6)

@@ -19,7 +19,7 @@ from flatscope.curvature.coverage import find_unseen
 from flatscope.curvature.products import probed
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import sweep_pass
-from flatscope.limits import STANDARD
+from flatscope.limits import STANDARD, MemoryShare
 
 GAUSS_NEWTON = Effort(curvature="gauss_newton")
 NAMES = ["hessian_trace", "layer_trace", "rho_unit", "relative_flatness", "layer_max_eigenvalue"]
@@ -261,7 +261,7 @@ def test_products_cover_for_network_layers_and_units(
     monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     monkeypatch.setattr(estimators, "cheaper_one_by_one", lambda *given: False)
     if not sketch:
-        monkeypatch.setattr(estimators, "SKETCH_BYTES", 0)
+        monkeypatch.setitem(vars(STANDARD), "kept_memory", MemoryShare(0.0, 0.0, 0))
     zs: dict[str, list[float]] = {}
     for seed in range(200):
         ctx.seed = seed

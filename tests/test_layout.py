@@ -138,6 +138,20 @@ USED_INSIDE = {
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()
 REPEATED_MODULES = {"pac_bayes", "products", "robustness"}
+# Numbers of one algorithm alone stand with it in `curvature`: steps of differences, tolerances of checks, roundings.
+# What decides between ways, or ends draws, is a field of `flatscope.limits.Limits`.
+LOCAL_NUMBERS = {
+    "brackets": {"UNSEEN", "ROUNDINGS", "STEPS"},
+    "convolutions": {"OUTPUT", "INPUT", "WEIGHT"},
+    "coverage": {"CHECKED_SAMPLES"},
+    "lanczos": {"SUMMED_TOGETHER"},
+    "layer_forms": {"GRADIENT_BYTES"},
+    "path_sweep": {"COLUMNS"},
+    "probe": {"PROBED_SAMPLES", "CANDIDATES", "STEP", "TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
+    "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},
+    "signs": {"_FIRST", "_SECOND", "_STEP"},
+    "spectrum": {"WIDEST", "LARGE", "COARSE", "LEAST_STEPS", "HIDDEN_STEPS", "SETTLED_STEPS", "HIDDEN"},
+}
 # Files that say for type checkers which types the names of the packages beside the library have.
 PUBLIC_FILES = ("__init__", "live")
 MOST_HIDDEN_IMPORTS = 4
@@ -414,3 +428,30 @@ def test_core_runs_from_the_source_without_optional_packages_or_metadata(tmp_pat
     assert done.returncode == 0, done.stderr
     assert "Usage: " in done.stdout
     assert (tmp_path / "r.html").stat().st_size > 1000
+
+
+def numbers_of(tree: ast.Module) -> set[str]:
+    """Names of a module's constants that are numbers, alone or in a row."""
+    found = set[str]()
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            numbers = all(isinstance(part, ast.Constant | NUMERIC) for part in ast.walk(node.value))
+            texts = any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(node.value))
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+            ranges = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "range"
+            found |= names if (numbers and not texts) or ranges else set()
+    return {name for name in found if name.isupper()}
+
+
+NUMERIC = ast.Tuple | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.expr_context
+
+
+def test_what_decides_in_curvature_stands_in_limits() -> None:
+    """No threshold that steers a choice, or ends a loop, is a constant of a module."""
+    files = {path.stem: path for path in sorted((SOURCE / "curvature").glob("*.py"))}
+    found = {stem: numbers_of(tree_of(path)) for stem, path in files.items()}
+    assert {stem: names for stem, names in found.items() if names} == LOCAL_NUMBERS
+    assert numbers_of(ast.parse("A, B = 2, 3 * 4\nC: int = -1\nD = 'x'\nE = range(3)\nF = f(2)")) == set("ABCE")
+    readers = [path.stem for path in LIBRARY_FILES if "mem_get_info" in path.read_text()]
+    assert readers == ["memory"], "free memory is read in one place"

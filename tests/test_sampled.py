@@ -22,7 +22,7 @@ from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import Curvature, Mean
 from flatscope.curvature.sweep import sweep_pass
-from flatscope.limits import STANDARD
+from flatscope.limits import STANDARD, MemoryShare
 
 NAMES = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatness"]
 
@@ -147,8 +147,8 @@ def test_signs_belong_to_sample_and_draw() -> None:
 def test_batches_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = many_classes(40).problem()
     expected = drawn(Context(problem), 6)
-    monkeypatch.setattr(memory, "CPU_BYTES", 1)
-    monkeypatch.setattr(memory, "MOST_COLUMNS", 2)
+    monkeypatch.setitem(vars(STANDARD), "sweep_memory", MemoryShare(1.0, 0.5, 1))
+    monkeypatch.setitem(vars(STANDARD), "most_columns_together", 2)
     found = drawn(Context(problem), 6)
     for key, mean in expected.means.items():
         torch.testing.assert_close(found.means[key].value, mean.value, rtol=1e-12, atol=1e-15)
@@ -279,7 +279,7 @@ def test_running_out_of_memory_changes_nothing(seed: int, monkeypatch: pytest.Mo
     problem = many_classes(40).problem()
     ctx = Context(problem)
     expected = drawn(ctx, 6)
-    monkeypatch.setattr(memory, "CPU_BYTES", 2**18)  # several batches
+    monkeypatch.setitem(vars(STANDARD), "sweep_memory", MemoryShare(1.0, 0.5, 2**18))  # several batches
     failing = Injected(0.4, seed, most=3)
     monkeypatch.setattr(torch.autograd, "grad", failing)
     found = drawn(ctx, 6)
@@ -345,7 +345,7 @@ def test_the_memory_asked_for_decides_how_much_goes_together() -> None:
     held = [plan.samples * plan.columns for plan in sizes]
     assert held == sorted(held)
     assert (sizes[0].samples, sizes[0].columns) == (1, 1)
-    assert (sizes[-1].samples, sizes[-1].columns) == (40, memory.MOST_COLUMNS)
+    assert (sizes[-1].samples, sizes[-1].columns) == (40, STANDARD.most_columns_together)
 
 
 @pytest.mark.parametrize(

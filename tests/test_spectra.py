@@ -15,9 +15,10 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.curvature import operators, spectrum
+from flatscope.curvature import spectrum
 from flatscope.curvature.operators import Hessian
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
+from flatscope.limits import STANDARD, MemoryShare
 from flatscope_app.reports.items import read_item
 from flatscope_app.reports.page import save_figures
 
@@ -25,7 +26,7 @@ from flatscope_app.reports.page import save_figures
 @pytest.fixture
 def iterated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny matrices take the way of large ones."""
-    monkeypatch.setattr(spectrum, "DENSE_SIZE", 0)
+    monkeypatch.setitem(vars(STANDARD), "dense_matrix", 0)
 
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
@@ -113,7 +114,7 @@ def test_kept_graphs_change_nothing_and_are_dropped(build: Any, monkeypatch: pyt
     vectors = torch.randn(4, kept.size, generator=generator, dtype=torch.float64)
     first = [kept @ vector for vector in vectors]
     assert len(kept._kept) > 1
-    monkeypatch.setattr(operators, "KEPT_BYTES", 0)
+    monkeypatch.setitem(vars(STANDARD), "kept_memory", MemoryShare(0.0, 0.0, 0))
     second = [streamed @ vector for vector in vectors]
     assert streamed._kept == []
     for a, b in zip(first, second, strict=True):

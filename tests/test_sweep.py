@@ -16,13 +16,13 @@ from torch.nn import functional
 import flatscope as fs
 from flatscope.context import Context
 from flatscope.curvature import layer_blocks as blocks
-from flatscope.curvature import layer_forms, memory
+from flatscope.curvature import layer_forms
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import GaussNewton
 from flatscope.curvature.route import find_not_covered
-from flatscope.limits import STANDARD
+from flatscope.limits import STANDARD, MemoryShare
 from flatscope.loss import as_loss
 from flatscope.network.operations import PIECES, TABLE
 
@@ -272,9 +272,9 @@ def test_softmax_columns_multiply_to_the_hessian() -> None:
 
 def test_many_columns_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
-    monkeypatch.setattr(memory, "MOST_COLUMNS", 1)
+    monkeypatch.setitem(vars(STANDARD), "most_columns_together", 1)
     monkeypatch.setattr(layer_forms, "GRADIENT_BYTES", 1)
-    monkeypatch.setattr(memory, "CPU_BYTES", 1)
+    monkeypatch.setitem(vars(STANDARD), "sweep_memory", MemoryShare(1.0, 0.5, 1))
     found = fs.measure(mlp().problem(), ["layer_trace", "rho_unit"]).to_frame()
     torch.testing.assert_close(torch.tensor(found["value"]), torch.tensor(expected["value"]), rtol=1e-12, atol=1e-16)
 
@@ -284,7 +284,7 @@ def test_many_columns_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layer_blocks_kept_written_out_and_streamed_agree(build, loss, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     problem = replace(build(), loss=loss).problem()
     kept = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
-    monkeypatch.setattr(blocks, "KEPT_BYTES", 0)
+    monkeypatch.setitem(vars(STANDARD), "kept_memory", MemoryShare(0.0, 0.0, 0))
     written_out = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")
     monkeypatch.setitem(vars(STANDARD), "dense_weights", 0)
     streamed = fs.measure(problem, "layer_max_eigenvalue").layer("layer_max_eigenvalue")

@@ -8,6 +8,21 @@ MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
+class MemoryShare:
+    """What one kind of pass may take of the memory.
+
+    Attributes:
+        asked: part of the memory that the caller allows, where it does.
+        free: part of what is free on a GPU, where it does not.
+        least: bytes on a CPU; on a GPU no less than that, while it is no more than half of what is free.
+    """
+
+    asked: float
+    free: float
+    least: int
+
+
+@dataclass(frozen=True)
 class Limits:
     """Numbers that decide how curvature is computed and when estimates stop.
 
@@ -82,6 +97,31 @@ class Limits:
     # With more columns, or more of them for each layer, products of the layers one by one are cheaper than a sweep.
     most_block_columns: int = 256
     columns_per_layer: int = 3
+
+    # Matrices of so many rows are written out: all their eigenvalues cost less than a search.
+    dense_matrix: int = 256
+    # A loss of one's own with more outputs is not written out: its Hessian takes outputs² numbers for each sample.
+    dense_outputs: int = 64
+
+    # --- Memory (`flatscope.curvature.memory`): one budget, of which every kind of pass has its share
+    # One batch of a sweep. On a CPU what fits the caches: more is slower there.
+    sweep_memory: MemoryShare = MemoryShare(asked=1.0, free=0.5, least=48 * MIB)
+    # But calls for hardly any samples are slower still: so many samples with so many columns go together up to here.
+    small_sweep: int = 256 * MIB
+    few_samples: int = 8
+    few_columns_together: int = 4
+    most_columns_together: int = 32
+    # One batch of products; on a CPU up to the second number where weights are many, as they are read once a batch.
+    batch_memory: MemoryShare = MemoryShare(asked=0.5, free=0.125, least=96 * MIB)
+    large_batch: int = GIB
+    # What stays between passes: graphs of batches, pieces of layers' blocks, a basis that deflates.
+    kept_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=GIB)
+    # Vectors that are multiplied together.
+    block_memory: MemoryShare = MemoryShare(asked=0.25, free=0.125, least=256 * MIB)
+    # What is known of lines through weight space; activations need as much again.
+    lines_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 6, least=256 * MIB)
+    # A Krylov space.
+    krylov_memory: MemoryShare = MemoryShare(asked=0.25, free=1 / 16, least=GIB)
 
     @property
     def first_look(self) -> int:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from flatscope.curvature.grouped import DiagonalOperator, Key, Parts, Readings
+from flatscope.curvature.memory import allowed
 from flatscope.curvature.signs import Signs
 from flatscope.limits import STANDARD, Limits
 from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
-
-SKETCH_BYTES = 2**30
-BLOCK_BYTES = 2**28
 
 
 @dataclass
@@ -144,10 +142,12 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         self._size = size = operator.shape[0]
         self._late = asked.late or bool
         at_once = limits.hurried_products if asked.late else limits.first_look
-        self._block = max(1, min(at_once, BLOCK_BYTES // (8 * size)))
+        self._block = max(1, min(at_once, allowed(limits.block_memory, operator.device) // (8 * size)))
         self.draws = ProductDraws(operator, signs, self._block, self._late)
         self.first_look = max(2, -(-limits.first_look // operator.groups))
-        self._may_deflate = asked.precision > 0 and 8 * size * limits.first_look <= SKETCH_BYTES
+        self._may_deflate = asked.precision > 0 and 8 * size * limits.first_look <= allowed(
+            limits.kept_memory, operator.device
+        )
         self._products = 0
 
     @property

@@ -16,10 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatscope.curvature.vector_jacobian import batched_gradient
+from flatscope.limits import STANDARD
 from flatscope.loss import Loss
-
-# Above this a user's own loss is not written out: its Hessian takes outputs² numbers for each sample.
-EIGEN_OUTPUTS = 64
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def output_root(loss: Loss, outputs: Tensor, targets: Tensor) -> Root:
         flat = outputs.reshape(len(outputs), -1)
         return DiagonalRoot(torch.full_like(flat, 2**0.5), outputs.shape)
     slope = _Slope(loss, outputs, targets)
-    return EigenRoot(slope) if slope.width <= EIGEN_OUTPUTS else PairRoot(slope)
+    return EigenRoot(slope) if slope.width <= STANDARD.dense_outputs else PairRoot(slope)
 
 
 class SoftmaxRoot(Root):

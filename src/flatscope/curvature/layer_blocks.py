@@ -19,8 +19,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
 from flatscope.curvature.layer_forms import Flow, matrices
-from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import GPU_SHARE, CurvatureOperator, GaussNewton, curvature_operator
+from flatscope.curvature.memory import allowed, in_batches
+from flatscope.curvature.operators import CurvatureOperator, GaussNewton, curvature_operator
 from flatscope.curvature.patches import weight_gradients
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
@@ -29,8 +29,6 @@ from flatscope.params import Params, add_to
 from flatscope.samples import Batch
 
 T = TypeVar("T")
-
-KEPT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,10 @@ class LayerBlocks:
         self.own: dict[str, CurvatureOperator] = {}
         self._kept: dict[str, list[Piece]] = {}
         self._written: Params = {}
-        needs, left = {layer.weight: self._bytes(layer) for layer in layers}, KEPT_BYTES
-        if ctx.problem.device.type == "cuda" and ctx.effort.memory is None and ctx.problem.ranks.size == 1:
-            left = max(left, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
+        needs = {layer.weight: self._bytes(layer) for layer in layers}
+        # All ranks must decide alike, so several do not ask what is free on each.
+        device = ctx.problem.device if ctx.problem.ranks.size == 1 else torch.device("cpu")
+        left = allowed(limits.kept_memory, device, ctx.effort.memory)
         for name, need in sorted(needs.items(), key=lambda entry: entry[1]):  # the small ones have the first claim
             if name in outside:
                 self.own[name] = curvature_operator(ctx, [name])

@@ -12,18 +12,12 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.errors import lack_of_memory
+from flatscope.limits import MemoryShare
 from flatscope.network.watching import Operation, tensors_in, watched
 from flatscope.samples import Batch, cut
 from flatscope.stopping import end_in_time
 
 T = TypeVar("T")
-
-CPU_BYTES = 48 * 2**20  # what fits the caches: more is slower there
-# But calls for hardly any samples are slower still: a few samples and columns go together up to here.
-CPU_MOST, FEW_COLUMNS = 256 * 2**20, 4
-GPU_SHARE = 0.5
-MOST_COLUMNS = 32
-FEW_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -42,15 +36,28 @@ class Plan:
         raise torch.OutOfMemoryError("the memory does not suffice for one column of one sample")
 
 
-def memory_budget(ctx: Context) -> int:
-    """Bytes that a sweep may use: what was asked for, half of what is free on a GPU, a cache's worth on a CPU."""
-    if ctx.effort.memory is not None:
-        return ctx.effort.memory
-    if ctx.problem.device.type == "cuda":
-        free = torch.cuda.mem_get_info(ctx.problem.device)[0]
-        unused = torch.cuda.memory_reserved(ctx.problem.device) - torch.cuda.memory_allocated(ctx.problem.device)
-        return int(GPU_SHARE * (free + unused))
-    return CPU_BYTES
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a GPU, with what torch holds unused; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def allowed(share: MemoryShare, device: torch.device, asked: int | None = None) -> int:
+    """Bytes that one kind of pass may take.
+
+    Args:
+        share: of the memory.
+        device: where it runs.
+        asked: bytes that the caller allows for everything; None for what is there.
+    """
+    if asked is not None:
+        return int(share.asked * asked)
+    free = free_bytes(device)
+    if free is None:
+        return share.least
+    return max(min(share.least, free // 2), int(share.free * free))
 
 
 def plan_for(ctx: Context, columns: int, per_sample: float, per_column: float) -> Plan:
@@ -62,11 +69,12 @@ def plan_for(ctx: Context, columns: int, per_sample: float, per_column: float) -
         per_sample: bytes that one sample takes whatever its columns.
         per_column: bytes that one column of one sample takes.
     """
-    budget, width = memory_budget(ctx), min(columns, MOST_COLUMNS)
-    if ctx.effort.memory is None and ctx.problem.device.type == "cpu":
-        few = FEW_SAMPLES * (per_sample + min(FEW_COLUMNS, width) * per_column)
-        budget = max(budget, int(min(CPU_MOST, few)))
-    while width > 1 and budget < FEW_SAMPLES * (per_sample + width * per_column):
+    limits, asked, device = ctx.effort.limits, ctx.effort.memory, ctx.problem.device
+    budget, width = allowed(limits.sweep_memory, device, asked), min(columns, limits.most_columns_together)
+    if asked is None and device.type == "cpu":
+        few = limits.few_samples * (per_sample + min(limits.few_columns_together, width) * per_column)
+        budget = max(budget, int(min(limits.small_sweep, few)))
+    while width > 1 and budget < limits.few_samples * (per_sample + width * per_column):
         width //= 2
     fitting = int(budget / max(1.0, per_sample + width * per_column))
     return Plan(max(1, min(ctx.problem.n_train, fitting)), width)

@@ -20,7 +20,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
 from flatscope.curvature.grouped import Parts, T, Vectors
-from flatscope.curvature.memory import fitted
+from flatscope.curvature.memory import allowed, fitted
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.vector_jacobian import batched_gradient
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
@@ -28,18 +28,13 @@ from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
 from flatscope.samples import Batch, Inputs, cut
 
-BLOCK_BYTES = 512 * 2**20
-BATCH_BYTES = 96 * 2**20
-KEPT_BYTES = 2**30
-GPU_SHARE = 8  # batches, and graphs that are kept, take this fraction of a GPU's free memory
-
 
 class CurvatureOperator(ABC):
     """A symmetric p × p matrix known by its products, over some of the network's parameter tensors.
 
     Rows and columns are the entries of the tensors `names`, one after the other. What the first product of a batch
-    computed before any vector came in is kept for the next products, as far as the memory for that (1 GiB, or an
-    eighth of a GPU's free memory) goes.
+    computed before any vector came in is kept for the next products, as far as the memory for that goes
+    (`Limits.kept_memory`).
 
     Args:
         ctx: the point in weight space; its pass counter is charged.
@@ -212,11 +207,7 @@ class CurvatureOperator(ABC):
 
     def _may_keep(self) -> bool:
         """Whether the graphs of all batches fit: of some of them would not do, since a loader may shuffle."""
-        most = KEPT_BYTES
-        if self.ctx.effort.memory is not None:
-            most = self.ctx.effort.memory // 4
-        elif self.device.type == "cuda":
-            most = torch.cuda.mem_get_info(self.device)[0] // GPU_SHARE
+        most = allowed(self.ctx.effort.limits.kept_memory, self.device, self.ctx.effort.memory)
         start, stop = self.ctx.problem.ranks.share(self.ctx.problem.n_train)
         return 0 < (stop - start) * sample_bytes(self.ctx) <= most
 
@@ -234,7 +225,8 @@ class CurvatureOperator(ABC):
         """Ranges of columns that may be differentiated together: each holds weights and activations once more."""
         item = torch.finfo(self.ctx.problem.dtype).bits // 8
         per_column = 8 * self.size + 3 * item * activations(self.ctx) * self._batch_size
-        width = max(1, min(n_columns, BLOCK_BYTES // max(1, per_column)))
+        most = 2 * allowed(self.ctx.effort.limits.block_memory, self.device, self.ctx.effort.memory)
+        width = max(1, min(n_columns, most // max(1, per_column)))
         return [(start, min(start + width, n_columns)) for start in range(0, n_columns, width)]
 
     @abstractmethod
@@ -373,9 +365,8 @@ def batch_size(ctx: Context) -> int:
         return ctx.problem.batch_size
     # What is as large as the weights is computed once a batch: few samples must not pay for many weights.
     weights = 16 * (torch.finfo(ctx.problem.dtype).bits // 8) * count(ctx.trainable.values())
-    budget = max(BATCH_BYTES, min(KEPT_BYTES, weights))
-    if ctx.problem.device.type == "cuda":
-        budget = max(budget, torch.cuda.mem_get_info(ctx.problem.device)[0] // GPU_SHARE)
-    if ctx.effort.memory is not None:
-        budget = min(budget, ctx.effort.memory // 2)
+    limits, asked = ctx.effort.limits, ctx.effort.memory
+    budget = max(allowed(limits.batch_memory, ctx.problem.device), min(limits.large_batch, weights))
+    if asked is not None:
+        budget = min(budget, allowed(limits.batch_memory, ctx.problem.device, asked))
     return max(1, min(ctx.problem.n_train, max(budget // each, 32), 4096))

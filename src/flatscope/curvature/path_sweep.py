@@ -33,7 +33,7 @@ from flatscope.curvature.layer_forms import (
     squares_and_along,
     vector_gradients,
 )
-from flatscope.curvature.memory import in_batches
+from flatscope.curvature.memory import allowed, in_batches
 from flatscope.curvature.operators import GradientGraph, Hessian
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.params import Params, add_to, count, unflatten
@@ -41,8 +41,7 @@ from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_skeleton import edge_classes
 
-BLOCK_BYTES = 256 * 2**20
-COLUMNS = 8
+COLUMNS = 8  # products with values at a time: each has a tensor of all weights
 EDGES, VALUES = "", ".values"  # no names of parameters
 
 
@@ -62,7 +61,8 @@ class PathHessian:
         self._hessian = Hessian(ctx, self._names)
         self._gradient = {name: ctx.gradient()[name] for name in self._names}
         n_weights = count(paths.params[name] for name in self._names)
-        self._width = max(1, min(COLUMNS, BLOCK_BYTES // (8 * n_weights)))
+        most = allowed(ctx.effort.limits.block_memory, ctx.problem.device, ctx.effort.memory)
+        self._width = max(1, min(COLUMNS, most // (8 * n_weights)))
         at = paths.scaled_reference()
         # J from two reverse passes: torch's forward mode would load its compiler, which takes longer than all of this.
         self._pull = torch.func.vjp(self._weights, at)[1]

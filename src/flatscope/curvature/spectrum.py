@@ -17,11 +17,11 @@ from torch import Tensor
 from flatscope.curvature.brackets import ends
 from flatscope.curvature.grouped import Operator
 from flatscope.curvature.lanczos import Krylov
+from flatscope.curvature.memory import allowed
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
+from flatscope.limits import STANDARD
 
-DENSE_SIZE = 256
 WIDEST = 128
-KRYLOV_BYTES, KRYLOV_SHARE = 2**30, 16  # vectors may take so much, or such a part of a GPU's free memory
 # Above this size the vectors take more time and memory than their last digits are worth at a coarse tolerance.
 LARGE = 2**20
 COARSE = 1e-4
@@ -172,14 +172,11 @@ class Search:
         self._answers: dict[Wanted, tuple[int, bool]] = {}  # the look that answers it, or the next to look at
         self._space: Krylov | None = None
         self._multiplied_out = torch.zeros(0, 0, dtype=torch.float64)  # eigenvectors in columns
-        if size <= max(DENSE_SIZE, 3 * wanted.number):
+        if size <= max(STANDARD.dense_matrix, 3 * wanted.number):
             self.newest = torch.eye(size, dtype=torch.float64, device=device)
             return
         start = random_start(size, generator, device, wanted.tolerance)
-        most = KRYLOV_BYTES
-        if start.is_cuda:
-            most = max(most, torch.cuda.mem_get_info(start.device)[0] // KRYLOV_SHARE)
-        room = most // (max(size, together) * start.element_size())
+        room = allowed(STANDARD.krylov_memory, start.device) // (max(size, together) * start.element_size())
         self._space = Krylov(start, max(2 * wanted.number + 16, min(WIDEST, room)), generator)
         self.newest = self._space.newest
 

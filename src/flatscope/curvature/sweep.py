@@ -30,7 +30,7 @@ from flatscope.curvature.layer_forms import (
     vector_gradients,
     weight_forms,
 )
-from flatscope.curvature.memory import MOST_COLUMNS, Plan, in_batches, plan_for, saved_bytes
+from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
 from flatscope.curvature.signs import Signs
 from flatscope.curvature.sums import BatchSums, Curvature
 from flatscope.errors import NotApplicable
@@ -65,7 +65,8 @@ def _measured_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:
     root = output_root(ctx.problem.loss, outputs, targets[:1])
     item = torch.finfo(dtype).bits // 8
     sizes = [math.prod(call.output_shape[1:]) for call in calls]
-    sizes += [c.input[0].numel() for c in calls if not c.opaque and _wanted_back(ctx, [c], 1, MOST_COLUMNS)]
+    most = ctx.effort.limits.most_columns_together
+    sizes += [c.input[0].numel() for c in calls if not c.opaque and _wanted_back(ctx, [c], 1, most)]
     patches = [
         math.prod(call.output_shape[2:]) * ctx.params[call.weight][0].numel()
         for call in calls

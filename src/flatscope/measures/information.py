@@ -18,8 +18,9 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.lanczos import Krylov
+from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, Hessian
-from flatscope.curvature.spectrum import KRYLOV_BYTES, checked_finite
+from flatscope.curvature.spectrum import checked_finite
 from flatscope.errors import InputError, NotApplicable, refuse_unless_whole
 from flatscope.measures.gradient_noise import noise_squares, sample_gradients
 from flatscope.measures.layer_values import trace_of_everything
@@ -205,7 +206,8 @@ def _enclosed(
     operator: CurvatureOperator, start: Tensor, alpha: float, steps: int, generator: torch.Generator
 ) -> Tensor:
     """Upper and lower bound of vᵀ(G + αI)⁻¹v for v in the direction of `start`, of length one: (1, 2)."""
-    most = max(2, min(steps, KRYLOV_BYTES // (8 * operator.size)))
+    room = allowed(operator.ctx.effort.limits.krylov_memory, operator.device)
+    most = max(2, min(steps, room // (8 * operator.size)))
     space = Krylov(start.to(operator.device, torch.float64), most, generator)
     while not (space.full or space.closed):
         space.take(checked_finite(operator @ space.newest))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from flatscope.context import Context, sample_margins
+from flatscope.curvature.memory import allowed
 from flatscope.curvature.operators import activations, batch_size
 from flatscope.errors import InputError, NotApplicable, UnknownNameError, refuse_unknown
 from flatscope.network.layers import Call, recorded
@@ -30,7 +31,6 @@ from flatscope.samples import Inputs, cut, parts_of
 Layers = tuple[tuple[str, str | None], ...]  # weight, and bias if it moves
 OBJECTIVES = ("loss", "error")
 FEW = 8  # samples on which two ways of computing are compared
-SHARE_OF_GPU = 6  # of the free memory a sixth is for what is known of the lines; activations need as much again
 
 
 @dataclass(frozen=True)
@@ -293,4 +293,4 @@ def _fits(ctx: Context, ahead: Ahead) -> bool:
 def _budget(ctx: Context) -> int:
     if ctx.problem.device.type != "cuda" or ctx.problem.ranks.size > 1:  # ranks must take the same blocks
         return STACK_BYTES
-    return max(STACK_BYTES, torch.cuda.mem_get_info(ctx.problem.device)[0] // SHARE_OF_GPU)
+    return allowed(ctx.effort.limits.lines_memory, ctx.problem.device)
