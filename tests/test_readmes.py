@@ -17,7 +17,7 @@ def test_the_worked_example_is_true(readme: Path) -> None:
     assert not found.failed
 
 
-@pytest.mark.parametrize("folder", ["network"])
+@pytest.mark.parametrize("folder", ["curvature", "network"])
 def test_every_file_has_a_place_in_the_reading_order(folder: str) -> None:
     text = (SOURCE / folder / "README.md").read_text()
     names = {path.name for path in (SOURCE / folder).glob("*.py")} - {"__init__.py"}
