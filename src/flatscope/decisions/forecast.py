@@ -47,6 +47,7 @@ COLUMNS = {
 }
 FAILS = 0.5  # relative gap between prediction and measurement from which on the headline says that it fails
 MOST_NAMED = 3
+WIDE = 30  # largest over smallest rise from which on a picture has a logarithmic scale
 
 
 class Forecast(DrawnResult):
@@ -145,9 +146,13 @@ class Forecast(DrawnResult):
         ax.barh(places + 0.2, shown["predicted"], 0.38, color="#0072B2", label="predicted share")
         drawn = ax.barh(places - 0.2, shown["measured"], 0.38, color="#D55E00", label="measured, moved alone")
         ax.set_yticks(places, [name or "all together" for name in shown["layer"]])
+        sizes = shown[["predicted", "measured"]].abs().to_numpy().ravel()
+        sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+        if len(sizes) and sizes.max() > WIDE * sizes.min():  # all layers together often cost far more than each alone
+            ax.set_xscale("symlog", linthresh=max(float(np.quantile(sizes, 0.1)), 1e-4 * float(sizes.max())))
         ax.set_xlabel("rise of the loss")
         ax.axvline(0, color="#bbbbbb", linewidth=0.8)
-        ax.legend(frameon=False)
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         return drawn
 
     def _arrays(self) -> dict[str, Any]:
