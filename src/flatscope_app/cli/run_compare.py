@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from flatscope_app.cli.sources import (
     parse_model_options,
     parse_options,
 )
+from flatscope_training.weight_files import WEIGHTS_FILE
 
+WEIGHT_ENDINGS = (".safetensors", ".pt", ".pth")
 MOST_SHOWN = 40  # networks whose values a terminal can show
 FIT_ROWS = ("training loss", "training error", "test loss", "test error")  # of the lines of a comparison
 
@@ -37,18 +40,16 @@ def run_compare(given: CompareCommand) -> None:
     make_effort(**given.for_effort())  # here to refuse what is wrong
     check_outputs(given, Comparison)
     names_of_measures = asked_measures(given, given.report)
-    model = given.model
-    if len(model) not in (1, len(given.checkpoints)):
-        raise InputError(f"--model once, or {len(given.checkpoints)} times", f"{len(model)} times", where="--model")
-    names = _names(given.checkpoints, given.name)
+    model, checkpoints = given.model, _weight_files(given.checkpoints)
+    if len(model) not in (1, len(checkpoints)):
+        raise InputError(f"--model once, or {len(checkpoints)} times", f"{len(model)} times", where="--model")
+    names = _names(checkpoints, given.name)
     loaded = load_source(given)
     problems: dict[str, Problem] = {}
     stopped: Interrupted | None = None
     try:
         with process_group(given.device) as own_device:
-            for called, path, factory in zip(
-                names, given.checkpoints, model * (len(given.checkpoints) // len(model)), strict=True
-            ):
+            for called, path, factory in zip(names, checkpoints, model * (len(checkpoints) // len(model)), strict=True):
                 network = load_model(factory, path, loaded, given.seed, factory_options)
                 problems[called] = make_problem(network, loaded, given, device=own_device)
             settings: dict[str, Any] = {"seed": given.seed, "options": options, "tolerance": given.tolerance}
@@ -88,6 +89,14 @@ def show_comparison(found: Comparison) -> None:
     for line in found.summary().splitlines():
         if line not in said:
             console().print(Text(line))
+
+
+def _weight_files(given: list[Path]) -> list[Path]:
+    """The checkpoints; those inside, where one folder of weight files is named in place of them."""
+    if len(given) != 1 or not given[0].is_dir() or (given[0] / WEIGHTS_FILE).is_file():
+        return given
+    inside = sorted(given[0].iterdir(), key=lambda path: [part.zfill(9) for part in re.split(r"(\d+)", path.name)])
+    return [path for path in inside if path.suffix in WEIGHT_ENDINGS or (path / WEIGHTS_FILE).is_file()] or given
 
 
 def _names(checkpoints: list[Path], given: list[str] | None) -> list[str]:

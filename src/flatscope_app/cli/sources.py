@@ -20,6 +20,7 @@ from flatscope.files import file_digest, from_json_bytes
 from flatscope.guards import private_randomness
 from flatscope.problem import Problem
 from flatscope.registry import CORE, PICTURED, declarations, select
+from flatscope_app.cli.hub_models import hub_model, is_hub_model
 from flatscope_app.cli.options import INITIAL_FILE, DataOptions, MeasureOptions, NetworkOptions, ProblemOptions
 from flatscope_app.cli.output import command_line
 from flatscope_training import models
@@ -38,7 +39,7 @@ def load_model(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A model from `file.py:factory`, `package.module:factory` or a built-in name, in eval mode.
+    """A model from `file.py:factory`, `package.module:factory`, a hub or a built-in name, in eval mode.
 
     Args:
         model: where the model comes from.
@@ -48,7 +49,9 @@ def load_model(
         options: for the factory or the built-in model.
     """
     given = dict(options or {})
-    if ":" in model:
+    if is_hub_model(model):
+        built = hub_model(model, given, has_weights=weights is not None, seed=seed)
+    elif ":" in model:
         factory = find_factory(model)
         with private_randomness(seed):  # modules draw their weights from the global state
             built = _call(factory, given, f"--model {model}")
@@ -61,7 +64,7 @@ def load_model(
         built = _build(model, seed, fitting | given)
     else:
         unknown = UnknownNameError.among(model, models.available(), "model")
-        unknown.fix += " A model of your own is named file.py:factory"
+        unknown.fix += " A model of your own is named file.py:factory, one of a hub timm:NAME or hf:FOLDER-OR-ID"
         raise unknown
     if weights is not None:
         load_weights(built, weights)

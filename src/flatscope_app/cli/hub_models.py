@@ -1,0 +1,83 @@
+"""Networks by name from the packages that people have them from: `timm:resnet18`, `hf:folder` or `hf:owner/name`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from flatscope.errors import InputError, first_line
+from flatscope.guards import private_randomness
+
+SOURCES = ("timm", "hf")
+OFFLINE = "Without a connection name a folder that save_pretrained wrote"
+
+
+def is_hub_model(model: str) -> bool:
+    """Whether this names a network of a hub, not a function of a module."""
+    source, _, name = model.partition(":")
+    return source in SOURCES and bool(name)
+
+
+def hub_model(model: str, options: Mapping[str, Any], *, has_weights: bool, seed: int) -> nn.Module:
+    """The network of that name in eval mode.
+
+    Args:
+        model: `timm:NAME`, `hf:FOLDER` or `hf:OWNER/NAME`.
+        options: for timm's `create_model`, or for `from_pretrained`.
+        has_weights: whether weights are loaded into it afterwards, so that none need be fetched.
+        seed: of weights that are drawn.
+    """
+    source, _, name = model.partition(":")
+    with private_randomness(seed):
+        return (_timm if source == "timm" else _hugging_face)(name, dict(options), has_weights).eval()
+
+
+def _timm(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
+    try:
+        import timm
+    except ImportError as problem:
+        fix = "pip install timm torchvision"
+        raise InputError("timm and torchvision", first_line(problem), f"--model timm:{name}", fix) from problem
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name}*")[:5])
+        raise InputError("a model of timm", repr(name), "--model", f"Names like it: {near}" if near else "")
+    try:
+        made: nn.Module = timm.create_model(name, **{"pretrained": not has_weights, **options})
+    except Exception as problem:
+        fix = "Options go to --model-option; pretrained=False takes drawn weights, --weights a file of your own"
+        raise InputError("a model that timm can make", first_line(problem), f"--model timm:{name}", fix) from problem
+    return made
+
+
+def _hugging_face(name: str, options: dict[str, Any], has_weights: bool) -> nn.Module:
+    where = f"--model hf:{name}"
+    try:
+        import transformers
+    except ImportError as problem:
+        raise InputError("transformers", first_line(problem), where, "pip install transformers") from problem
+    folder = Path(name).expanduser()
+    place = {"local_files_only": True} if folder.is_dir() else {}
+    if not folder.is_dir() and name.startswith((".", "/", "~")):
+        raise InputError("a folder that save_pretrained wrote", "no such folder", where)
+    source = str(folder) if place else name
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **place)
+    except Exception as problem:
+        raise InputError("a model's config.json", first_line(problem), where, OFFLINE) from problem
+    kind = next(iter(config.architectures or ()), "")
+    made = getattr(transformers, kind, None)
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        fix = "Name a function of your own that builds it: file.py:function"
+        raise InputError("a model whose class transformers has", kind or "no architecture", where, fix)
+    if has_weights:
+        built: nn.Module = made(config, **options)
+        return built
+    options = {"use_safetensors": True, "trust_remote_code": False, **place, **options}  # nothing of a file is run
+    try:
+        loaded: nn.Module = made.from_pretrained(source, **options)  # type: ignore[attr-defined]
+    except Exception as problem:
+        raise InputError("weights in safetensors", first_line(problem), where, OFFLINE) from problem
+    return loaded

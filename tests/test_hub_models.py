@@ -1,0 +1,64 @@
+"""Networks by the names that people have them by: folders of `save_pretrained`, timm, folders of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flatscope.errors import InputError
+from flatscope_app.cli.hub_models import is_hub_model
+from flatscope_app.cli.run_compare import _weight_files
+from flatscope_app.cli.sources import load_model
+
+
+def test_a_folder_that_save_pretrained_wrote_is_that_network(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20, num_labels=3
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "bert")
+    loaded = load_model(f"hf:{tmp_path / 'bert'}")
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    tokens = torch.arange(8).reshape(2, 4)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "bert" / "pytorch_model.bin")
+    with pytest.raises(InputError, match="safetensors"):
+        load_model(f"hf:{tmp_path / 'bert'}")
+
+
+def test_what_is_no_such_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InputError, match="no such folder"):
+        load_model(f"hf:{tmp_path / 'nothing'}")
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(InputError, match="pip install timm torchvision"):
+        load_model("timm:resnet18")
+
+
+def test_only_names_of_hubs_are_taken_for_them() -> None:
+    assert is_hub_model("hf:owner/name")
+    assert is_hub_model("timm:resnet18")
+    assert not is_hub_model("my_model.py:build")
+    assert not is_hub_model("mlp")
+    assert not is_hub_model("timm:")
+
+
+def test_a_folder_of_checkpoints_stands_for_those_inside_in_their_order(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        torch.save(nn.Linear(2, 2).state_dict(), tmp_path / f"epoch-{number}.pt")
+    (tmp_path / "notes.txt").write_text("not one of them")
+    assert [path.name for path in _weight_files([tmp_path])] == ["epoch-1.pt", "epoch-2.pt", "epoch-10.pt"]
+    both = [tmp_path / "epoch-1.pt", tmp_path / "epoch-2.pt"]
+    assert _weight_files(both) == both
