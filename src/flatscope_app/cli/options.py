@@ -22,9 +22,7 @@ DataName = Annotated[
     str,
     typer.Option("--data", help="digits, mnist, fashion-mnist, cifar10, file.npz, file.py:function, module:function."),
 ]
-ModelName = Annotated[
-    str, typer.Option("--model", help="file.py:factory, timm:NAME, hf:FOLDER-OR-ID, or a built-in name.")
-]
+ModelName = Annotated[str, typer.Option("--model", help="file.py:factory, timm:NAME, hf:FOLDER-OR-ID, or a built-in.")]
 _MEASURES = 'Name or glob, "standard" or "all"; repeatable. The core set by default.'
 Measures = Annotated[list[str] | None, typer.Option("--measure", "-m", help=_MEASURES)]
 Initial = Annotated[
