@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
+from flatscope import interpolation
 from flatscope.errors import InputError, UnknownNameError
 from flatscope.files import figure_bytes
 from flatscope.interpolation import Simplex
@@ -107,6 +108,57 @@ def test_batchnorm_statistics_are_those_of_each_mixture() -> None:
         assert float(loss) == pytest.approx(float(nn.functional.cross_entropy(outputs, tiny.y)), rel=1e-9)
     in_batches = fs.interpolate(models, (tiny.x, tiny.y), resolution=2, batch_size=3)
     torch.testing.assert_close(in_batches.loss, recomputed.loss, rtol=1e-11, atol=0)
+
+
+def test_a_batchnorm_that_is_used_twice_has_the_statistics_of_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.out = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+            self.between, self.last = nn.Linear(4, 4), nn.BatchNorm1d(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.out(self.norm(self.between(self.norm(self.first(x))))))
+
+    torch.manual_seed(0)
+    models = [Twice().double().eval() for _ in range(2)]
+    x, y = torch.randn(12, 3, dtype=torch.float64), torch.arange(12) % 2
+    simplex = fs.interpolate(models, (x, y), resolution=1, batch_size=5)
+    for place, model in zip(simplex.vertices, models, strict=True):
+        with torch.no_grad():
+            here = model.first(x)
+            # Both uses share one pair of statistics, of which the first pass knows the running ones at the second use.
+            after = model.norm(here)
+            rows = torch.cat([here, model.between(after)])
+            model.norm.running_mean, model.norm.running_var = rows.mean(0), rows.var(0, unbiased=False)
+            seen = model.out(model.norm(model.between(model.norm(here))))
+            model.last.running_mean, model.last.running_var = seen.mean(0), seen.var(0, unbiased=False)
+            due = nn.functional.cross_entropy(model(x), y)
+        assert float(simplex.loss[place]) == pytest.approx(float(due), rel=1e-9)
+
+
+def test_the_data_are_read_once_for_many_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    class Counted(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            nonlocal read
+            read += 1
+            return torch.full((3,), float(i)), i % 2
+
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 2) for _ in range(3)]
+    loader = torch.utils.data.DataLoader(Counted(), batch_size=4)
+    fs.interpolate(models, loader, resolution=1)
+    base, read = read, 0
+    many = fs.interpolate(models, loader, resolution=6)
+    assert len(many.loss) == 28
+    assert read == base  # 28 mixtures in as many passes as 3
+    monkeypatch.setattr(interpolation, "ROOM", 1)
+    torch.testing.assert_close(fs.interpolate(models, loader, resolution=6).loss, many.loss, rtol=0, atol=0)
 
 
 def test_folded_batchnorm_has_the_networks_at_its_corners() -> None:

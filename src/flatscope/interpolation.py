@@ -7,10 +7,12 @@ data, or BatchNorm is folded into the weights before anything is mixed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -42,6 +44,7 @@ COMPARED = 256  # samples on which networks are compared
 SAME = 1e-4  # of the largest output; weights of the same function must differ by a hundred times that
 LOW_BARRIER = 0.05  # of the largest loss of the networks themselves
 LOST_ACCURACY = 0.01
+MOST_TOGETHER, ROOM = 32, 2**28  # mixtures that share a pass over the data, and the bytes that their weights may take
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))  # of a triangle with sides of length 1
 
 
@@ -237,9 +240,9 @@ def interpolate(
     found: list[tuple[float, float]] = []
     bar = progress("Interpolating", total=len(weights))
     with untouched_randomness(problem.generators), torch.no_grad(), bar as advance:
-        for mixture in weights.tolist():
-            found.append(_evaluated(problem, _mixed(points, mixture), recompute))
-            advance()
+        for several in _together(weights.tolist(), problem.params):
+            found += _evaluated(problem, [_mixed(points, mixture) for mixture in several], recompute)
+            advance(len(several))
     values = torch.tensor(found, dtype=torch.float64)
     with torch.no_grad():
         remarks = _copies(problem, points, models)
@@ -310,46 +313,77 @@ def _mixed(points: list[Params], mixture: list[float]) -> Params:
     }
 
 
-def _evaluated(problem: Problem, params: Params, recompute: bool) -> tuple[float, float]:
-    """Mean loss and accuracy at these weights."""
-    buffers = _statistics(problem, params) if recompute else problem.buffers
-    loss = right = 0.0
+def _together(mixtures: list[list[float]], params: Params) -> Iterator[list[list[float]]]:
+    """The mixtures, so many at once as there is room for: the data are read once for all of them."""
+    size = sum(value.numel() * value.element_size() for value in params.values())
+    count = max(1, min(MOST_TOGETHER, ROOM // max(1, size)))
+    for start in range(0, len(mixtures), count):
+        yield mixtures[start : start + count]
+
+
+def _evaluated(problem: Problem, several: Sequence[Params], recompute: bool) -> list[tuple[float, float]]:
+    """Mean loss and accuracy at each of these weights, in one pass over the data; nothing waits for the device."""
+    buffers = _statistics(problem, several) if recompute else [dict(problem.buffers)] * len(several)
+    losses, right = torch.zeros(2, len(several), dtype=torch.float64, device=problem.device)
     for inputs, targets in problem.batches():
-        outputs = problem.forward(inputs, params, buffers)
-        loss += float(problem.loss(outputs, targets).double().sum())
-        if problem.classification:
-            right += float((sample_margins(outputs, targets) > 0).double().sum())
-    return loss / problem.n_train, right / problem.n_train if problem.classification else float("nan")
+        for place, (params, own) in enumerate(zip(several, buffers, strict=True)):
+            outputs = problem.forward(inputs, params, own)
+            losses[place] += problem.loss(outputs, targets).double().sum()
+            if problem.classification:
+                right[place] += (sample_margins(outputs, targets) > 0).double().sum()
+    shares = right / problem.n_train if problem.classification else torch.full_like(right, math.nan)
+    return list(zip((losses / problem.n_train).tolist(), shares.tolist(), strict=True))
 
 
-def _statistics(problem: Problem, params: Params) -> Params:
-    """Buffers with the mean and variance of every BatchNorm's input over all samples, at these weights.
+class _Reached(BaseException):
+    """Ends a forward pass where nothing behind is of use; nobody catches it by accident."""
+
+
+class _Moments:
+    """Mean and variance of what comes into a BatchNorm; ends each forward pass at the last of its uses."""
+
+    def __init__(self, uses: int) -> None:
+        self._uses, self._parts = uses, list[tuple[int, Tensor, Tensor]]()
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        values = inputs[0].detach().double()  # channels are the second dimension
+        dims = [dim for dim in range(values.ndim) if dim != 1]
+        variance, mean = torch.var_mean(values, dims, correction=0)
+        self._parts.append((values.numel() // values.shape[1], mean, variance))
+        if len(self._parts) % self._uses == 0:
+            raise _Reached
+
+    def of_all(self) -> tuple[Tensor, Tensor]:
+        """Over everything that was seen; the variance is biased, as BatchNorm normalises."""
+        counts, means, variances = zip(*self._parts, strict=True)
+        shares = torch.tensor(counts, dtype=torch.float64, device=means[0].device)[:, None] / sum(counts)
+        mean = (shares * torch.stack(means)).sum(0)
+        return mean, (shares * (torch.stack(variances) + (torch.stack(means) - mean).square())).sum(0)
+
+
+def _statistics(problem: Problem, several: Sequence[Params]) -> list[Params]:
+    """Buffers with the mean and variance of every BatchNorm's input over all samples, at each of these weights.
 
     BatchNorms are settled one after the other in the order in which they are used: what a later one sees depends on
-    the statistics of those before it. One pass over the data each, in float64; nothing depends on the batches.
+    the statistics of those before it. One pass over the data each for all weights, as far as that BatchNorm, in
+    float64; nothing depends on the batches.
     """
-    buffers = dict(problem.buffers)
-    for name in _in_order(problem):
-        sums: list[tuple[int, Tensor, Tensor]] = []
-
-        def add(_: nn.Module, inputs: tuple[Any, ...], sums: list[tuple[int, Tensor, Tensor]] = sums) -> None:
-            rows = inputs[0].detach().movedim(1, -1).flatten(0, -2).double()  # (entries, channels)
-            sums.append((len(rows), rows.sum(0), rows.square().sum(0)))
-
-        with problem.model.get_submodule(name).register_forward_pre_hook(add):
-            for inputs, _ in problem.batches():
-                problem.forward(inputs, params, buffers)
-        count, total, squares = (sum(part[1:], part[0]) for part in zip(*sums, strict=True))
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp_min(0)  # biased, as BatchNorm normalises
-        for kind, value in (("mean", mean), ("var", variance)):
-            key = f"{name}.running_{kind}".removeprefix(".")
-            buffers[key] = value.to(buffers[key])
+    buffers = [dict(problem.buffers) for _ in several]
+    for name, uses in _in_order(problem).items():
+        module, moments = problem.model.get_submodule(name), [_Moments(uses) for _ in several]
+        for inputs, _ in problem.batches():
+            for params, own, seen in zip(several, buffers, moments, strict=True):
+                with module.register_forward_pre_hook(seen), contextlib.suppress(_Reached):
+                    problem.forward(inputs, params, own)
+        for own, seen in zip(buffers, moments, strict=True):
+            for kind, value in zip(("mean", "var"), seen.of_all(), strict=True):
+                key = f"{name}.running_{kind}".removeprefix(".")
+                own[key] = value.to(own[key])
     return buffers
 
 
-def _in_order(problem: Problem) -> list[str]:
-    """Names of the BatchNorms in the order in which a forward pass uses them."""
+def _in_order(problem: Problem) -> Counter[str]:
+    """Names of the BatchNorms in the order in which a forward pass uses them, and how often it does."""
     used: list[str] = []
     norms = [(name, module) for name, module in problem.model.named_modules() if isinstance(module, BatchNorm)]
     with ExitStack() as hooks:
@@ -359,4 +393,4 @@ def _in_order(problem: Problem) -> list[str]:
     untracked = [name for name, module in norms if module.running_mean is None]
     if untracked:
         raise InputError("BatchNorm with running statistics", "one without", where=f"module {untracked[0]}")
-    return list(dict.fromkeys(used))
+    return Counter(used)
