@@ -44,6 +44,14 @@ class Rounded:
         error_change: of the share of wrong answers, likewise.
         sum_of_rises: of the layers one by one, on the same samples.
         test_rise: rise on the test samples; NaN without any.
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> model, x, y = torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 0])
+        >>> s = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(8, 2), sparsity=())
+        >>> rounded = s.apply(model, s.allocate(mean_bits=2))
+        >>> rounded.allocation, [len(row.unique()) <= 3 for row in rounded.state_dict()["weight"]]
+        ({'weight': 2}, [True, True])
     """
 
     model: nn.Module

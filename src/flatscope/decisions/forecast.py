@@ -181,6 +181,13 @@ def forecast(
         new_weights: a module of the same architecture, or its state dict.
         budget: time to end in; layers that are not reached are not moved alone, and their rows say so.
         memory: what a pass may use: bytes, or "8GiB".
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> old, new = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        >>> found = fs.forecast(fs.Problem(old, train=(torch.eye(3), torch.tensor([0, 1, 0]))), new)
+        >>> found.to_frame()["layer"].tolist()  # all together, then each parameter or module that moves
+        ['', 'weight', 'bias']
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, "forecast", "Make one: Problem(model, train=(x, y))")
