@@ -98,10 +98,12 @@ class Subject:
     def in_paths(self) -> tuple[BasisPaths | HeldPaths, OwnDouble]:
         """Coordinates of path space, and the network with the weights that they set."""
         own = self.folded.own
-        frozen = [name for name, _ in own.model.named_parameters() if name not in own.places]
-        if frozen and len(frozen) < len(own.everything):
-            graph = trace(plain(own.model, [own.inputs]), own.inputs, frozen=frozen)
-            return HeldPaths(graph, own.everything, held=frozen), own
+        if own.constants:
+            model = plain(own.model, [own.inputs])  # weights that are computed stand there as parameters
+            held = [name for name, value in model.named_parameters() if not value.requires_grad]
+            params = {name: value.detach() for name, value in model.named_parameters()}
+            held_paths = HeldPaths(trace(model, own.inputs, frozen=held), params, held=held)
+            return held_paths, OwnDouble(model, own.inputs, own.targets, own.loss)
         paths = BasisPaths(own.model, own.inputs)
         return paths, OwnDouble(paths.model, own.inputs, own.targets, own.loss, own.dtype)
 
