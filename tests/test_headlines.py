@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -121,3 +122,10 @@ def test_an_eigenvalue_that_is_not_resolved_is_no_saddle() -> None:
 
     assert "curves down" not in words(-1.0, -1e-9)
     assert "curves down somewhere" in words(-1.0, -0.99)
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.png"])
+def test_a_report_is_a_web_page_and_no_other_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(fs.InputError, match=r"\.html"):
+        fs.report(fs.measure(problem(), "margin"), tmp_path / name)
+    assert not list(tmp_path.iterdir())

@@ -66,6 +66,7 @@ UNKNOWN = Standing("", 0, math.nan, math.nan, math.nan, math.nan, rescalable=Tru
 MARKS = {"yes": "✓ yes", "nearly": "≈ nearly", "no": "! no", "unknown": "? not known"}
 ONE_TRAINING = "± is a standard error of the measures: another training could give another order."
 STILL = "still on a slope"  # how a remark begins that a headline says in its own words
+PAGE_ENDINGS = (".html", ".htm")
 MOST_HEADLINES = 5
 MOST_SIDE_BY_SIDE = 4  # networks that fit beside each other; a table of more scrolls
 
@@ -106,6 +107,11 @@ def report(
     """
     if Path(path).is_dir():
         raise InputError("the path of a file", f"the folder {path}", "report", "Add a name such as report.html")
+    if Path(path).suffix.lower() not in PAGE_ENDINGS:
+        fix = "For pictures of the same items in PDF: save_figures, or --figures FOLDER --format pdf"
+        raise InputError(
+            f"a name ending in {' or '.join(PAGE_ENDINGS)}: the report is a web page", str(path), "report", fix
+        )
     page = page_text(items, title=title, command=command, refresh=refresh)
     with whole_file(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", errors="replace"))
