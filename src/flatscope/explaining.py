@@ -133,6 +133,13 @@ def explain(
         names: measures to plan, as in `measure`; the core set by default.
         precision: relative standard error at which estimates stop; 0 for exact values.
         curvature: "hessian" or "gauss_newton".
+
+    Example:
+        >>> import torch, flatscope as fs
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> problem = fs.Problem(net, train=(torch.eye(3), torch.tensor([0, 1, 0])))
+        >>> fs.explain(problem).headline.splitlines()[1]
+        'All 4 hidden units can be rescaled without changing the function.'
     """
     if not isinstance(problem, Problem):
         raise InputError("a Problem", type(problem).__name__, where="explain", fix="Make one: Problem(model, train=…)")
