@@ -154,7 +154,7 @@ def _shown(row: Any) -> str:
 
 
 def _sentence(words: str) -> str:
-    return f"Caution: {words[:1].lower()}{words[1:].rstrip('.')}."
+    return f"Caution: {words.rstrip('.')}."
 
 
 def _downward(frame: pd.DataFrame) -> str:
