@@ -18,14 +18,14 @@ from torch.nn import functional
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import columns, probe
-from flatscope.curvature.bends import Bend, BendColumns, find_bends
+from flatscope.curvature import columns, hessian_check
 from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.curved_operations import Bend, BendColumns, find_bends
 from flatscope.curvature.layer_directions import DIRECTIONS
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.route import reached_at_curved_operations
-from flatscope.curvature.sums import Curvature
 from flatscope.curvature.sweep import sweep_pass
+from flatscope.curvature.sweep_result import Curvature
 from flatscope.guards import own_settings
 from flatscope.limits import STANDARD
 from flatscope.network.expansions import attention_in_parts
@@ -332,10 +332,14 @@ class Branched(nn.Module):
 def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, agrees: bool) -> None:
     tiny = _built("branched", Branched(share), (1, 3, 3), 3, ("conv", "mid", "last"), chain=False)
     ctx = Context(tiny.problem())
-    directions = {name: probe._gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable}
-    assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, None) == agrees
+    directions = {
+        name: hessian_check._gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
+    }
+    assert hessian_check._agree_together(ctx, *ctx.sweep(hessian_check.telling_samples), directions, None) == agrees
     places = ctx.sweep(find_bends)
-    assert probe._agree_together(ctx, *ctx.sweep(probe.telling_samples), directions, places), "with its bends it does"
+    assert hessian_check._agree_together(ctx, *ctx.sweep(hessian_check.telling_samples), directions, places), (
+        "with its bends it does"
+    )
 
 
 class Tanh(torch.autograd.Function):

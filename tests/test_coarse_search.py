@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import flatscope as fs
-from flatscope.curvature.layer_blocks import LayerBlocks
+from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator
 from flatscope.guards import coarse_products, own_settings
 from flatscope.measures import weight_flatness

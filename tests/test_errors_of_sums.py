@@ -13,7 +13,7 @@ from torch import nn
 import flatscope as fs
 from flatscope.curvature import estimators
 from flatscope.curvature.estimators import DiagonalSums, Spread
-from flatscope.curvature.sums import Curvature, Mean
+from flatscope.curvature.sweep_result import Curvature, Mean
 from flatscope.limits import STANDARD
 from flatscope.measures import layer_values
 

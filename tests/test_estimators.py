@@ -18,10 +18,10 @@ from flatscope.context import Context
 from flatscope.curvature import estimators, spectrum
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import Asked, DiagonalSums, cheaper_one_by_one, diagonal_sums
-from flatscope.curvature.grouped import OneGroup, WholeDiagonal
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.random_signs import Signs
+from flatscope.curvature.sample_groups import OneGroup, WholeDiagonal
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
 from flatscope.errors import NumericalWarning
 from flatscope.limits import STANDARD, MemoryShare

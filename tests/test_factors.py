@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatscope.curvature.factors import Columns, output_root
+from flatscope.curvature.output_hessian import Columns, output_root
 from flatscope.loss import Loss, as_loss
 
 

@@ -16,9 +16,9 @@ import flatscope as fs
 from flatscope.context import Context, Effort
 from flatscope.curvature import estimators
 from flatscope.curvature.coverage import find_unseen
-from flatscope.curvature.products import probed
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import sweep_pass
+from flatscope.curvature.trace_by_products import probed
 from flatscope.limits import STANDARD, MemoryShare
 
 GAUSS_NEWTON = Effort(curvature="gauss_newton")

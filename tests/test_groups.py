@@ -14,7 +14,7 @@ from flatscope.context import Context
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.random_signs import Signs
 from flatscope.ranks import Ranks
 
 

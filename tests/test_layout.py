@@ -137,7 +137,7 @@ USED_INSIDE = {
 }
 # Names that stand for two things; to be shortened, never to be added to.
 REPEATED_CLASSES: set[str] = set()
-REPEATED_MODULES = {"pac_bayes", "products", "robustness"}
+REPEATED_MODULES = {"pac_bayes", "robustness"}
 # Numbers of one algorithm alone stand with it in `curvature`: steps of differences, tolerances of checks, roundings.
 # What decides between ways, or ends draws, is a field of `flatscope.limits.Limits`.
 LOCAL_NUMBERS = {
@@ -145,11 +145,11 @@ LOCAL_NUMBERS = {
     "convolutions": {"OUTPUT", "INPUT", "WEIGHT"},
     "coverage": {"CHECKED_SAMPLES"},
     "lanczos": {"SUMMED_TOGETHER"},
-    "layer_forms": {"GRADIENT_BYTES"},
+    "per_sample_gradients": {"GRADIENT_BYTES"},
     "path_sweep": {"COLUMNS"},
-    "probe": {"PROBED_SAMPLES", "CANDIDATES", "STEP", "TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
+    "hessian_check": {"PROBED_SAMPLES", "CANDIDATES", "STEP", "TOLERANCE", "TOGETHER", "ROUNDING", "NOTHING"},
     "second_derivative": {"ATTEMPTS", "SAMPLES", "SPREADS", "ROUNDING"},
-    "signs": {"_FIRST", "_SECOND", "_STEP"},
+    "random_signs": {"_FIRST", "_SECOND", "_STEP"},
     "spectrum": {"WIDEST", "LARGE", "COARSE", "LEAST_STEPS", "HIDDEN_STEPS", "SETTLED_STEPS", "HIDDEN"},
 }
 # Files that say for type checkers which types the names of the packages beside the library have.

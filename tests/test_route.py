@@ -19,6 +19,7 @@ from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import (
     LESS_NOISE,
     Route,
@@ -29,9 +30,8 @@ from flatscope.curvature.route import (
     reached_at_curved_operations,
     route_of,
 )
-from flatscope.curvature.signs import Signs
-from flatscope.curvature.sums import Curvature
 from flatscope.curvature.sweep import sweep_pass
+from flatscope.curvature.sweep_result import Curvature
 from flatscope.guards import own_settings
 from flatscope.limits import STANDARD, Limits
 

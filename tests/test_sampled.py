@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatscope as fs
 from flatscope.context import Context, Effort
-from flatscope.curvature import factors, memory, sweep
+from flatscope.curvature import memory, output_hessian, sweep
 from flatscope.curvature.columns import column_sweep
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.signs import Signs
-from flatscope.curvature.sums import Curvature, Mean
 from flatscope.curvature.sweep import sweep_pass
+from flatscope.curvature.sweep_result import Curvature, Mean
 from flatscope.limits import STANDARD, MemoryShare
 
 NAMES = ["hessian_trace", "layer_trace", "kappa_trace*", "rho*", "relative_flatness"]
@@ -354,7 +354,7 @@ def test_the_memory_asked_for_decides_how_much_goes_together() -> None:
 def test_forms_are_the_squares_along_all_columns(build) -> None:  # type: ignore[no-untyped-def]
     tiny = build()
     problem, outputs = tiny.problem(), tiny.model(tiny.x).detach()
-    root = factors.output_root(problem.loss, outputs, tiny.y)
+    root = output_hessian.output_root(problem.loss, outputs, tiny.y)
     columns = root.exact(0, root.count)
     change = torch.randn(outputs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     squares = (columns.values * change).flatten(2).sum(2).square()  # (k, n)
@@ -367,7 +367,7 @@ def test_columns_of_a_loss_of_many_outputs_multiply_to_its_hessian(many: int) ->
     outputs = torch.randn(4, many, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     targets = torch.zeros(4, dtype=torch.long)
     loss = fs.Problem(nn.Linear(2, many), train=(torch.ones(4, 2), targets), loss=indefinite).loss
-    root = factors.output_root(loss, outputs, targets)
+    root = output_hessian.output_root(loss, outputs, targets)
     parts = [root.exact(start, start + 7) for start in range(0, root.count, 7)]
     values = torch.cat([part.values for part in parts])
     assert all(part.signs is not None for part in parts)

@@ -91,7 +91,7 @@ class Limits:
     # What a draw of curved columns costs in Hessian products: about two, but it serves several quantities at once.
     draw_cost: float = 1.0
 
-    # --- Eigenvalues of layers (`flatscope.curvature.layer_blocks`)
+    # --- Eigenvalues of layers (`flatscope.curvature.layer_products`)
     # Blocks of so many weights are written out: 200 MB in float64.
     dense_weights: int = 5_000
     # With more columns, or more of them for each layer, products of the layers one by one are cheaper than a sweep.

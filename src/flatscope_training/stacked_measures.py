@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
-from flatscope.curvature.factors import output_root
-from flatscope.curvature.layer_forms import Flow, matrices, weight_forms
+from flatscope.curvature.output_hessian import output_root
+from flatscope.curvature.per_sample_gradients import Flow, matrices, weight_forms
 from flatscope.curvature.route import find_not_covered
 from flatscope.errors import InputError, refuse_unknown
 from flatscope.guards import own_settings

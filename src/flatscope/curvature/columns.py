@@ -12,8 +12,8 @@ from typing import Any
 
 from flatscope.context import Context
 from flatscope.curvature.route import Route, noisier_by_columns, route_of
-from flatscope.curvature.sums import Curvature
 from flatscope.curvature.sweep import sweep_pass, sweep_shape
+from flatscope.curvature.sweep_result import Curvature
 from flatscope.errors import NotApplicable
 from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
 

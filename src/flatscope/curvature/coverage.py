@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendRecorder, find_bends, watched_in_parts
-from flatscope.curvature.layer_forms import Flow, matrices, scale_gradients, vector_gradients
+from flatscope.curvature.curved_operations import BendRecorder, find_bends, watched_in_parts
+from flatscope.curvature.hessian_check import disagreeing_parameters
 from flatscope.curvature.memory import plan_for
 from flatscope.curvature.patches import weight_gradients
-from flatscope.curvature.probe import disagreeing_parameters
+from flatscope.curvature.per_sample_gradients import Flow, matrices, scale_gradients, vector_gradients
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.network.layers import Call, recorded
 from flatscope.network.linearity import Linearity

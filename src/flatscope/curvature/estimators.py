@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flatscope.curvature.grouped import DiagonalOperator, Key, Parts, Readings
 from flatscope.curvature.memory import allowed
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.random_signs import Signs
+from flatscope.curvature.sample_groups import DiagonalOperator, Key, Parts, Readings
 from flatscope.limits import STANDARD, Limits
 from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.grouped import Readings, Seen
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.patches import by_output
+from flatscope.curvature.sample_groups import Readings, Seen
 from flatscope.network.layers import Layer
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.grouped import Parts, T, Vectors
 from flatscope.curvature.memory import allowed, fitted
+from flatscope.curvature.sample_groups import Parts, T, Vectors
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
 from flatscope.curvature.vector_jacobian import batched_gradient
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.grouped import GroupedOperator, Seen
-from flatscope.curvature.layer_forms import (
+from flatscope.curvature.memory import allowed, in_batches
+from flatscope.curvature.operators import GradientGraph, Hessian
+from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_inputs,
     by_positions,
@@ -33,8 +34,7 @@ from flatscope.curvature.layer_forms import (
     squares_and_along,
     vector_gradients,
 )
-from flatscope.curvature.memory import allowed, in_batches
-from flatscope.curvature.operators import GradientGraph, Hessian
+from flatscope.curvature.sample_groups import GroupedOperator, Seen
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flatscope.context import Context
-from flatscope.curvature.bends import Places, find_bends
 from flatscope.curvature.coverage import find_curved, find_unseen
+from flatscope.curvature.curved_operations import Places, find_bends
 from flatscope.curvature.estimators import ProductDraws
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import activations, sample_groups
-from flatscope.curvature.signs import Signs
-from flatscope.curvature.sums import Curvature
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.sweep import SweepShape, sweep_shape
+from flatscope.curvature.sweep_result import Curvature
 from flatscope.limits import Limits
 from flatscope.params import count
 from flatscope.stopping import relative_error

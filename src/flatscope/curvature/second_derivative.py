@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.probe import in_precision, picked, telling_samples
+from flatscope.curvature.hessian_check import in_precision, picked, telling_samples
 from flatscope.errors import NotApplicable, missing_derivative
 from flatscope.formatting import some_of
 from flatscope.guards import own_settings

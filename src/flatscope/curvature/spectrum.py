@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from flatscope.curvature.brackets import ends
-from flatscope.curvature.grouped import Operator
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.memory import allowed
+from flatscope.curvature.sample_groups import Operator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
 from flatscope.limits import STANDARD
 

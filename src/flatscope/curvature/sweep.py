@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendColumns, BendRecorder, Places
 from flatscope.curvature.coverage import Uses, recorded_forward, uses_of
-from flatscope.curvature.factors import Columns, Root, output_root
-from flatscope.curvature.layer_forms import (
+from flatscope.curvature.curved_operations import BendColumns, BendRecorder, Places
+from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
+from flatscope.curvature.output_hessian import Columns, Root, output_root
+from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_rows,
     by_positions,
@@ -30,9 +31,8 @@ from flatscope.curvature.layer_forms import (
     vector_gradients,
     weight_forms,
 )
-from flatscope.curvature.memory import Plan, in_batches, plan_for, saved_bytes
-from flatscope.curvature.signs import Signs
-from flatscope.curvature.sums import BatchSums, Curvature
+from flatscope.curvature.random_signs import Signs
+from flatscope.curvature.sweep_result import BatchSums, Curvature
 from flatscope.errors import NotApplicable
 from flatscope.network.layers import Call, by_samples
 from flatscope.samples import Batch, cut, parts_of

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import batch_size
+from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape

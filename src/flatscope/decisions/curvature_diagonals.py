@@ -17,9 +17,10 @@ from torch.func import grad
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_unseen
-from flatscope.curvature.factors import output_root
-from flatscope.curvature.grouped import Parts
-from flatscope.curvature.layer_forms import (
+from flatscope.curvature.memory import in_batches
+from flatscope.curvature.operators import Hessian, sample_groups
+from flatscope.curvature.output_hessian import output_root
+from flatscope.curvature.per_sample_gradients import (
     Flow,
     matrices,
     scale_gradients,
@@ -27,10 +28,9 @@ from flatscope.curvature.layer_forms import (
     squares_and_along,
     vector_gradients,
 )
-from flatscope.curvature.memory import in_batches
-from flatscope.curvature.operators import Hessian, sample_groups
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.sample_groups import Parts
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
 from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import vectorises

@@ -12,8 +12,8 @@ from torch.func import grad
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import find_unseen
-from flatscope.curvature.layer_forms import gradient_forms
 from flatscope.curvature.memory import in_batches
+from flatscope.curvature.per_sample_gradients import gradient_forms
 from flatscope.curvature.sweep import gradient_flows, sweep_plan
 from flatscope.errors import InputError
 from flatscope.params import Params, count, flatten, norm, on_stacked

@@ -16,8 +16,8 @@ from flatscope.curvature.columns import swept
 from flatscope.curvature.coverage import find_curved
 from flatscope.curvature.estimators import DiagonalSums
 from flatscope.curvature.layer_directions import DIRECTIONS
-from flatscope.curvature.products import probed
-from flatscope.curvature.sums import Curvature
+from flatscope.curvature.sweep_result import Curvature
+from flatscope.curvature.trace_by_products import probed
 from flatscope.formatting import some_of
 from flatscope.network.layers import Layer
 from flatscope.network.plain import made_of

@@ -19,7 +19,6 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
-from flatscope.curvature.grouped import GroupedOperator, OneGroup, Seen, WholeDiagonal
 from flatscope.curvature.operators import sample_groups
 from flatscope.curvature.path_sweep import (
     BeyondGaussNewton,
@@ -29,8 +28,9 @@ from flatscope.curvature.path_sweep import (
     per_value,
     scaling_values,
 )
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.sample_groups import GroupedOperator, OneGroup, Seen, WholeDiagonal
 from flatscope.curvature.sweep import sweep_shape
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context, sample_margins
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.random_signs import Signs
 from flatscope.errors import NotApplicable, refuse_unless_whole
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm

@@ -8,7 +8,7 @@ import torch
 
 from flatscope.context import Context
 from flatscope.curvature.brackets import rounding
-from flatscope.curvature.layer_blocks import LayerBlocks
+from flatscope.curvature.layer_products import LayerBlocks
 from flatscope.curvature.operators import CurvatureOperator, curvature_operator
 from flatscope.curvature.spectrum import COARSE, Eigenpair, Search, Wanted, extreme_eigenpairs, in_full, side_by_side
 from flatscope.errors import refuse_unless_whole

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flatscope.context import Context
-from flatscope.curvature.signs import Signs
+from flatscope.curvature.random_signs import Signs
 from flatscope.network.expansions import attention_in_parts
 from flatscope.network.linearity import Linearity
 from flatscope.network.operations import TABLE

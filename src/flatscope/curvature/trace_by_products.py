@@ -9,8 +9,8 @@ from flatscope.context import Context
 from flatscope.curvature.columns import swept
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
 from flatscope.curvature.layer_directions import LayerDirections
+from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import multiplied_out
-from flatscope.curvature.signs import Signs
 from flatscope.stopping import time_limit
 
 

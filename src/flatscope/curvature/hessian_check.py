@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from flatscope.context import Context
-from flatscope.curvature.bends import BendColumns, BendRecorder, Places, watched_in_parts
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.factors import output_root
-from flatscope.curvature.layer_forms import over_positions
+from flatscope.curvature.curved_operations import BendColumns, BendRecorder, Places, watched_in_parts
+from flatscope.curvature.output_hessian import output_root
 from flatscope.curvature.patches import input_matrix, normalised, output_matrix
+from flatscope.curvature.per_sample_gradients import over_positions
 from flatscope.network.layers import Call, recorded
 from flatscope.params import Params, add_to
 from flatscope.samples import Batch, Inputs, joined_inputs, moved, parts_of, rows_of_inputs

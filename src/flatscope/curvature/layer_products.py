@@ -18,10 +18,10 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.coverage import rows_per_sample
-from flatscope.curvature.layer_forms import Flow, matrices
 from flatscope.curvature.memory import allowed, in_batches
 from flatscope.curvature.operators import CurvatureOperator, GaussNewton, curvature_operator
 from flatscope.curvature.patches import weight_gradients
+from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
 from flatscope.network.layers import Layer
