@@ -94,6 +94,7 @@ def test_a_caution_about_the_data_stands_in_the_headline() -> None:
     model, (x, y) = trained()
     told = fs.measure(fs.Problem(model, (x, y), test=(x, y))).headline
     assert "Caution: the test samples are the training samples" in told
+    assert told.splitlines()[-1].startswith("Next: ")
 
 
 def test_vacuous_bounds_guarantee_nothing_and_a_certificate_says_what() -> None:

@@ -16,6 +16,7 @@ from flatscope.standing import NEARLY, SETTLED, STANDING, Standing
 NEGLIGIBLE = 1e-3  # of the largest eigenvalue: a smaller negative one is rounding
 FIRST = ("rho_sum", "psi_trace", "fisher_rao_norm", "l2_path_norm", "margin")  # invariant under every rescaling
 MOST_NAMED = 3
+MOST_TOLD = 5  # lines
 UNCERTIFIED = "NOT CERTIFIED"  # in the assumptions of a bound that shows the order of a formula
 LOWER_LEVELS = "layers, units or samples"
 Meta = Mapping[str, Any]
@@ -55,7 +56,8 @@ def table_headline(frame: pd.DataFrame, meta: Meta) -> list[str]:
     cautions = [str(remark) for remark in meta.get("remarks", ()) if not str(remark).startswith("still on a")]
     lines = [minimum, _sentence(cautions[0]) if cautions else "", _fit(meta), _flatness(frame)]
     lines = [line for line in lines if line]
-    return [*(lines or [_without_flatness(frame)]), *_next(frame, steep)]
+    told = [*(lines or [_without_flatness(frame)]), *_next(frame, steep)]
+    return told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD - 1], told[-1]]  # what to do is never left out
 
 
 def bounds_headline(frame: pd.DataFrame) -> list[str]:
