@@ -179,12 +179,12 @@ def test_losses_by_name_and_by_function(measured: Any, run: Run, mine: str) -> N
         assert said in " ".join(outcome.err.split()), outcome.err
     classes = run("measure", "--model", f"{mine}:net", "--data", f"{mine}:arrays", "--loss", "mse", "-m", "margin")
     assert classes.code == 0
-    assert "To keep in mind: labels are classes" in " ".join(classes.out.split())
+    assert "labels are classes" in " ".join(classes.out.split())
     outcome = run(
         "measure", "--model", f"{mine}:language_model", "--data", f"{mine}:texts_unmoved", "--loss", "next_token"
     )
-    assert outcome.code == 2
-    assert "next_tokens" in outcome.err
+    assert outcome.code == 0
+    assert "moved by one" in " ".join((outcome.out + outcome.err).split())
 
 
 def test_other_commands_take_them_as_well(run: Run, mine: str, tmp_path: Path) -> None:
@@ -256,4 +256,4 @@ def test_a_training_error_far_above_the_saved_one_is_said(run: Run, tmp_path: Pa
     (remark,) = [text for text in Table.from_json(other.out).meta["remarks"] if "slope" not in text]
     saved = float(pd.read_csv(out / "history.csv")["train_error"].iloc[-1])
     assert f"was {100 * saved:.2f} % when these weights were saved" in remark
-    assert "To keep in mind: the training error is" in run(*given, "--no-standardize").out
+    assert "the training error is" in " ".join(run(*given, "--no-standardize").out.lower().split())

@@ -182,6 +182,7 @@ def others() -> list[Case]:
         return lambda weight: functional.embedding_bag(index, weight, mode=mode)
 
     return [
+        ("view_as_complex", lambda pairs: torch.view_as_real(torch.view_as_complex(pairs) * 1j), (draw(3, 4, 2),)),
         ("embedding_bag", bag("sum"), (table,)),
         ("embedding_bag", bag("mean"), (table,)),
         (

@@ -84,7 +84,7 @@ def run_stability(given: StabilityCommand) -> None:
         found.meta["remarks"] = [*found.meta.get("remarks", ()), *remarks]
 
     def show() -> None:
-        for sentence in found.summary():
+        for sentence in found.summary().splitlines():
             print(sentence)
         show_grid(*found.cells())
 

@@ -108,7 +108,7 @@ def measure_twice(config: Config, store: Store) -> Measured:
         twin = rescale(problem.model, problem.example(), by="unit", seed=config["rescaling"])
         rescaled = Problem(twin, train=(x, y), initial=stored.initial, dtype=torch.float64)
         for when, one in (("before", problem), ("after", rescaled)):
-            table = measure(one, config.get("measures"), options=config["measure_options"])
+            table = measure(one, config.get("measures", "standard"), options=config["measure_options"])
             metrics |= {f"{when}.{name}": value for name, value in table.one_each().items()}
     return Measured(metrics)
 
