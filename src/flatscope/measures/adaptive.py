@@ -134,7 +134,7 @@ def _highest(ctx: Context, sizes: Params, rho: float, norm: str, restarts: int, 
     direction="lower",
     invariant_under=FUNCTION_SYMMETRIES,
     passes={"forward": 1, "backward": 2},
-    caption="change of the loss as all weights grow",
+    caption="change as weights grow",
     falls_with_loss=True,
     conventions="all trainable parameters as they are given, biases included; the norm, not its square; nothing is "
     "divided by the depth: without biases and with activations such as ReLU, d layers of weights give d times the root "

@@ -54,7 +54,7 @@ def l1_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, lo
 
 @_norm_of_paths(
     symbol=r"\phi_2(w) = \Big(\sum_{\mathrm{paths}} \prod_i W_i[j_i, j_{i-1}]^2\Big)^{1/2}",
-    caption="size of the function, over all paths",
+    caption="size over all paths",
 )
 def l2_path_norm(ctx: Context, *, pooling: Over = "max", biases: bool = True, log: bool = False) -> Value:
     """Square root of the sum over all paths of the product of their squared weights.

@@ -93,7 +93,7 @@ def kappa_trace_max(ctx: Context, **options: Any) -> Value:
 @_of_network(
     kappa_trace,
     symbol=r"\kappa_\tau^{\Sigma} = \sum_l \kappa_\tau^l",
-    caption="all layers, relative to weights",
+    caption="curvature × layer norm²",
 )
 def kappa_trace_sum(ctx: Context, **options: Any) -> Value:
     """Sum of kappa_trace over the layers."""
@@ -153,7 +153,7 @@ def rho_max(ctx: Context, **options: Any) -> Value:
     return largest(rho(ctx, **options))
 
 
-@_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", caption="curvature times squared weights")
+@_of_network(rho_unit, symbol=r"\rho^{\Sigma} = \sum_l \rho_\sigma^l", caption="curvature × weights²")
 def rho_sum(ctx: Context, reading: str = "column", **options: Any) -> Value:
     """Sum of rho_unit over the network."""
     reason = shared_reason(rho_unit(ctx, reading=reading, **options))

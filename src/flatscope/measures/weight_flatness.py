@@ -41,7 +41,7 @@ _BRACKET = "a search ends at an interval [low, high]; exact where the matrix is 
     equation="Section 2.1",
     cost="light",
     passes={"forward": 1, "backward": 1},
-    caption="slope of the loss; 0 at a minimum",
+    caption="slope; 0 at a minimum",
     conventions="all trainable parameters, biases included; mean over samples",
 )
 def gradient_norm(ctx: Context) -> float:
@@ -59,7 +59,7 @@ def gradient_norm(ctx: Context) -> float:
     paper="yi2019",
     equation="Definition 2.1",
     direction="lower",
-    caption="curvature, all directions summed",
+    caption="curvature, summed",
     conventions="all trainable parameters, BatchNorm's included; mean over samples; not divided by their number",
 )
 def hessian_trace(ctx: Context, *, precision: float | None = None, most_products: int = 1024) -> Value:
@@ -131,7 +131,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
     exact=False,
     search="lower",
     bracketed=True,
-    caption="curvature, sharpest direction",
+    caption="curvature, sharpest way",
     conventions="all trainable parameters, cross-layer blocks included; Gauss-Newton only where it is asked for; "
     f"{_BRACKET}",
 )
