@@ -59,7 +59,7 @@ def convolutional() -> Tiny:
 
 
 def drawn(ctx: Context, draws: int) -> Curvature:
-    places, outside = ctx.sweep(reached_at_curved_operations)
+    places, outside = ctx.cached(reached_at_curved_operations)
     assert places
     return sweep_pass(ctx, range(draws), outside, True, False, places)
 
@@ -221,7 +221,7 @@ def test_standard_errors_cover() -> None:
     problem = gated(6).problem()
     zs = []
     ctx = Context(problem)
-    places, outside = ctx.sweep(reached_at_curved_operations)
+    places, outside = ctx.cached(reached_at_curved_operations)
     true = {name: exact(ctx, "trace", name) for name in ("first.weight", "gate.weight")}
     for seed in range(100):
         ctx.seed = seed
@@ -335,9 +335,9 @@ def test_one_direction_of_all_parameters_shows_what_was_misread(share: float, ag
     directions = {
         name: hessian_check._gaussian(ctx.params[name], ctx.generator("test")) for name in ctx.problem.trainable
     }
-    assert hessian_check._agree_together(ctx, *ctx.sweep(hessian_check.telling_samples), directions, None) == agrees
-    places = ctx.sweep(find_bends)
-    assert hessian_check._agree_together(ctx, *ctx.sweep(hessian_check.telling_samples), directions, places), (
+    assert hessian_check._agree_together(ctx, *ctx.cached(hessian_check.telling_samples), directions, None) == agrees
+    places = ctx.cached(find_bends)
+    assert hessian_check._agree_together(ctx, *ctx.cached(hessian_check.telling_samples), directions, places), (
         "with its bends it does"
     )
 

@@ -384,7 +384,7 @@ def test_estimates_by_random_signs_cover(measure: str, groups: int, monkeypatch:
     monkeypatch.setitem(vars(STANDARD), "least_group", tiny.problem().n_train // groups)
     quantity = measure.removeprefix("layer_").removesuffix("_unit")
     ctx = Context(tiny.problem())
-    covered = ctx.sweep(column_sweep)
+    covered = ctx.cached(column_sweep)
     directions = WrittenOut(LayerDirections(ctx, quantity, covered.not_covered))
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
     asked = Asked(ctx.effort.precision, 256, known)

@@ -161,7 +161,7 @@ def test_what_a_scripted_function_hides_is_not_taken_for_linear() -> None:
     tiny = _built("scripted", Scripted(), (4,), 3, ("first", "last"))
     tiny.x[-1] *= 30
     ctx = fs.Context(tiny.problem())
-    assert "first.weight" in ctx.sweep(read).curved
+    assert "first.weight" in ctx.cached(read).curved
     found = fs.measure(tiny.problem(), "hessian_trace", precision=0)["hessian_trace"]
     assert found == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
 
@@ -189,7 +189,7 @@ def test_all_samples_are_read_only_where_they_decide_what_is_computed() -> None:
         assert problem.samples_decide == decide
         forward = 2 if decide else 0
         context = Context(problem)
-        context.sweep(read)
+        context.cached(read)
         assert context.passes["forward"] == forward
 
 
@@ -202,12 +202,12 @@ def test_samples_are_read_within_the_memory_that_is_asked_for(monkeypatch: pytes
 
     monkeypatch.setattr(coverage, "recorded_structure", noted)
     problem = fs.Problem(Branching().eval(), train=(torch.randn(400, 4), torch.arange(400) % 3), batch_size=128)
-    found = Context(problem).sweep(read)
+    found = Context(problem).cached(read)
     assert max(sizes) == 128
     sizes.clear()
     program = Context(problem).structure.program
     held = 2 * program.held_bytes() / program.n_samples
     assert held == pytest.approx(2 * 4 * (2 * 5 + 3), rel=0.5)  # two hidden layers of five numbers, three outputs
-    less = Context(problem, effort=Effort(memory=int(10 * held))).sweep(read)
+    less = Context(problem, effort=Effort(memory=int(10 * held))).cached(read)
     assert max(sizes) == 10
     assert (less.curved, less.rows) == (found.curved, found.rows)

@@ -122,7 +122,7 @@ def twins(tiny: Tiny, measure: str) -> dict[str, Tensor]:
 def test_columns_give_every_layers_hessian(build: Callable[[], Tiny]) -> None:
     tiny = build()
     ctx = Context(tiny.problem().plain)
-    places, outside = ctx.sweep(reached_at_curved_operations)
+    places, outside = ctx.cached(reached_at_curved_operations)
     assert places
     assert {layer.name: layer.uses for layer in ctx.network} == dict.fromkeys(tiny.layers, 1)
     assert not {layer.weight for layer in ctx.network} & outside.keys()
@@ -190,7 +190,7 @@ def test_draws_are_a_samples_own_in_whatever_axis() -> None:
     found = []
     for batch_first, memory in ((True, None), (False, None), (False, 20_000)):
         ctx = Context(encodes(batch_first).problem().plain, effort=Effort(memory=memory))
-        places, outside = ctx.sweep(reached_at_curved_operations)
+        places, outside = ctx.cached(reached_at_curved_operations)
         assert places
         assert (sweep.sweep_plan(ctx, 8, True).samples < 6) == (memory is not None)
         means = sweep_pass(ctx, range(4), outside, places=places).means

@@ -179,7 +179,7 @@ def test_a_sweep_that_is_not_done_at_the_end_of_the_call_gives_up(clock: Clock) 
     ctx = Context(problem, effort=make_effort(budget=1.0, memory=1))
     problem.model.always = True  # sample by sample
     with pytest.raises(NotApplicable, match="time"):
-        ctx.sweep(column_sweep)
+        ctx.cached(column_sweep)
     assert clock.now < 1000 + 1.5
 
 
@@ -238,7 +238,7 @@ def test_a_measure_that_fails_holds_no_memory(kind: type[Exception]) -> None:
     def failing(ctx: Context) -> float:
         large = torch.zeros(1000)
         held.append(weakref.ref(large))
-        return ctx.sweep(lambda _: _deeper(large))
+        return ctx.cached(lambda _: _deeper(large))
 
     def _deeper(large: Tensor) -> float:
         copy = large.clone()
@@ -353,7 +353,7 @@ def test_products_that_fail_keep_no_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.warns(RuntimeWarning, match="broken"):
         fs.measure(problem, "hessian_max_eigenvalue", context=context)
     gc.collect()
-    assert context.sweep(whole_spectrum)[0]._kept == []
+    assert context.cached(whole_spectrum)[0]._kept == []
     again = fs.measure(problem, "hessian_max_eigenvalue", context=context)["hessian_max_eigenvalue"]
     assert again == pytest.approx(fs.measure(problem, "hessian_max_eigenvalue")["hessian_max_eigenvalue"], rel=1e-3)
 

@@ -198,7 +198,7 @@ def test_options_are_checked_in_name_and_kind(options: dict[str, Any], expected:
 
 def test_options_reach_the_function_and_the_table(problem: fs.Problem) -> None:
     def computed(ctx: Context, draws: int, alpha: float, each: tuple[int, ...]) -> float:
-        return ctx.sweep(lambda c, each: draws * alpha + sum(each), each=each)
+        return ctx.cached(lambda c, each: draws * alpha + sum(each), each=each)
 
     declare("zz_computed", computed)
     table = fs.measure(problem, "zz_computed", options={"zz_computed": {"draws": 3, "alpha": 2, "each": [1, 2]}})

@@ -44,7 +44,7 @@ def _however_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_columns(ctx: Context, draws: int) -> Curvature:
-    places, outside = ctx.sweep(reached_at_curved_operations)
+    places, outside = ctx.cached(reached_at_curved_operations)
     return sweep_pass(ctx, range(draws), outside, places=places)
 
 
@@ -186,7 +186,7 @@ def test_asked_for_little_precision_less_is_multiplied_out() -> None:
 def test_predicted_passes_are_those_that_are_made() -> None:
     for ctx in (Context(binary().problem()), Context(many_classes(300, n=20).problem(), effort=Effort(precision=0.0))):
         route, before = route_of(ctx), Counter(ctx.passes)
-        ctx.sweep(column_sweep)
+        ctx.cached(column_sweep)
         made = ctx.passes["forward"] - before["forward"] + 2.2 * (ctx.passes["backward"] - before["backward"])
         assert route.passes == pytest.approx(made)
 

@@ -157,13 +157,13 @@ def test_batches_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_one_rule_for_exact_and_sampled() -> None:
     few, many = many_classes(17, n=200).problem(), many_classes(300, n=200).problem()
-    assert Context(few).sweep(column_sweep).draws == 0, "sixteen columns are always taken all"
-    sampled = Context(many, effort=Effort(precision=0.05)).sweep(column_sweep)
+    assert Context(few).cached(column_sweep).draws == 0, "sixteen columns are always taken all"
+    sampled = Context(many, effort=Effort(precision=0.05)).cached(column_sweep)
     assert 0 < sampled.draws < 150
     assert max(sampled.errors(0.05)) <= 0.05
-    exact = Context(many).sweep(column_sweep, precision=0.0)
+    exact = Context(many).cached(column_sweep, precision=0.0)
     assert exact.draws == 0
-    assert Context(many, effort=Effort(precision=1e-4)).sweep(column_sweep).draws == 0, "so many draws cost more"
+    assert Context(many, effort=Effort(precision=1e-4)).cached(column_sweep).draws == 0, "so many draws cost more"
     for key, mean in sampled.means.items():
         assert bool(((mean.value - exact.means[key].value).abs() <= 5 * mean.stderr + 1e-12).all()), key
 
@@ -186,7 +186,7 @@ def test_rows_say_that_they_are_sampled() -> None:
 
 def test_a_time_limit_ends_the_draws() -> None:
     problem = many_classes(300, n=200).problem()
-    late = Context(problem, effort=Effort(precision=0.03, deadline=0.0)).sweep(column_sweep)
+    late = Context(problem, effort=Effort(precision=0.03, deadline=0.0)).cached(column_sweep)
     assert late.draws == STANDARD.first_columns
     assert "time limit" in late.missed
 

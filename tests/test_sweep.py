@@ -146,7 +146,7 @@ def test_rows_of_a_layer_are_columns_of_the_next_without_biases() -> None:
 
 def test_weights_used_twice_unused_and_free_parameters() -> None:
     tiny = _built("twice", Twice(), (3,), 3, ("stem", "shared", "head"))
-    curvature = fs.Context(tiny.problem()).sweep(column_sweep)
+    curvature = fs.Context(tiny.problem()).cached(column_sweep)
     assert (
         "used 2 times" in curvature.not_covered["shared.weight"] or "itself" in curvature.not_covered["shared.weight"]
     )
@@ -167,7 +167,7 @@ def test_in_place_activations() -> None:
 
 def test_a_weight_that_is_used_elsewhere_is_seen() -> None:
     tiny = _built("hidden", Hidden(), (3,), 3, ("first", "second"))
-    assert "first.weight" in fs.Context(tiny.problem()).sweep(column_sweep).not_covered
+    assert "first.weight" in fs.Context(tiny.problem()).cached(column_sweep).not_covered
     table = fs.measure(tiny.problem(), "hessian_trace")
     assert table["hessian_trace"] == pytest.approx(TWINS["hessian_trace"](Dense(tiny)), rel=1e-9)
 
@@ -176,7 +176,7 @@ def test_the_probe_finds_what_the_table_of_operations_misreads(monkeypatch: pyte
     tiny = smooth()
     expected = TWINS["hessian_trace"](Dense(tiny))
     monkeypatch.setitem(TABLE, "tanh", replace(TABLE["tanh"], linear=PIECES))
-    curved = fs.Context(tiny.problem()).sweep(column_sweep).not_covered
+    curved = fs.Context(tiny.problem()).cached(column_sweep).not_covered
     assert "Gauss-Newton" in curved["0.weight"]
     assert fs.measure(tiny.problem(), "hessian_trace")["hessian_trace"] == pytest.approx(expected, rel=1e-9)
 
@@ -192,7 +192,7 @@ def test_the_probe_is_not_fooled_by_blank_samples_in_front(monkeypatch: pytest.M
         (torch.cat([blank, tiny.x]), torch.cat([y, tiny.y])),
         (torch.cat([tiny.x, blank]), torch.cat([tiny.y, y])),
     ):
-        curved = fs.Context(fs.Problem(model, train=(x, targets))).sweep(column_sweep).not_covered
+        curved = fs.Context(fs.Problem(model, train=(x, targets))).cached(column_sweep).not_covered
         assert "0.weight" in curved
 
 

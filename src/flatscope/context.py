@@ -134,11 +134,11 @@ class Context:
 
     def in_double(self) -> Context:
         """The same point in float64, made once, with the present effort."""
-        twin = self.sweep(_in_double)
+        twin = self.cached(_in_double)
         twin.effort = self.effort
         return twin
 
-    def sweep(self, function: Callable[..., T], **options: Any) -> T:
+    def cached(self, function: Callable[..., T], **options: Any) -> T:
         """`function(self, **options)`, computed once per context and options; where it crashes, tried once per call."""
         key = (f"{function.__module__}.{function.__qualname__}", tuple(sorted(options.items())))
         crashes = self.effort.crashes
@@ -219,11 +219,11 @@ class Context:
 
     def scores(self, part: str = "train") -> Scores:
         """Loss and margin of every sample."""
-        return self.sweep(_scores, part=part)
+        return self.cached(_scores, part=part)
 
     def gradient(self) -> Params:
         """Gradient of the mean training loss with respect to the trainable parameters, float64."""
-        return self.sweep(_gradient)
+        return self.cached(_gradient)
 
     def facts(self, begun: float) -> dict[str, Any]:
         """What a result says of its run: versions, machine, seed, data, passes and time.

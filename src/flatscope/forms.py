@@ -15,11 +15,11 @@ def point_of(ctx: Context, entry: Declaration) -> Context:
     plainly = entry.on_folded or bool(entry.needs & {"layers", "every_layer", "chain"})
     # Of all parameters together, in whatever order: the plain network serves as well, and shares its sweeps.
     if not plainly and entry.cost != "light" and "initial" not in entry.needs:
-        plainly = only_rearranges(ctx.sweep(plain_problem).model)
+        plainly = only_rearranges(ctx.cached(plain_problem).model)
     if plainly:
-        ctx = ctx.sweep(plain_context)
+        ctx = ctx.cached(plain_context)
     if entry.on_folded and has_batchnorm(ctx.problem.model):
-        ctx = ctx.sweep(folded_context)
+        ctx = ctx.cached(folded_context)
     return ctx
 
 
@@ -50,7 +50,7 @@ def plain_problem(ctx: Context) -> Problem:
 
 def plain_context(ctx: Context) -> Context:
     """The network as `plain_problem` writes it, at the same point."""
-    plain = ctx.sweep(plain_problem)
+    plain = ctx.cached(plain_problem)
     if plain is ctx.problem:
         return ctx
     if any(ctx.params[name] is not value for name, value in ctx.problem.params.items()):

@@ -327,7 +327,7 @@ def _streamed(ctx: Context, stacked: Params, with_gradients: bool) -> tuple[Tens
     gradients = {name: torch.zeros_like(point, dtype=torch.float64) for name, point in points.items()}
     by_arithmetic = ctx.problem.device.type == "cpu" and ctx.problem.n_train > FEW_SAMPLES
     run, size = _one_by_one, ctx.problem.batch_size
-    if k > 1 and not by_arithmetic and ctx.sweep(stackable):
+    if k > 1 and not by_arithmetic and ctx.cached(stackable):
         run, size = _together, min(size, max(1, TOGETHER // k))
     with torch.set_grad_enabled(with_gradients):
         for inputs, targets in ctx.share(size=size):

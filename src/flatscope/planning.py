@@ -106,7 +106,7 @@ def make_schedule(
     if sampled := ctx.effort.precision > 0 and columns > DRAWN_COLUMNS:
         columns = DRAWN_COLUMNS
     ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else chosen
-    seconds = ctx.sweep(seconds_of_a_pass) if budget or timed else None
+    seconds = ctx.cached(seconds_of_a_pass) if budget or timed else None
     return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out))
 
 

@@ -278,7 +278,7 @@ def small_chain() -> tuple[torch.nn.Module, torch.Tensor, fs.Context]:
 
 def test_switching_by_definition() -> None:
     model, x, ctx = small_chain()
-    chain = ctx.sweep(relu_chain, samples=7)
+    chain = ctx.cached(relu_chain, samples=7)
     found = _switching(chain)
     weights = [parameter.detach() for parameter in model.parameters()]
     hidden = [x @ weights[0].T]
@@ -312,7 +312,7 @@ def test_relative_curves_do_not_see_that_pre_activations_grow(grown: float) -> N
         next(iter(other.parameters())).mul_(grown)
     grown_ctx = fs.Context(fs.Problem(other, train=(x, torch.arange(7) % 3)))
     curves = {
-        which: _curves(c.sweep(relu_chain, samples=7)).assign(seed=0)
+        which: _curves(c.cached(relu_chain, samples=7)).assign(seed=0)
         for which, c in (("initial", ctx), ("learned", grown_ctx))
     }
     gaps = apart(curves)

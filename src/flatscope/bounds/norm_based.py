@@ -65,7 +65,7 @@ def norm_capacity(ctx: Context, *, delta: float, norms: tuple[str, ...] = SHOWN,
         refuse_unknown(name, INPUT_NORMS, "norm of norm_capacity")
         try:
             log_capacity = float(known[f"{name}_capacity"].function(ctx, log=True, epsilon=epsilon).value)
-            largest = ctx.sweep(largest_inputs)[INPUT_NORMS[name]]
+            largest = ctx.cached(largest_inputs)[INPUT_NORMS[name]]
             log_gap = 0.5 * (log_capacity - math.log(ctx.problem.n_train)) + safe_log(largest)
             gap = math.exp(log_gap) if log_gap < 700 else math.inf
             rows.append(Value(gap, options={"norm": name}, reason=f"capacity e^{log_capacity:.4g}"))
@@ -135,13 +135,13 @@ def l1_class(ctx: Context) -> L1Class:
     classes = ctx.problem.n_outputs
     if classes < 2:
         raise NotApplicable("at least two outputs", f"{classes}")
-    chain = ctx.sweep(relu_chain, samples=STRUCTURE_SAMPLES)
+    chain = ctx.cached(relu_chain, samples=STRUCTURE_SAMPLES)
     biased = any(bool(bias.any()) for bias in chain.biases)
     weights, biases = list(chain.weights), list(chain.biases)
     if classes == 2:
         weights[-1], biases[-1] = weights[-1][1:] - weights[-1][:1], biases[-1][1:] - biases[-1][:1]
     norms = [float((w.abs().sum(1) + b.abs()).max()) for w, b in zip(weights, biases, strict=True)]
-    largest = ctx.sweep(largest_inputs)["linf"]
+    largest = ctx.cached(largest_inputs)["linf"]
     if biased:
         norms = [max(b, 1.0) for b in norms[:-1]] + norms[-1:]
         largest = max(largest, 1.0)
@@ -164,7 +164,7 @@ def rademacher_l1(ctx: Context, *, delta: float) -> Value:
     Args:
         delta: the bound holds with probability at least 1 - delta.
     """
-    n, own = ctx.problem.n_train, ctx.sweep(l1_class)
+    n, own = ctx.problem.n_train, ctx.cached(l1_class)
     value = 2 * own.margin_complexity(n) + math.sqrt(math.log(1 / delta) / (2 * n))
     return Value(value, reason=f"B = {', '.join(f'{b:.3g}' for b in own.bounds)}")
 
@@ -192,7 +192,7 @@ def margin_l1(ctx: Context, *, delta: float) -> Value:
     Args:
         delta: the bound holds with probability at least 1 - delta.
     """
-    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    n, own, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
     assert margins is not None  # class labels are needed, by declaration
     complexity, ordered = own.margin_complexity(n), margins.sort().values
     # Summed over the margins of a geometric grid the failures come to π²/6 times δ, which (60) leaves out.
@@ -233,7 +233,7 @@ def margin_rademacher(ctx: Context, *, delta: float, constant: float = 1.0, epsi
         constant: K, which the theorem leaves open.
         epsilon: γ is the margin that this fraction of the samples reach at most.
     """
-    n, own, margins = ctx.problem.n_train, ctx.sweep(l1_class), ctx.scores().margins
+    n, own, margins = ctx.problem.n_train, ctx.cached(l1_class), ctx.scores().margins
     assert margins is not None
     gamma = float(margin(ctx, epsilon=epsilon))
     if not gamma > 0:

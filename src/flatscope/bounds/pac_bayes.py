@@ -307,7 +307,7 @@ def loss_constant(ctx: Context, given: float) -> float:
 
 
 def _constants(ctx: Context, samples: int, lipschitz: float) -> TheoremConstants:
-    chain = ctx.sweep(relu_chain, samples=samples)
+    chain = ctx.cached(relu_chain, samples=samples)
     mu = float(condition_c1_mu(ctx, samples=samples).value)
     # A network without hidden layers has no unit that could switch.
     c2 = float(condition_c2(ctx, samples=samples)[""].value) if chain.depth > 1 else 0.0

@@ -251,7 +251,7 @@ def pac_bayes_psi(
     initial, ctx = ctx.problem.initial, ctx.in_double()
     if frozen := [name for name in ctx.params if name not in ctx.problem.trainable]:
         raise NotApplicable("trainable weights only, since a prior must not know frozen ones", frozen[0])
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     log, sign = paths.log_values()
     distance = sign * log.exp()
     if prior_mean == "initial":
@@ -310,7 +310,7 @@ def _rise_in_ball(
         raise NotApplicable("needs at least one hidden layer, and ReLUs only")
     vacuous = Value(math.inf, exact=True, reason="a path value is zero: vacuous")
     try:
-        paths = ctx.sweep(path_coordinates, rule=rule)
+        paths = ctx.cached(path_coordinates, rule=rule)
     except ZeroSkeletonError:
         return vacuous
     if paths.n_classes != paths.graph.n_units:
@@ -319,7 +319,7 @@ def _rise_in_ball(
     spread = PathSpread(float(log.max()), float(log.min()))
     if spread.log_inf == -math.inf:
         return vacuous
-    radius, certified = epsilon * spread.inf if relative else epsilon, ctx.sweep(certified_radius, rule=rule)
+    radius, certified = epsilon * spread.inf if relative else epsilon, ctx.cached(certified_radius, rule=rule)
     value = rise(paths, spread, radius)
     states = "certified" if radius <= certified else f"not certified (only to {certified:.3g})"
     balanced = "holds" if radius <= BALANCED * spread.inf else "does not hold"

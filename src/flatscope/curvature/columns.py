@@ -31,7 +31,7 @@ def column_sweep(
     """Curvature of all layers: all columns, or random ones until the values are as precise as asked for.
 
     Args:
-        ctx: the network; cached there, so ask through `ctx.sweep(column_sweep)`.
+        ctx: the network; cached there, so ask through `ctx.cached(column_sweep)`.
         precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
             for all columns.
         rows: also ρ of the rows.
@@ -51,7 +51,7 @@ def swept(ctx: Context, precision: float | None = None, rows: bool = False) -> C
     options: dict[str, Any] = {"rows": True} if rows else {}
     if precision is not None and precision != ctx.effort.precision:
         options["precision"] = precision
-    return ctx.sweep(column_sweep, **options)
+    return ctx.cached(column_sweep, **options)
 
 
 class ColumnDraws(Sampler[Curvature]):

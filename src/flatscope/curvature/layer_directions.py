@@ -97,7 +97,7 @@ class DenseBlocks:
     """Blocks of small networks that were written out: (p, p) float64 by (parameter, "hessian" or "gauss_newton").
 
     Args:
-        ctx: the network; the blocks are kept there, so ask through `ctx.sweep(DenseBlocks)`.
+        ctx: the network; the blocks are kept there, so ask through `ctx.cached(DenseBlocks)`.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -141,7 +141,7 @@ class LayerDirections(Seen):
 
         Those of the trace are the dense blocks, from which the other quantities follow without a product.
         """
-        blocks, matrix = self._ctx.sweep(DenseBlocks), self._ctx.effort.curvature
+        blocks, matrix = self._ctx.cached(DenseBlocks), self._ctx.effort.curvature
         keeps = self._quantity == "trace" and self.shape[0] <= self._ctx.effort.limits.dense_weights
         for name, part in self._parts.items():
             known = blocks.known.get((name, matrix))

@@ -131,7 +131,7 @@ def route_of(
     """
     precision = ctx.effort.precision if precision is None else precision
     matrix = curvature or ctx.effort.curvature
-    return ctx.sweep(_find_route, precision=precision, curvature=matrix, outputs_only=outputs_only)
+    return ctx.cached(_find_route, precision=precision, curvature=matrix, outputs_only=outputs_only)
 
 
 def _find_route(ctx: Context, *, precision: float, curvature: str, outputs_only: bool) -> Route:
@@ -144,7 +144,7 @@ def _find_route(ctx: Context, *, precision: float, curvature: str, outputs_only:
         and directions > limits.few_unreached
         and not cheaper_than_columns(ctx, outside, directions, precision)
     ):
-        places, outside = ctx.sweep(reached_at_curved_operations)
+        places, outside = ctx.cached(reached_at_curved_operations)
         directions = count(ctx.params[name] for name in outside)
     inside = _way_of_columns(shape, precision, limits)
     if places:

@@ -18,7 +18,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     """A quantity of everything that the columns leave out, by (parameter, quantity) as in `Curvature.means`.
 
     Args:
-        ctx: the network; cached there, so ask through `ctx.sweep(probed, …)`.
+        ctx: the network; cached there, so ask through `ctx.cached(probed, …)`.
         quantity: "trace", "rho", "rho_rows" or "relative_flatness".
         precision: largest relative standard error of a value of the network or a layer; the context's by default, 0
             for one product per direction.

@@ -58,14 +58,14 @@ def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
 
 
 def _by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
-    columns = ctx.sweep(sweep_shape).columns
+    columns = ctx.cached(sweep_shape).columns
     if precision <= 0 or columns <= FEW_COLUMNS:
         return Predicted(_swept(ctx, steps, None)[0], dict.fromkeys(steps, "exact: all columns"))
     rises, error = _swept(ctx, steps, FIRST_DRAWS)
     draws = FIRST_DRAWS
     if error > precision:
         draws = math.ceil(min(MOST_DRAWS, 1.2 * FIRST_DRAWS * (error / precision) ** 2))
-        if draws * ctx.sweep(sweep_shape).per_draw >= columns:
+        if draws * ctx.cached(sweep_shape).per_draw >= columns:
             return Predicted(_swept(ctx, steps, None)[0], dict.fromkeys(steps, "exact: all columns"))
         rises, error = _swept(ctx, steps, draws)
     missed = f", {error:.2g} relative" if error > precision else ""
@@ -78,7 +78,7 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable
     for key, step in steps.items():
         of_weight.setdefault(next(iter(step)), []).append(key)
     others = dict.fromkeys(ctx.params.keys() - of_weight.keys(), "")
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
 
     def work(batch: Batch, numbers: Tensor, width: int) -> dict[Hashable, Tensor]:

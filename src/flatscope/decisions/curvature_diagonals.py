@@ -64,7 +64,7 @@ def output_diagonals(ctx: Context, names: Collection[str], matrix: str, precisio
     """Diagonal of the "gauss_newton" matrix, or of the "empirical_fisher", of some parameters."""
     if matrix == "empirical_fisher":
         return _exact(names, _one_pass(ctx, names, None, fisher=True), "exact: gradients of single samples")
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.cached(sweep_shape)
     if precision <= 0 or shape.columns <= FEW_COLUMNS:
         return _exact(names, _one_pass(ctx, names, None), "exact: all columns")
     spread = DrawSpread()
@@ -149,12 +149,12 @@ def _settled(spread: DrawSpread, precision: float, most: int) -> bool:
 
 def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False) -> Params:
     """Mean over the samples of squared gradients of all columns, of one random column, or of the loss."""
-    unseen = ctx.sweep(find_unseen)
+    unseen = ctx.cached(find_unseen)
     swept = [name for name in names if name not in unseen]
     others = dict.fromkeys(ctx.params.keys() - set(swept), "")
     single = [name for name in names if name in unseen]
     drawn = None if draw is None else range(draw, draw + 1)
-    shape = ctx.sweep(sweep_shape)
+    shape = ctx.cached(sweep_shape)
     columns = 1 if fisher else shape.columns if draw is None else shape.per_draw
 
     def flows_of(batch: Batch, numbers: Tensor, width: int) -> Iterator[Flow]:
@@ -226,7 +226,7 @@ def _add_single(
 ) -> None:
     """Add squared gradients of Σ values · outputs of every sample, of parameters that no layer call gives."""
     point = {name: ctx.params[name].detach() for name in names}
-    run = _together if ctx.sweep(vectorises) else _one_by_one
+    run = _together if ctx.cached(vectorises) else _one_by_one
     step = max(1, 2**26 // (8 * count(point.values())))
     for start in range(0, len(values), step):
         some = slice(start, start + step)

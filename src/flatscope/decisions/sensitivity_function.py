@@ -169,7 +169,7 @@ def _step(ctx: Context, task: Task, rule: Rounding) -> Tensor:
     weight, name = ctx.params[task.layer.weight], task.layer.weight
 
     def diagonal() -> Tensor:
-        return ctx.sweep(_saliency_diagonals)[name]
+        return ctx.cached(_saliency_diagonals)[name]
 
     return changed(task.change, weight, task.layer, rule, diagonal) - weight
 
@@ -182,7 +182,7 @@ def _saliency_diagonals(ctx: Context) -> dict[str, Tensor]:
 
 
 def _traces(ctx: Context) -> dict[str, Value]:
-    return ctx.sweep(layer_trace, most_products=MOST_PRODUCTS)
+    return ctx.cached(layer_trace, most_products=MOST_PRODUCTS)
 
 
 def _tried(work: Any) -> tuple[Any, str]:

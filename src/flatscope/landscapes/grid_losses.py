@@ -99,7 +99,7 @@ class GridLosses:
         self._n = ctx.problem.part(part).n
         self._on_cpu = ctx.problem.device.type == "cpu"
         # On a straight plane the response of a layer that reads nothing which moves is affine in the coordinates.
-        ahead = ctx.sweep(layers_ahead, moved=plane.names).layers
+        ahead = ctx.cached(layers_ahead, moved=plane.names).layers
         self._layers = tuple(pair for pair in ahead if all(name is None or name in plane.straight for name in pair))
         moving = {name for pair in self._layers for name in pair if name}
         self._directions = {name: torch.stack(plane.straight[name][1:]).to(ctx.problem.dtype) for name in moving}
@@ -207,7 +207,7 @@ class GridLosses:
     def _stacks(self, k: int, n: int) -> bool:
         """Whether k networks run on n samples as one: where calls cost more than arithmetic, and memory allows it."""
         worth = self._n <= FEW_SAMPLES if self._on_cpu else k * n <= TOGETHER
-        return k > 1 and worth and self._ctx.sweep(stackable)
+        return k > 1 and worth and self._ctx.cached(stackable)
 
     def _replay(self) -> ReplayedPoints | None:
         """The pass over the data as a CUDA graph; None on a CPU, or where the network or the data do not allow it."""

@@ -78,7 +78,7 @@ def adaptive_sharpness(
         got = f"{rho}, {restarts}, {steps}, {draws}"
         raise InputError("rho > 0, at least one ascent and step, an even number of at least 4 draws", got)
     if logits == "normalised":
-        ctx = ctx.sweep(with_normalised_logits)
+        ctx = ctx.cached(with_normalised_logits)
     sizes = _sizes(ctx, scale)
     if mode == "average":
         rises = mirrored_rises(ctx, _relative_noise(ctx, sizes, rho, norm, draws // 2), draws)

@@ -39,7 +39,7 @@ def refuse_broken_constant(ctx: Context, log_constant: float, order: float, name
         order: 2 or infinity, of the norms of inputs and outputs.
         name: of the constant, for the message.
     """
-    found = ctx.sweep(largest_quotient, order=order)
+    found = ctx.cached(largest_quotient, order=order)
     if found > 0 and math.log(found) > log_constant + TOLERANCE:
         raise NotApplicable(
             f"outputs that move at most {math.exp(log_constant):.4g} times as far as the input",

@@ -136,7 +136,7 @@ def _worst(ctx: Context, layer: Layer, delta: float, restarts: int, steps: int) 
 
     uphill = uphill_directions(ctx, f"feature_robustness {layer.name}", begun(restarts))[name]
     gradient = uphill[0]
-    pair = ctx.sweep(top_eigenpairs, tolerance=TOLERANCE)[layer.name]
+    pair = ctx.cached(top_eigenpairs, tolerance=TOLERANCE)[layer.name]
     directions = [uphill]
     if restarts > 1:
         top = pair.vector.to(gradient).reshape(gradient.shape)

@@ -64,8 +64,8 @@ def geometric_margin(ctx: Context, *, samples: int = 1000, restarts: int = 10, p
         part: "train" or "test" samples.
     """
     refuse_unless_whole(restarts, "restarts")
-    shallow = ctx.sweep(as_shallow)
-    constants = None if shallow is not None else ctx.sweep(_pair_constants)
+    shallow = ctx.cached(as_shallow)
+    constants = None if shallow is not None else ctx.cached(_pair_constants)
     values, floors, last_gain = [], [], 0.0
     for x, y, outputs in _samples(ctx, samples, part, "Margins"):
         found, gain = _searched(ctx, x, y, outputs, restarts)

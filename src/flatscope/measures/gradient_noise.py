@@ -50,7 +50,7 @@ def gradient_noise(ctx: Context, *, batch: int = 1, replacement: bool = True) ->
     """
     n = ctx.problem.n_train
     factor = batch_factor(n, batch, replacement)
-    squares = ctx.sweep(noise_squares)
+    squares = ctx.cached(noise_squares)
     spread = factor * float(squares.std()) / math.sqrt(n) if n > 1 else math.nan
     return Value(factor * float(squares.mean()), data_stderr=spread)
 
@@ -73,9 +73,9 @@ def gradient_noise_scale(ctx: Context, *, unbiased: bool = False) -> Value:
             its parts are only known so well (to first order in 1/n, by the jackknife). There is no value where the
             squared gradient is not at least twice its standard error.
     """
-    noise, square = float(ctx.sweep(noise_squares).mean()), norm(ctx.gradient()) ** 2
+    noise, square = float(ctx.cached(noise_squares).mean()), norm(ctx.gradient()) ** 2
     if unbiased:
-        return _unbiased_scale(ctx.sweep(noise_parts), square)
+        return _unbiased_scale(ctx.cached(noise_parts), square)
     if not square > 0:
         return Value(math.nan, exact=False, reason="no finite value: the mean gradient is zero")
     return Value(noise / square)
@@ -115,7 +115,7 @@ def batch_factor(n: int, batch: int, replacement: bool) -> float:
 
 def noise_squares(ctx: Context) -> Tensor:
     """‖g_i − ḡ‖² of every training sample: (n,), float64, in the order of the data."""
-    found: Tensor = ctx.sweep(noise_parts)[:, 0]
+    found: Tensor = ctx.cached(noise_parts)[:, 0]
     return found
 
 
@@ -179,7 +179,7 @@ def sample_gradients(ctx: Context, names: Sequence[str] | None = None) -> Iterat
         names: the parameters; all that are trainable by default.
     """
     moved = ctx.trainable if names is None else {name: ctx.trainable[name] for name in names}
-    run = _together if ctx.sweep(vectorises) else _one_by_one
+    run = _together if ctx.cached(vectorises) else _one_by_one
     for kind in ("forward", "backward"):
         ctx.count(kind, ctx.problem.n_train)
     for inputs, targets in ctx.share(size=_chunk(ctx, moved)):

@@ -64,7 +64,7 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
         raise InputError("alpha above 0", repr(alpha))
     operator = GaussNewton(ctx)
     if operator.size <= WRITTEN_OUT:
-        values = ctx.sweep(eigensystem, matrix="gauss_newton")[0]
+        values = ctx.cached(eigensystem, matrix="gauss_newton")[0]
         if float(values[0]) < -max(_rounding(values), BELOW * alpha):
             raise NotApplicable("a loss that is convex in the outputs", f"an eigenvalue of {float(values[0]):.3g}")
         return Value(float((values.clamp_min(0) / (values.clamp_min(0) + alpha)).sum()), exact=True)
@@ -116,7 +116,7 @@ def takeuchi_trace(
         return _ratio(ctx, matrix, centred)
     p = count(ctx.trainable.values())
     if p <= WRITTEN_OUT:
-        values, noise = ctx.sweep(eigensystem, matrix=matrix), ctx.sweep(noise_along, matrix=matrix, centred=centred)
+        values, noise = ctx.cached(eigensystem, matrix=matrix), ctx.cached(noise_along, matrix=matrix, centred=centred)
         return Value(_inverse_trace(values[0], noise, damping), exact=True)
     if not damping or matrix == "hessian":
         fix = 'Give damping above 0 (a hundredth of the largest eigenvalue, say), or way="ratio"'
@@ -145,7 +145,7 @@ def eigensystem(ctx: Context, *, matrix: str) -> tuple[Tensor, Tensor]:
 
 def noise_along(ctx: Context, *, matrix: str, centred: bool) -> Tensor:
     """vᵀCv for each eigenvector v of the matrix, (p,)."""
-    precise, vectors = ctx.in_double(), ctx.sweep(eigensystem, matrix=matrix)[1]
+    precise, vectors = ctx.in_double(), ctx.cached(eigensystem, matrix=matrix)[1]
     total = torch.zeros(len(vectors), dtype=torch.float64)
     for gradients in sample_gradients(precise):
         total += (gradients.double().cpu() @ vectors).square().sum(0)
@@ -175,7 +175,7 @@ def _rounding(values: Tensor) -> float:
 
 
 def _ratio(ctx: Context, matrix: str, centred: bool) -> Value:
-    noise = float(ctx.sweep(noise_squares).mean()) + (0.0 if centred else norm(ctx.gradient()) ** 2)
+    noise = float(ctx.cached(noise_squares).mean()) + (0.0 if centred else norm(ctx.gradient()) ** 2)
     point = ctx
     if ctx.effort.curvature != matrix:
         point = Context(ctx.problem, ctx.params, seed=ctx.seed, effort=replace(ctx.effort, curvature=matrix))

@@ -127,8 +127,8 @@ def condition_c1_mu(ctx: Context, *, samples: int = 100, triples: Triples = "all
         samples: training samples to look at, at random; all of them where there are no more.
         triples: "all"; "inner" for a < c < b - 1; "edge" for c = a or c = b - 1 (the paper's Figure 6).
     """
-    chain = ctx.sweep(relu_chain, samples=samples)
-    values = ctx.sweep(interaction_ratios, samples=samples)  # (samples, triples)
+    chain = ctx.cached(relu_chain, samples=samples)
+    values = ctx.cached(interaction_ratios, samples=samples)  # (samples, triples)
     kept = [
         index
         for index, (a, c, b) in enumerate(all_triples(chain.depth))
@@ -153,7 +153,7 @@ def all_triples(depth: int) -> list[tuple[int, int, int]]:
 
 def interaction_ratios(ctx: Context, *, samples: int) -> Tensor:
     """The ratio of C1 for each sample and triple: (samples, triples), in the order of `all_triples`."""
-    chain = ctx.sweep(relu_chain, samples=samples)
+    chain = ctx.cached(relu_chain, samples=samples)
     widths, triples = chain.widths, all_triples(chain.depth)
     rows = []
     for sample in range(len(chain.inputs)):
@@ -203,7 +203,7 @@ def condition_c2(ctx: Context, *, floor: float = 0.1, units: Units = "rms", samp
     """
     if not 0 <= floor < math.inf:
         raise InputError("a floor of at least 0", str(floor), where="condition_c2")
-    chain = ctx.sweep(relu_chain, samples=samples)
+    chain = ctx.cached(relu_chain, samples=samples)
     if chain.depth < 2:
         raise NotApplicable("needs a hidden layer")
     found = {}
@@ -238,7 +238,7 @@ def condition_c3(ctx: Context, *, reading: Reading = "condition", samples: int =
         reading: "condition": the largest row norm over ‖D_iW_i‖_F / √h_i; "figure": over the mean row norm.
         samples: training samples to look at, at random; all of them where there are no more.
     """
-    chain = ctx.sweep(relu_chain, samples=samples)
+    chain = ctx.cached(relu_chain, samples=samples)
     found, dead = {}, 0
     for level, (name, weight) in enumerate(zip(chain.names, chain.weights, strict=True), start=1):
         squares = weight.square().sum(1)  # (h,)

@@ -102,7 +102,7 @@ def _rest(
     if not any(name in covered.not_covered for name in wanted):
         return DiagonalSums()
     options = {} if precision is None or precision == ctx.effort.precision else {"precision": precision}
-    return ctx.sweep(probed, quantity=PRODUCTS.get(quantity, quantity), most_products=most_products, **options)
+    return ctx.cached(probed, quantity=PRODUCTS.get(quantity, quantity), most_products=most_products, **options)
 
 
 def trace_of_everything(ctx: Context, precision: float | None, most_products: int) -> Value:

@@ -42,7 +42,7 @@ def local_learning_coefficient(
         batch: the fewest samples of a step. They are doubled until their noise adds less than half of what `precision`
             allows, or of the standard error; all samples where that takes half of them, and for precision 0.
     """
-    found = ctx.sweep(sample_chains, gamma=gamma, chains=chains, steps=steps, length=length, batch=batch)
+    found = ctx.cached(sample_chains, gamma=gamma, chains=chains, steps=steps, length=length, batch=batch)
     return Value(found.learning_coefficient, stderr=found.stderr, reason=found.remark())
 
 
@@ -56,7 +56,7 @@ def wbic(ctx: Context, **options: Any) -> Value:
 
     n times the training loss, plus log n times the local learning coefficient; from the same chains as that.
     """
-    found = ctx.sweep(sample_chains, **{**declared(local_learning_coefficient).options, **options})
+    found = ctx.cached(sample_chains, **{**declared(local_learning_coefficient).options, **options})
     n = ctx.problem.n_train
     value = n * ctx.scores().loss + math.log(n) * found.learning_coefficient
     return Value(value, stderr=math.log(n) * found.stderr, reason=found.remark())

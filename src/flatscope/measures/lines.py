@@ -65,7 +65,7 @@ class Lines:
     def __init__(self, ctx: Context, directions: Params, objective: str = "loss", *, cached: bool = True) -> None:
         self.ctx, self.objective = ctx, checked_objective(ctx, objective)
         self.directions = {name: value.to(ctx.params[name]) for name, value in directions.items()}
-        self._ahead = ctx.sweep(layers_ahead, moved=tuple(directions)) if cached else Ahead((), 0, False)
+        self._ahead = ctx.cached(layers_ahead, moved=tuple(directions)) if cached else Ahead((), 0, False)
         self._stacked, self._batches = False, list[_Known]()
         if self._ahead.layers and _fits(ctx, self._ahead):
             self._batches = list(self._known_batches())
@@ -256,7 +256,7 @@ def moved_parameters(ctx: Context, layers: Any) -> tuple[str, ...]:
 
 def lines_at_once(ctx: Context, moved: tuple[str, ...]) -> int:
     """Lines that may be held together, bounded by the memory of their directions and of what is known of them."""
-    ahead = ctx.sweep(layers_ahead, moved=moved)
+    ahead = ctx.cached(layers_ahead, moved=moved)
     size = torch.finfo(ctx.problem.dtype).bits // 8
     each = size * count(ctx.params[name] for name in moved)
     return max(1, _budget(ctx) // (each + (ahead.bytes_per_line if _fits(ctx, ahead) else 0)))

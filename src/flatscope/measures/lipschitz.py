@@ -51,7 +51,7 @@ def lipschitz_l2(ctx: Context, *, log: bool = False) -> Value:
     Args:
         log: give the natural logarithm instead.
     """
-    constant = ctx.sweep(log_constant)
+    constant = ctx.cached(log_constant)
     refuse_broken_constant(ctx, constant, 2, "lipschitz_l2")
     return from_log(constant, log)
 
@@ -89,7 +89,7 @@ def certified_radius(ctx: Context, *, epsilon: float = 0.05) -> Value:
     Args:
         epsilon: fraction of the training samples that may lie at or below the margin.
     """
-    constant, margin = ctx.sweep(log_constant), positive_margin(ctx, epsilon)
+    constant, margin = ctx.cached(log_constant), positive_margin(ctx, epsilon)
     refuse_broken_constant(ctx, constant, 2, "certified_radius")
     radius = from_log(math.log(margin) - math.log(2) / 2 - constant)
     refuse_broken_radius(ctx, margin, float(radius.value))
@@ -170,7 +170,7 @@ class Constants(Stretches):
         """Spectral norm of a layer, known already unless its weight is used in several places or computed."""
         name = self._layers.get(id(weight))
         if name is not None:
-            return self.ctx.sweep(layer_norms)[name]
+            return self.ctx.cached(layer_norms)[name]
         if op.name == "linear":
             return matrix_norm(weight)
         given = {**op.named(*LAYER_CALLS[op.name][1]), "bias": None}

@@ -90,7 +90,7 @@ def spectral_norm(ctx: Context, *, reshape: bool = False, log: bool = False) -> 
     """
     if reshape:
         return with_product(ctx, {layer.name: matrix_norm(rows_of(ctx, layer)) for layer in ctx.network}, log)
-    return with_product(ctx, ctx.sweep(layer_norms), log)
+    return with_product(ctx, ctx.cached(layer_norms), log)
 
 
 @layer_norm(

@@ -126,7 +126,7 @@ def paired_rises(
         samples = repeat((everything, chosen))
     # Stacks of one network have so much arithmetic that its ten sizes together take longer than one by one.
     calls_are_dear = (ctx.problem.device.type != "cpu" or n <= FEW_SAMPLES) and _stack(ctx) > 1
-    run = _together if calls_are_dear and ctx.sweep(stackable) else _one_by_one
+    run = _together if calls_are_dear and ctx.cached(stackable) else _one_by_one
     both_signs = [sign * a for a in alphas for sign in (1, -1)]
     for noise in _noise(ctx, draws // 2, slope):
         each, numbers = zip(*islice(samples, len(next(iter(noise.values())))), strict=True)

@@ -105,7 +105,7 @@ def log_output_path_norms(ctx: Context, *, p: float, pooling: Over = "max", bias
     """Logarithms of the path norms of the outputs, (samples, outputs) for each kind of samples, computed once."""
     if not (1 <= p < math.inf):
         raise InputError("an order p of at least 1", str(p), where="path norm")
-    return ctx.sweep(_passes_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
+    return ctx.cached(_passes_over_paths, p=float(p), pooling=pooling, biases=biases, curves=False)
 
 
 def log_gradient_bound(ctx: Context) -> float:
@@ -113,7 +113,7 @@ def log_gradient_bound(ctx: Context) -> float:
 
     The ℓ1 path norm without biases; activations that are not homogeneous but have a bounded slope are let through.
     """
-    logs = ctx.sweep(_passes_over_paths, p=1.0, pooling="max", biases=False, curves=True)
+    logs = ctx.cached(_passes_over_paths, p=1.0, pooling="max", biases=False, curves=True)
     return max(float(of.max()) for of in logs)
 
 

@@ -260,7 +260,7 @@ def each_on_its_own(ctx: Context, stacked: Params, inputs: Inputs, targets: Tens
     """Mean losses (k,) and stacked gradients at w + u, each on samples of its own: as many for one as for another."""
     k = len(next(iter(stacked.values())))
     few = ctx.problem.device.type != "cpu" or len(targets) <= k * FEW
-    run = _together if few and ctx.sweep(stackable_apart) else _one_by_one
+    run = _together if few and ctx.cached(stackable_apart) else _one_by_one
     if run is _together:
         ctx.count("forward", len(targets))
         ctx.count("backward", len(targets))

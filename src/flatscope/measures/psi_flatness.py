@@ -89,7 +89,7 @@ def psi_trace(
 
 
 def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     edges = ScalingEdges(paths)
     if find_not_covered(ctx, "hessian") or not edges.simple:
         return _trace_by_products(ctx, paths, wanted, most_products)
@@ -168,7 +168,7 @@ def _ways(found: DiagonalSums, wanted: float, why: str = "") -> str:
 
 def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, most_products: int) -> Value:
     """The trace where some blocks of the Hessian are not Gauss-Newton."""
-    swept = ctx.sweep(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
+    swept = ctx.cached(column_sweep, precision=0.0, diagonal=True, curvature="hessian")
     together = scaling_values(paths, swept.not_covered)
     known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
     chosen = together.nonzero().flatten()
@@ -214,7 +214,7 @@ def psi_epsilon(
         steps: steps of each ascent.
     """
     ctx = ctx.in_double()  # balls are so small that in float32 a rise of the loss drowns in its rounding
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     if restarts < 1 or steps < 1:
         raise InputError("at least one restart and one step", f"{restarts}, {steps}", where="psi_epsilon")
@@ -264,7 +264,7 @@ def psi_expected(
             root mean square length is the radius (with a warning).
     """
     ctx = ctx.in_double()
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     radius = _radius(paths, epsilon, relative)
     refuse_unknown(law, LAWS, "law of psi_expected")
     refuse_unless_pairs(draws)
@@ -292,7 +292,7 @@ def psi_balance(ctx: Context, *, rule: str = "max_product") -> Value:
     Args:
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     log, _ = paths.log_values()
     spread = float(log.max() - log.min())
     ratio = math.inf if spread > math.log(torch.finfo(torch.float64).max) else math.exp(spread)
@@ -314,12 +314,12 @@ def psi_activation_radius(ctx: Context, *, rule: str = "max_product") -> Value:
     Args:
         rule: how the skeleton is chosen: "max_product", "cyclic" or "diagonal".
     """
-    return Value(ctx.sweep(certified_radius, rule=rule), reason="certified, not tight")
+    return Value(ctx.cached(certified_radius, rule=rule), reason="certified, not tight")
 
 
 def certified_radius(ctx: Context, rule: str) -> float:
     """The largest radius that the certificate allows: the smallest over batches."""
-    paths = ctx.sweep(path_coordinates, rule=rule)
+    paths = ctx.cached(path_coordinates, rule=rule)
     certificate = ActivationCertificate(ctx.problem.model, paths)
     radius = certificate.limit * (1 - 1e-12)
     for inputs, targets in ctx.batches():

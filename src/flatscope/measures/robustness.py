@@ -53,7 +53,7 @@ def perturbation_robustness(ctx: Context, *, gammas: Any = GAMMAS, draws: int = 
     """
     levels = checked_levels(gammas, "gammas", zero=True)
     refuse_unless_whole(draws, "draws", least=2)
-    wrong = ctx.sweep(errors_until_precise, gammas=tuple(g for g in levels if g), draws=draws)
+    wrong = ctx.cached(errors_until_precise, gammas=tuple(g for g in levels if g), draws=draws)
     rows = list[Value]()
     for gamma in levels:
         if gamma == 0:

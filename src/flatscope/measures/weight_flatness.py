@@ -115,7 +115,7 @@ def layer_max_eigenvalue(ctx: Context, *, tolerance: float | None = None) -> dic
         tolerance: relative width of the interval that the search ends at; by default 1e-3, or a twentieth of the
             precision that the call asks for where that is less, 1e-4 where it is 0. The value itself is better by far.
     """
-    pairs = ctx.sweep(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
+    pairs = ctx.cached(top_eigenpairs, tolerance=eigen_tolerance(ctx, tolerance), enough=accepted(ctx, tolerance))
     return {
         layer.name: as_value(ctx, pairs[layer.name], abs(pairs[layer.name].value), _remarks(ctx, layer.weight))
         for layer in measured_layers(ctx)
@@ -193,14 +193,14 @@ def _whole_eigenvalue(ctx: Context, wanted: Wanted, enough: float, most_products
         return out_of_time(ctx) or (most_products is not None and search.products >= most_products)
 
     if enough:
-        operator, search = ctx.sweep(whole_spectrum, coarse=True)
+        operator, search = ctx.cached(whole_spectrum, coarse=True)
         with coarse_products():
             (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
         pair = in_full(pair, operator @ pair.vector)
         operator.release()
         if pair.residual <= enough * abs(pair.value) or out_of_time(ctx):
             return as_value(ctx, pair, search.largest, matrix)
-    operator, search = ctx.sweep(whole_spectrum)
+    operator, search = ctx.cached(whole_spectrum)
     (pair,) = extreme_eigenpairs(operator, search, wanted, expired=partial(over, search))
     return as_value(ctx, pair, search.largest, matrix)
 
@@ -247,7 +247,7 @@ def top_eigenpairs(ctx: Context, tolerance: float, enough: float = 0.0) -> dict[
         enough: search with coarse products, and again where the relative residual in full precision is larger; 0 for
             not.
     """
-    blocks, wanted = ctx.sweep(LayerBlocks), Wanted(tolerance=tolerance)
+    blocks, wanted = ctx.cached(LayerBlocks), Wanted(tolerance=tolerance)
     found: dict[str, Eigenpair] = {}
     if enough:
         with coarse_products():

@@ -39,7 +39,7 @@ def bi_criteria(
         raise InputError("a network without BatchNorm", "one with it", "bi_criteria", "Use fold_batchnorm first")
     alphas = tuple(sorted(checked_alphas(alpha)))
     kls = pac_bayes_kl(ctx, alpha=alphas, appendix=appendix)
-    rises = ctx.sweep(_all_rises, alphas=alphas, draws=draws, batch=batch)
+    rises = ctx.cached(_all_rises, alphas=alphas, draws=draws, batch=batch)
     return [
         NoiseLevel(a, float(kl.value), rise, stderr)
         for a, kl, rise, stderr in zip(alphas, kls, rises.means, rises.stderrs, strict=True)

@@ -70,7 +70,7 @@ def conditions(config: Config, store: Store) -> Measured:
         ctx = ctx.at(problem.initial or {})
     samples = config["samples"]
     products = _products(ctx, samples["products"])
-    chain = ctx.sweep(relu_chain, samples=samples["signals"])
+    chain = ctx.cached(relu_chain, samples=samples["signals"])
     metrics = {**_largest(products), **_switching(chain)}
     for reading in ("condition", "figure"):
         found = condition_c3(ctx, reading=reading, samples=samples["signals"])
@@ -88,8 +88,8 @@ def conditions(config: Config, store: Store) -> Measured:
 
 def _products(ctx: Context, samples: int) -> pd.DataFrame:
     """1/μ of every sample and triple (a, c, b); infinite where a product of layers is zero."""
-    ratios = ctx.sweep(interaction_ratios, samples=samples).cpu().numpy()  # (samples, triples)
-    chain = ctx.sweep(relu_chain, samples=samples)
+    ratios = ctx.cached(interaction_ratios, samples=samples).cpu().numpy()  # (samples, triples)
+    chain = ctx.cached(relu_chain, samples=samples)
     triples = np.array(all_triples(chain.depth))
     with np.errstate(divide="ignore"):
         inverse = 1 / ratios.ravel()

@@ -118,7 +118,7 @@ def unit_prior_kl(shift: Params, sigma: float) -> float:
 
 def switching_curve(ctx: Context, deltas: Tensor, *, samples: int = 100) -> dict[str, Tensor]:
     """Per hidden layer the fraction of units with a pre-activation of at most δ (in rms units), mean over samples."""
-    chain = ctx.sweep(relu_chain, samples=samples)
+    chain = ctx.cached(relu_chain, samples=samples)
     curves = {}
     for name, signal in zip(chain.names[:-1], chain.signals[:-1], strict=True):
         sizes = signal.abs() / signal.square().mean(1, keepdim=True).sqrt()

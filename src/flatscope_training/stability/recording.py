@@ -127,7 +127,7 @@ class StabilityRecorder(Recorder):
     def _table(self, problem: Problem) -> Table:
         ctx, count = Context(problem, seed=self.seed), self._count
         names = [*self.names, *([NOISE] if self.noise_every and count % self.noise_every == 0 else [])]
-        _, search = point_of(ctx, declarations()[LAMBDA]).sweep(whole_spectrum)
+        _, search = point_of(ctx, declarations()[LAMBDA]).cached(whole_spectrum)
         table = measure(problem, names, options=self.options, context=ctx)
         table.meta |= {"train_loss": ctx.scores().loss, "products": search.products}
         dense = self.density_every and count % self.density_every == 0
