@@ -186,6 +186,9 @@ def everything(given: Things, folder: Path) -> list[float]:
     audit = fs.audit(problem, ["gradient_norm", "psi_trace"], trials=1).to_frame()
     surface = fs.landscape(problem, grid=3)
     explained = fs.explain(problem).to_frame()
+    rounded = fs.sensitivity(problem, bits=(4,), sparsity=()).to_frame()
+    forecast = fs.forecast(problem, other).to_frame()
+    squares = fs.diagonal(problem, "gauss_newton")
     simplex = fs.interpolate([model, other], (X, Y), resolution=2)
     ranking = fs.compare({"one": model, "other": other}, (X, Y), ["hessian_trace", "margin"]).to_frame()
     twin = fs.rescale(model, X, seed=1)
@@ -210,6 +213,9 @@ def everything(given: Things, folder: Path) -> list[float]:
         *trained.frame()["train_loss"].tolist(),
         *audit["after"].tolist(),
         *explained["rescalable"].tolist(),
+        *rounded["measured"].tolist(),
+        *forecast["measured"].tolist(),
+        *(float(value.double().sum()) for value in squares.values()),
         *surface.loss.flatten().tolist(),
         *simplex.loss.tolist(),
         *ranking.select_dtypes("number").to_numpy().ravel().tolist(),

@@ -176,7 +176,7 @@ def test_the_report_says_it_in_the_summary(tmp_path: Path) -> None:
     table.save(tmp_path / "t.parquet")
     page = fs.report(fs.Table.load(tmp_path / "t.parquet"), tmp_path / "r.html").read_text()
     summary = page[: page.index('id="measures"')]
-    assert "The model&#39;s outputs are probabilities, as after a softmax" in summary
+    assert "the model&#39;s outputs are probabilities, as after a softmax" in summary
 
 
 def test_rows_are_judged_one_by_one() -> None:

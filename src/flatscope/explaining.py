@@ -86,7 +86,9 @@ class Explanation(Result):
 
     def _ways_line(self) -> str:
         trained = self._frame[~self._frame["way"].isin((FROZEN, DROPPED))]
-        counts = [f"of {numbered(len(rows), 'parameter tensor')} by {way}" for way, rows in trained.groupby("way", sort=False)]
+        counts = [
+            f"of {numbered(len(rows), 'parameter tensor')} by {way}" for way, rows in trained.groupby("way", sort=False)
+        ]
         return f"Curvature {', '.join(counts)}." if counts else "No parameter that is trained reaches the outputs."
 
     def summary(self) -> str:
