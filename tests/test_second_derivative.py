@@ -248,6 +248,17 @@ def test_no_false_alarm_where_units_stand_exactly_at_their_kink() -> None:
     assert math.isfinite(value)
 
 
+def test_differences_that_cross_a_kink_are_not_believed() -> None:
+    """Every unit is so near its kink, on all samples, that the smallest step crosses it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)).double().eval()
+    x = torch.randn(1, 6, dtype=torch.float64)
+    with torch.no_grad():
+        model[0].bias.copy_(1e-10 - (x @ model[0].weight.T)[0])
+    found = look_at_second_derivative(Context(fs.Problem(model, train=(x.repeat(12, 1), torch.arange(12) % 3))))
+    assert not found.wrong
+
+
 def test_a_wrong_layer_is_found_among_many_right_ones() -> None:
     """Its share of the whole product is a thousandth; every parameter is looked at by itself."""
 

@@ -173,5 +173,7 @@ def test_dropping_weights_is_safe_to_break_off(tmp_path: Path, monkeypatch: pyte
     assert store.read(network(1)).frame("history")["e"].tolist() == [1]
     store.drop_weights(network(1))  # the next run clears what was left
     assert not (tmp_path / "one" / store.key(network(1)) / "weights.safetensors").exists()
+    assert network(1) in store
+    assert store.is_sound(network(1)), "the marker no longer names what is gone"
     assert network(2) in store
     assert store.read(network(2)).weights()["w"].tolist() == [2.0, 2.0]
