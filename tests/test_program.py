@@ -145,6 +145,20 @@ def test_copies_with_other_weights_share_what_was_read() -> None:
     assert other.facts.once(structure_of, other) is not structure
 
 
+def test_structure_is_read_at_the_networks_own_weights() -> None:
+    """At zeros every two ways to a number agree; what was believed there would hold for all weights."""
+    problem = problem_of(Net(functional.relu))
+    zeros = {name: torch.zeros_like(value) for name, value in problem.params.items()}
+    moved = fs.Context(problem).at(zeros)
+    norm = moved.structural(squared_norm)
+    assert norm == pytest.approx(sum(float(v.square().sum()) for v in problem.params.values()))
+    assert fs.Context(problem).structural(squared_norm) is norm
+
+
+def squared_norm(context: fs.Context) -> float:
+    return sum(float(value.square().sum()) for value in context.params.values())
+
+
 @pytest.fixture
 def watchers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many passes were watched."""

@@ -55,7 +55,7 @@ CLEAR = 1e-2  # standard error with which "stands still" can be said
 
 
 class Audit(Result):
-    """What happened to each measure when the same function was written with other weights; see `to_frame`.
+    """Changes of measures when the same function is written with other weights, one row each; see `to_frame`.
 
     Args:
         frame: one row per measure and symmetry, with the columns of `to_frame`.
@@ -271,7 +271,7 @@ def audit(
 
 
 def _form(given: Problem, way: str) -> str:
-    """As what the network is rewritten: without BatchNorm, with every weight that acts a parameter, or as it is."""
+    """Form of the network that is rewritten: "folded", without BatchNorm; "plain"; or "given"."""
     if way != "batchnorm" and has_batchnorm(given.model):
         return "folded"
     return "plain" if way in INNER and given.plain is not given else "given"
@@ -295,7 +295,7 @@ def _twins(base: Problem, way: str, trials: int, seed: int, low: float, high: fl
 
 
 def _walls(graph: Graph, way: str) -> str:
-    """What kept some of the units from being moved; empty where nothing did."""
+    """Units that cannot be rescaled, with the reason; empty where all can."""
     if way not in ("layer", "unit"):
         return ""
     reasons = [wall for wall in graph.walls if wall not in _ALWAYS_FIXED]

@@ -156,9 +156,13 @@ class Context:
         result: T = self._cache[key]
         return result
 
-    def fact(self, function: Callable[..., T], **options: Any) -> T:
-        """`function(self, **options)`, computed once for all weights and dtypes that this network may have."""
-        return self.problem.facts.once(function, self, **options)
+    def structural(self, function: Callable[..., T], **options: Any) -> T:
+        """`function(context, **options)`, computed once for all weights that this network may have.
+
+        The context is at the problem's own weights: at others, such as zeros, two ways to a number may agree by chance.
+        """
+        own = all(self.params[name] is value for name, value in self.problem.params.items())
+        return self.problem.facts.once(function, self if own else self.on(self.problem), **options)
 
     def forget(self) -> None:
         """Let go of all that was computed: much of it knows its context, and would wait for the garbage collector."""

@@ -96,7 +96,7 @@ class Explanation(Result):
         return "\n".join([self.headline, "", *self.details()])
 
     def details(self) -> list[str]:
-        """What holds for several parameters: reasons of ways, units that are held, ties, made weights, choices."""
+        """Lines on several parameters at once: reasons of ways, held units, ties, computed weights, choices."""
         meta, lines = self.meta, []
         grouped: dict[Any, Any] = self._frame.groupby(["way", "reason"], sort=False)["parameter"].agg(list).to_dict()
         for (way, reason), names in grouped.items():

@@ -130,8 +130,8 @@ def _next(frame: pd.DataFrame, steep: bool) -> list[str]:
     alone = (
         "One network alone is neither flat nor sharp: only a second one, at the same loss, gives its numbers a scale."
     )
-    todo = "train on, then compare" if steep else "compare it with another network, held-out data first"
-    return [alone, f"Next: {todo} (fs.compare, flatscope compare)."]
+    next_step = "train on, then compare" if steep else "compare it with another network, held-out data first"
+    return [alone, f"Next: {next_step} (fs.compare, flatscope compare)."]
 
 
 def _without_flatness(frame: pd.DataFrame) -> str:

@@ -306,7 +306,7 @@ def _rise_in_ball(
     layers = ctx.network
     if not layers.chain or any(layer.kind != "dense" or len(layer.input_shape) != 1 for layer in layers):
         raise NotApplicable("needs a fully connected network, layer behind layer")
-    if len(tuple(layers)) < 2 or ctx.fact(find_curved):
+    if len(tuple(layers)) < 2 or ctx.structural(find_curved):
         raise NotApplicable("needs at least one hidden layer, and ReLUs only")
     vacuous = Value(math.inf, exact=True, reason="a path value is zero: vacuous")
     try:

@@ -115,7 +115,7 @@ class Comparison(Result):
 
     @property
     def difference(self) -> str:
-        """What these networks differ in, as far as their modules tell: "training", "width" or "architecture"."""
+        """Kind of difference between the networks by their modules: "training", "width" or "architecture"."""
         return difference_of(self.networks[name].architecture for name in self.distinct)
 
     @property
@@ -229,7 +229,7 @@ class Comparison(Result):
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(floats, "float64"))
 
     def warnings(self) -> list[Remark]:
-        """What to keep in mind before reading any number: sentences, each with a `code`."""
+        """Cautions to read before any number: sentences, each with a `code`."""
         found = []
         found += [Remark("copy", f"{pair}.") for pair in self.same_function if pair.first in self.distinct]
         if moved := self.moved_between_copies():

@@ -18,7 +18,7 @@ MOST_VALUES = 4  # networks whose errors are said
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do.
+    """A decision between networks, with its sentence.
 
     Attributes:
         code: "keep" (one is clearly better), "either" (the test data cannot tell some apart), "one function" (they are
@@ -39,7 +39,7 @@ class Decision:
 def decide(
     names: Sequence[str], distinct: Sequence[str], networks: Mapping[str, Standing], tests: HeldOut | None, is_new: bool
 ) -> Decision:
-    """What somebody who knows would do.
+    """Decide which network to keep, by held-out data first.
 
     Args:
         names: all networks.
@@ -78,7 +78,7 @@ def decide(
 
 
 def _learns(network: Standing) -> bool:
-    """Whether training was broken off: the loss still falls, and samples are still to be learnt."""
+    """True for a training that was broken off: the loss still falls, and samples are still to be learnt."""
     return network.on_a_slope and not network.error <= LEARNING
 
 

@@ -95,7 +95,7 @@ def _reading_of(structure: Structure, names: Iterable[str]) -> Reading:
 
 def find_unswept(ctx: Context) -> dict[str, str]:
     """{parameter: reason} for trainable parameters whose per-sample gradients the sweep cannot form."""
-    found = ctx.fact(read).unswept
+    found = ctx.structural(read).unswept
     return {name: found[name] for name in ctx.problem.trainable if name in found}
 
 
@@ -109,13 +109,13 @@ def find_curved(ctx: Context, bends: bool = False) -> dict[str, str]:
         bends: whether the sweep also has columns at curved operations.
     """
     refuse_wrong_second_derivative(ctx)
-    found = ctx.fact(read)
+    found = ctx.structural(read)
     curved = {} if bends else dict(found.curved)
     for name, times in found.uses.items():
         if times > 1:
             curved.setdefault(name, f"{name} is used {times} times")
     curved = {**find_unswept(ctx), **curved}
-    curved |= disagreeing_parameters(ctx, curved, ctx.fact(find_bends) if bends else None)
+    curved |= disagreeing_parameters(ctx, curved, ctx.structural(find_bends) if bends else None)
     return {name: curved[name] for name in ctx.problem.trainable if name in curved}
 
 

@@ -43,7 +43,7 @@ def disagreeing_parameters(ctx: Context, curved: dict[str, str], bends: Places |
     names = [name for name in ctx.problem.trainable if name not in curved]
     if not names:
         return {}
-    inputs, targets = ctx.fact(telling_samples)
+    inputs, targets = ctx.structural(telling_samples)
     generator = ctx.generator("probe of the exact sweep")
     # Gaussian and not signs: a bias direction of equal signs is in the null space of the softmax Hessian.
     directions = {name: _gaussian(ctx.params[name], generator) for name in names}

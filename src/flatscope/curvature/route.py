@@ -114,8 +114,8 @@ def find_not_covered(ctx: Context, curvature: str | None = None) -> dict[str, st
         curvature: "hessian" or "gauss_newton"; the context's by default.
     """
     if (curvature or ctx.effort.curvature) == "gauss_newton":
-        return ctx.fact(find_unseen)
-    return ctx.fact(find_curved)
+        return ctx.structural(find_unseen)
+    return ctx.structural(find_curved)
 
 
 def route_of(
@@ -172,9 +172,9 @@ def reached_at_curved_operations(ctx: Context) -> tuple[Places, dict[str, str]]:
     No operations where they would reach no more than columns at the outputs.
     """
     outside = find_not_covered(ctx, "hessian")
-    if places := ctx.fact(find_bends):
+    if places := ctx.structural(find_bends):
         try:
-            still = ctx.fact(find_curved, bends=True)
+            still = ctx.structural(find_curved, bends=True)
         except RuntimeError:  # an operation that cannot be run by itself, or differentiated twice
             return NO_PLACES, outside
         if len(still) < len(outside):
@@ -226,7 +226,7 @@ def cheaper_than_columns(ctx: Context, names: Collection[str], directions: int, 
     """
     if directions > ctx.effort.limits.dense_weights or not any(layer.weight in names for layer in ctx.network):
         return False
-    if ctx.effort.curvature != "hessian" or not ctx.fact(find_bends):
+    if ctx.effort.curvature != "hessian" or not ctx.structural(find_bends):
         return False
     return product_passes(ctx, directions) <= curved_passes(ctx, precision, directions)
 

@@ -114,7 +114,7 @@ def look_at_second_derivative(ctx: Context) -> SecondDerivative:
     found, left = SecondDerivative(), set(ctx.problem.trainable)
     try:
         for attempt in range(ATTEMPTS):
-            batch = ctx.fact(telling_samples) if attempt == 0 else _other_samples(ctx, attempt)
+            batch = ctx.structural(telling_samples) if attempt == 0 else _other_samples(ctx, attempt)
             with _suspects_noted(ctx) as suspects:
                 compared, wrong = _in_either_precision(ctx, partial(_compared, ctx, batch, attempt, suspects))
             found.suspects = found.suspects or tuple(suspects)
@@ -287,7 +287,7 @@ def _other_samples(ctx: Context, attempt: int) -> Batch:
 def _look_at_jacobian_products(ctx: Context) -> tuple[float, tuple[str, ...]]:
     """How far ⟨Jv, u⟩ by two backward passes is from ⟨v, Jᵀu⟩ by one where it is wrong, else 0; and the suspects."""
     with _suspects_noted(ctx) as suspects:
-        found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, ctx.fact(telling_samples), suspects))
+        found = _in_either_precision(ctx, partial(_jacobian_gap, ctx, ctx.structural(telling_samples), suspects))
     return found, tuple(suspects)
 
 

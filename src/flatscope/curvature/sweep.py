@@ -53,7 +53,7 @@ class SweepShape:
 
 def sweep_shape(ctx: Context) -> SweepShape:
     """Measured on one and on two samples of the data."""
-    return ctx.fact(_measured_shape, dtype=ctx.problem.dtype)
+    return ctx.structural(_measured_shape, dtype=ctx.problem.dtype)
 
 
 def _measured_shape(ctx: Context, dtype: torch.dtype) -> SweepShape:

@@ -128,7 +128,7 @@ def noise_parts(ctx: Context) -> Tensor:
     mean = {name: value.to(ctx.problem.device, ctx.problem.dtype) for name, value in ctx.gradient().items()}
     if _chunk(ctx, ctx.trainable) >= FEW_ROWS:
         return ctx.problem.ranks.joined(_distances(ctx, mean))
-    not_covered = ctx.fact(find_unseen)
+    not_covered = ctx.structural(find_unseen)
     covered = {name: value for name, value in mean.items() if name not in not_covered}
 
     def work(batch: Batch, numbers: Tensor, width: int) -> Tensor:

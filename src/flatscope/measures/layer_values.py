@@ -132,7 +132,7 @@ def matrix_remark(ctx: Context, *names: str) -> str:
     """Which matrix a value that is made of these parameters' blocks belongs to, where that needs saying."""
     if ctx.effort.curvature != "gauss_newton":
         return ""
-    differs = any(name in ctx.fact(find_curved) for name in names)
+    differs = any(name in ctx.structural(find_curved) for name in names)
     return GAUSS_NEWTON if differs else f"{GAUSS_NEWTON}, here the same as the Hessian's"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flatscope.network.liveness import ABOUT
 from flatscope.network.products import LAYER_CALLS, NORM_ORDER, masked_name
-from flatscope.network.watching import Operation, is_in_place, place_of, replay
+from flatscope.network.watching import Operation, instances_in, is_in_place, place_of, replay
 from flatscope.params import Params
 from flatscope.samples import Inputs, axis_of_samples, output_tensor, parts_of, rows_of_inputs
 
@@ -165,14 +165,7 @@ def layer_use(step: Step, parameters: dict[str, int]) -> LayerUse | None:
 
 def slots_in(tree: Any) -> Iterator[Slot]:
     """The slots in nested tuples, lists and dictionaries, in order."""
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for part in tree:
-            yield from slots_in(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from slots_in(part)
+    return instances_in(tree, Slot)
 
 
 def record(model: nn.Module, inputs: Inputs, params: Params, keep: Keep | None = None) -> Program:

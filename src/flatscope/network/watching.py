@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from flatscope.network.passes import digits_of, writes_in_place
 from flatscope.params import Params, called_with, tied_names
 from flatscope.samples import Inputs, copies, cut, each_part, moved, output_tensor, parts_of, shape_text
 
+T = TypeVar("T")
 _SPELLINGS = {
     "add": "radd iadd",
     "sub": "rsub isub subtract",
@@ -154,16 +155,21 @@ def is_in_place(op: Operation) -> bool:
     return writes_in_place(op.function)
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries, in order."""
-    if isinstance(tree, Tensor):
+def instances_in(tree: Any, kind: type[T]) -> Iterator[T]:
+    """The objects of a type in nested tuples, lists and dictionaries, in order."""
+    if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, tuple | list):
         for part in tree:
-            yield from tensors_in(part)
+            yield from instances_in(part, kind)
     elif isinstance(tree, dict):
         for part in tree.values():
-            yield from tensors_in(part)
+            yield from instances_in(part, kind)
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries, in order."""
+    return instances_in(tree, Tensor)
 
 
 def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

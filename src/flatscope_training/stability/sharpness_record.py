@@ -169,7 +169,7 @@ class Stability(Result):
 
     def headline_lines(self) -> list[str]:
         """Where the training stood against its threshold, and what that means for the step size."""
-        todo = {
+        advice = {
             "below": "Next: a larger step is stable from here; whether it trains better, held-out data say.",
             "edge": "At the edge a larger step flattens and a smaller one lets the curvature grow: both are normal.",
             "above": "Next: if the loss grows or jumps, lower the step; mini-batch noise can hold it here otherwise.",
@@ -177,7 +177,7 @@ class Stability(Result):
         known = not self.rows.empty and not self.rule.unknown
         return [
             *self.sentences()[: MOST_LINES - 1],
-            *filter(None, [todo.get(self.sharpness.where, "") if known else ""]),
+            *filter(None, [advice.get(self.sharpness.where, "") if known else ""]),
         ]
 
     def summary(self) -> str:
