@@ -15,6 +15,7 @@ from flatscope.curvature import spectrum
 from flatscope.curvature.brackets import UNSEEN, ends, log_least_part, rounding
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.formatting import within
 from flatscope.measures import weight_flatness
 from flatscope.planning import make_schedule
@@ -23,11 +24,12 @@ from flatscope.registry import declarations
 SIZE = 800
 
 
-class Diagonal:
+class Diagonal(SymmetricOperator):
     """A diagonal matrix, never written out."""
 
     def __init__(self, values: Tensor) -> None:
-        self.values, self.shape = values.double(), (len(values), len(values))
+        super().__init__(len(values))
+        self.values = values.double()
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self.values * vectors

@@ -21,25 +21,22 @@ from flatscope.curvature.estimators import Asked, DiagonalSums, cheaper_one_by_o
 from flatscope.curvature.layer_directions import LayerDirections
 from flatscope.curvature.operators import Hessian
 from flatscope.curvature.random_signs import Signs
-from flatscope.curvature.sample_groups import OneGroup, WholeDiagonal
 from flatscope.curvature.spectrum import Search, Wanted, extreme_eigenpairs, lanczos_quadrature, side_by_side
+from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
 from flatscope.errors import NumericalWarning
 from flatscope.limits import STANDARD, MemoryShare
 
 
-class Matrix:
+class Matrix(SymmetricOperator):
     """A dense symmetric matrix that counts its products."""
 
     def __init__(self, eigenvalues: Tensor, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         size = len(eigenvalues)
+        super().__init__(size)
         basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
         self.dense = basis @ torch.diag(eigenvalues.double()) @ basis.T
         self.products = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.dense.shape[0], self.dense.shape[1]
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         self.products += 1 if vectors.ndim == 1 else vectors.shape[1]
@@ -58,9 +55,8 @@ SPECTRA = {
 
 def trace(matrix: Matrix, seed: int, precision: float, most_products: int = 1024) -> tuple[float, float, DiagonalSums]:
     """Value, standard error, and all that is known."""
-    signs, diagonal = Signs(seed, "trace"), WholeDiagonal(OneGroup(matrix))
-    found = diagonal_sums(diagonal, signs, Asked(precision, most_products))
-    return float(found.values[WholeDiagonal.KEY]), float(found.stderrs[WholeDiagonal.KEY]), found
+    found = diagonal_sums(matrix, Signs(seed, "trace"), Asked(precision, most_products))
+    return float(found.values[TRACE]), float(found.stderrs[TRACE]), found
 
 
 def always_estimated(monkeypatch: pytest.MonkeyPatch, sketch: bool = False) -> None:
@@ -118,11 +114,7 @@ def test_where_the_time_is_up_two_draws_are_taken() -> None:
     """Also where all directions would have been multiplied out."""
     for size, products in ((300, 4), (1100, 2)):
         matrix = Matrix(torch.linspace(-1, 1, size))
-        sums = diagonal_sums(
-            WholeDiagonal(OneGroup(matrix)),
-            Signs(0, "t"),
-            Asked(0.001, 1024, late=lambda: True),
-        )
+        sums = diagonal_sums(matrix, Signs(0, "t"), Asked(0.001, 1024, late=lambda: True))
         assert not sums.exact
         assert sums.missed
         assert sums.products == 2
@@ -228,7 +220,7 @@ def test_searches_side_by_side_find_what_each_finds_alone() -> None:
         return {name: matrices[name] @ vector for name, vector in vectors.items()}
 
     searches = {
-        name: Search(matrix.shape[0], torch.Generator().manual_seed(0), wanted) for name, matrix in matrices.items()
+        name: Search(matrix.size, torch.Generator().manual_seed(0), wanted) for name, matrix in matrices.items()
     }
     found = side_by_side(searches, wanted, multiply)
     for name, matrix in matrices.items():
@@ -237,11 +229,12 @@ def test_searches_side_by_side_find_what_each_finds_alone() -> None:
         assert [pair.value for pair in found[name]] == [pair.value for pair in alone]
 
 
-class Diagonal:
+class Diagonal(SymmetricOperator):
     """A diagonal matrix, never written out."""
 
     def __init__(self, values: Tensor) -> None:
-        self.values, self.shape = values.double(), (len(values), len(values))
+        super().__init__(len(values))
+        self.values = values.double()
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self.values * vectors
@@ -345,26 +338,22 @@ def test_few_draws_of_an_unknown_part_cover(
     deviation = math.sqrt(2 * equal * (equal - 1))
     matrix, known, covered, taken = Matrix(torch.ones(equal)), deviation / share, 0, []
     matrix.dense = torch.ones(equal, equal, dtype=torch.float64).fill_diagonal_(offset * deviation / equal)
-    diagonal = WholeDiagonal(OneGroup(matrix))
     for seed in range(300):
-        asked = Asked(0.02, 64, {diagonal.KEY: (known, 0.0)})
-        found = diagonal_sums(diagonal, Signs(seed, "t"), asked)
-        covered += abs(float(found.values[diagonal.KEY]) - offset * deviation) <= 1.96 * float(
-            found.stderrs[diagonal.KEY]
-        )
+        asked = Asked(0.02, 64, {TRACE: (known, 0.0)})
+        found = diagonal_sums(matrix, Signs(seed, "t"), asked)
+        covered += abs(float(found.values[TRACE]) - offset * deviation) <= 1.96 * float(found.stderrs[TRACE])
         taken.append(found.products)
     assert covered >= 0.84 * 300
     assert max(taken) == 16 or share > 0.003
 
 
-class WrittenOut:
+class WrittenOut(SymmetricOperator):
     """The directions of a quantity with their matrix written out: as many seeds as one likes for the same products."""
 
     def __init__(self, directions: LayerDirections) -> None:
-        self.shape, self.device = directions.shape, directions.device
-        self.read, self.has_row, self.entries = directions.read, directions.has_row, directions.entries
-        self.groups, self.summed = directions.groups, directions.summed
-        unit = torch.eye(self.shape[0], dtype=torch.float64)
+        super().__init__(directions.size, directions.device, directions.groups)
+        self.read, self.has_row, self.diagonal = directions.read, directions.has_row, directions.diagonal  # type: ignore
+        unit = torch.eye(self.size, dtype=torch.float64)
         self._matrices = directions.by_groups(lambda _: unit, lambda parts: [product.clone() for _, product in parts])
         assert len(self._matrices) == self.groups
 
@@ -388,7 +377,7 @@ def test_estimates_by_random_signs_cover(measure: str, groups: int, monkeypatch:
     directions = WrittenOut(LayerDirections(ctx, quantity, covered.not_covered))
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
     asked = Asked(ctx.effort.precision, 256, known)
-    true = directions.read(torch.cat(list(directions.entries(64)))[:, None])
+    true = directions.read(torch.cat(list(directions.diagonal(64)))[:, None])
     zs: dict[tuple[str, str], list[Tensor]] = {key: [] for key in true}
     for seed in range(200):
         found = diagonal_sums(directions, Signs(seed, f"products for {quantity}"), asked)

@@ -29,7 +29,7 @@ def test_groups_that_are_alike_tell_as_much_as_passes() -> None:
     spreads = []
     for groups in (1, 4):
         operator = LayerDirections(ctx, "trace", ["0.weight", "2.weight"])
-        operator._operator.groups = operator.groups = groups
+        operator._matrix.groups = operator.groups = groups
         values, variances = [], []
         for seed in range(300):
             draws = ProductDraws(operator, Signs(seed, "t"), 12, bool)

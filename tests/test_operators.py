@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 import flatscope as fs
 from flatscope.curvature.convolutions import FastConvolutions
-from flatscope.curvature.operators import GaussNewton, Hessian, batched_gradient
+from flatscope.curvature.hessian_products import vector_jacobian
+from flatscope.curvature.operators import GaussNewton, Hessian
 from flatscope.errors import InputError, UnknownNameError
 
 
@@ -147,7 +148,7 @@ def test_a_batch_of_vectors_without_a_batching_rule() -> None:
 
     x = torch.arange(3.0, dtype=torch.float64).requires_grad_()
     vectors = torch.eye(3, dtype=torch.float64)
-    found = batched_gradient([Square.apply(x)], [x], [vectors])[0]
+    found = vector_jacobian([Square.apply(x)], [x], [vectors])[0]
     torch.testing.assert_close(found, torch.diag(2 * x.detach()))
 
 
@@ -184,7 +185,7 @@ def test_convolutions_have_the_same_first_and_second_derivatives(kind: str) -> N
         third = torch.autograd.grad(
             [(a * v[1]).sum() for a, v in zip(one, vectors, strict=True)], params, retain_graph=True
         )
-        return list(gradients), batched_gradient(gradients, params, vectors), list(third)
+        return list(gradients), vector_jacobian(gradients, params, vectors), list(third)
 
     for found, expected in zip(products(fast=True), products(fast=False), strict=True):
         for a, b in zip(found, expected, strict=True):
@@ -209,7 +210,7 @@ def test_the_fast_convolutions_are_those_that_run() -> None:
     problem = fs.Problem(model, train=(torch.randn(2, 1, 4, 4).double(), torch.tensor([0, 1])))
     operator = fs.hessian(problem)
     operator @ torch.ones(operator.size)
-    graph, names = [operator._kept[0][1].gradients[0].grad_fn], set()
+    graph, names = [operator._kept[0][1].args[0][0].grad_fn], set()
     while graph:
         node = graph.pop()
         names.add(type(node).__name__)

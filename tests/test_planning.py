@@ -341,15 +341,15 @@ def test_products_that_fail_keep_no_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     problem = fs.Problem(
         nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)), (torch.randn(30, 20), torch.arange(30) % 3)
     )
-    context, plain, calls = Context(problem), Hessian._batch_product, [0]
+    context, plain, calls = Context(problem), Hessian._stacked, [0]
 
-    def sometimes(self: Any, graph: Any, columns: Tensor) -> Tensor:
+    def sometimes(self: Any, products: list[Tensor]) -> Tensor:
         calls[0] += 1
         if calls[0] == 3:
             raise RuntimeError("broken")
-        return plain(self, graph, columns)
+        return plain(self, products)
 
-    monkeypatch.setattr(Hessian, "_batch_product", sometimes)
+    monkeypatch.setattr(Hessian, "_stacked", sometimes)
     with pytest.warns(RuntimeWarning, match="broken"):
         fs.measure(problem, "hessian_max_eigenvalue", context=context)
     gc.collect()

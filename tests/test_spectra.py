@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import flatscope as fs
 from flatscope.curvature import spectrum
 from flatscope.curvature.operators import Hessian
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, UnknownNameError
 from flatscope.limits import STANDARD, MemoryShare
 from flatscope_app.reports.items import read_item
@@ -139,7 +140,7 @@ def test_a_loader_that_shuffles_gives_the_same_products() -> None:
 def test_a_product_that_does_not_fit_is_tried_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = mlp().problem()
     operator, plain = fs.hessian(problem), fs.hessian(problem)
-    original, sizes = Hessian._graph, []
+    original, sizes = Hessian._product_of, []
 
     def scarce(self: Hessian, batch: Any) -> Any:
         sizes.append(len(batch[1]))
@@ -149,7 +150,7 @@ def test_a_product_that_does_not_fit_is_tried_with_smaller_batches(monkeypatch: 
 
     vector = torch.ones(plain.size, dtype=torch.float64)
     expected = plain @ vector
-    monkeypatch.setattr(Hessian, "_graph", scarce)
+    monkeypatch.setattr(Hessian, "_product_of", scarce)
     torch.testing.assert_close(operator @ vector, expected, rtol=1e-10, atol=1e-14)
     assert sizes[0] > 2 >= sizes[-1]
 
@@ -203,11 +204,12 @@ def test_the_error_of_the_trace_covers_from_few_draws_where_few_eigenvalues_domi
 # Shares of the spectrum
 
 
-class Written:
+class Written(SymmetricOperator):
     """A matrix that is written out."""
 
     def __init__(self, matrix: Tensor) -> None:
-        self.matrix, self.shape = matrix, tuple(matrix.shape)
+        super().__init__(len(matrix))
+        self.matrix = matrix
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self.matrix @ vectors

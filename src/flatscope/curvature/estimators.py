@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flatscope.curvature.memory import allowed
 from flatscope.curvature.random_signs import Signs
-from flatscope.curvature.sample_groups import DiagonalOperator, Key, Parts, Readings
+from flatscope.curvature.symmetric_operator import Key, Parts, Readings, SymmetricOperator
 from flatscope.limits import STANDARD, Limits
 from flatscope.stopping import TIME_IS_UP, Sampler, degrees, relative_error, sample_until, student
 
@@ -95,7 +95,7 @@ class Asked:
     few: int | None = None
 
 
-def diagonal_sums(operator: DiagonalOperator, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
+def diagonal_sums(operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits = STANDARD) -> DiagonalSums:
     """Sums over the diagonal of an operator to a relative standard error, all from the same products.
 
     With random signs ζ, ζ∘Aζ has the diagonal as its mean (Hutchinson, 1990). If draws show that many more are needed,
@@ -110,7 +110,7 @@ def diagonal_sums(operator: DiagonalOperator, signs: Signs, asked: Asked, limits
         asked: how precisely, and with how many products.
         limits: numbers that decide between these ways.
     """
-    size = operator.shape[0]
+    size = operator.size
     if not size:
         return DiagonalSums()
     sampler = HutchinsonDraws(operator, signs, asked, limits)
@@ -137,9 +137,9 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
         limits: the same.
     """
 
-    def __init__(self, operator: DiagonalOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
+    def __init__(self, operator: SymmetricOperator, signs: Signs, asked: Asked, limits: Limits) -> None:
         self._operator, self._asked, self._limits = operator, asked, limits
-        self._size = size = operator.shape[0]
+        self._size = size = operator.size
         self._late = asked.late or bool
         at_once = limits.hurried_products if asked.late else limits.first_look
         self._block = max(1, min(at_once, allowed(limits.block_memory, operator.device) // (8 * size)))
@@ -188,7 +188,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
     def multiplied_out(self) -> DiagonalSums | None:
         """All directions one by one; None where the time was up before."""
         parts = []
-        for part in self._operator.entries(self._block):
+        for part in self._operator.diagonal(self._block):
             parts.append(part)
             if self._late() and sum(map(len, parts)) < self._size:
                 return None
@@ -221,7 +221,7 @@ class HutchinsonDraws(Sampler[DiagonalSums]):
 class ProductDraws:
     """Random products of an operator, with the directions of its large eigenvalues taken out if asked for."""
 
-    def __init__(self, operator: DiagonalOperator, signs: Signs, block: int, late: Callable[[], bool]) -> None:
+    def __init__(self, operator: SymmetricOperator, signs: Signs, block: int, late: Callable[[], bool]) -> None:
         self._operator, self._signs, self._block, self._late = operator, signs, block, late
         self._next = 0
         self._kept: list[Tensor] = []
@@ -250,12 +250,12 @@ class ProductDraws:
     def _drawn(self, some: range, group: int) -> Tensor:
         """Signs (p, k) of a group of samples."""
         number = torch.tensor([group], device=self._operator.device)
-        return self._signs.draw(number, some, self._operator.shape[0], torch.float64)[:, 0].T
+        return self._signs.draw(number, some, self._operator.size, torch.float64)[:, 0].T
 
     def _gathered(self, some: range, keep: bool, parts: Parts) -> tuple[Readings, Tensor]:
         """Readings (groups, units, k) of the groups' products, and if it is to be kept the sum of these (p, k)."""
         operator = self._operator
-        nothing = torch.zeros(operator.shape[0], len(some), dtype=torch.float64, device=operator.device)
+        nothing = torch.zeros(operator.size, len(some), dtype=torch.float64, device=operator.device)
         found = {key: part.new_zeros(operator.groups, *part.shape) for key, part in operator.read(nothing).items()}
         total = nothing if keep else nothing[:0]
         for group, product in parts:

@@ -16,7 +16,7 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.operators import curvature_operator, sample_groups
 from flatscope.curvature.patches import by_output
-from flatscope.curvature.sample_groups import Readings, Seen
+from flatscope.curvature.symmetric_operator import Congruence, Readings
 from flatscope.network.layers import Layer
 
 
@@ -105,7 +105,7 @@ class DenseBlocks:
         self.known: dict[tuple[str, str], Tensor] = {}
 
 
-class LayerDirections(Seen):
+class LayerDirections(Congruence):
     """EᵀHE for the directions of one quantity, over all parameters that the columns leave out.
 
     Args:
@@ -136,19 +136,19 @@ class LayerDirections(Seen):
         split = torch.split(vectors, [self._ctx.params[name].numel() for name in self._parts])
         return torch.cat([part.pull(some) for part, some in zip(self._parts.values(), split, strict=True)])
 
-    def entries(self, block: int) -> Iterator[Tensor]:
+    def diagonal(self, width: int) -> Iterator[Tensor]:
         """One product per direction, parameter by parameter.
 
         Those of the trace are the dense blocks, from which the other quantities follow without a product.
         """
         blocks, matrix = self._ctx.cached(DenseBlocks), self._ctx.effort.curvature
-        keeps = self._quantity == "trace" and self.shape[0] <= self._ctx.effort.limits.dense_weights
+        keeps = self._quantity == "trace" and self.size <= self._ctx.effort.limits.dense_weights
         for name, part in self._parts.items():
             known = blocks.known.get((name, matrix))
             operator = curvature_operator(self._ctx, [name]) if known is None else known
             columns: list[Tensor] = []
-            for start in range(0, part.count, block):
-                stop = min(start + block, part.count)
+            for start in range(0, part.count, width):
+                stop = min(start + width, part.count)
                 unit = torch.zeros(part.count, stop - start, dtype=torch.float64, device=self.device)
                 unit[torch.arange(start, stop), torch.arange(stop - start)] = 1.0
                 vectors = part.embed(unit)
@@ -159,12 +159,12 @@ class LayerDirections(Seen):
             if keeps:
                 blocks.known[name, matrix] = torch.cat(columns, dim=1)
 
-    def read(self, entries: Tensor) -> Readings:
-        """Values (units, k) by (parameter, quantity) from entries of the diagonal (directions, k)."""
+    def read(self, diagonal: Tensor) -> Readings:
+        """Values (units, k) by (parameter, quantity) from the diagonal (directions, k)."""
         found: Readings = {}
         quantity, per_unit = self._quantity, self._quantity.startswith("rho")
         whole = f"{quantity}_sum" if per_unit else quantity
-        for name, some in zip(self._parts, torch.split(entries, self._counts), strict=True):
+        for name, some in zip(self._parts, torch.split(diagonal, self._counts), strict=True):
             total = some.sum(0, keepdim=True)
             if per_unit:
                 found[name, quantity] = some

@@ -7,30 +7,30 @@ second backward is taken for all vectors together.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.convolutions import FastConvolutions
+from flatscope.curvature.hessian_products import Product, gauss_newton_product, hessian_product
 from flatscope.curvature.memory import allowed, fitted
-from flatscope.curvature.sample_groups import Parts, T, Vectors
 from flatscope.curvature.second_derivative import refuse_wrong_jacobian_products, refuse_wrong_second_derivative
-from flatscope.curvature.vector_jacobian import batched_gradient
+from flatscope.curvature.symmetric_operator import Parts, SymmetricOperator, T, Vectors
 from flatscope.errors import InputError, differentiated_twice, refuse_unknown
 from flatscope.guards import own_settings
 from flatscope.params import Params, count, flatten, unflatten
-from flatscope.samples import Batch, Inputs, cut
+from flatscope.samples import Batch, cut
+
+BatchLoss = Callable[[Tensor], Tensor]  # outputs of a batch to the sum of its samples' losses
 
 
-class CurvatureOperator(ABC):
-    """A symmetric p × p matrix known by its products, over some of the network's parameter tensors.
+class CurvatureOperator(SymmetricOperator):
+    """A matrix of curvature over some of the network's parameter tensors: a mean over samples.
 
     Rows and columns are the entries of the tensors `names`, one after the other. What the first product of a batch
     computed before any vector came in is kept for the next products, as far as the memory for that goes
@@ -57,27 +57,17 @@ class CurvatureOperator(ABC):
     """
 
     def __init__(self, ctx: Context, names: Iterable[str] | None = None, groups: int = 1) -> None:
-        self.ctx, self.groups = ctx, groups
+        self.ctx = ctx
         self.names: tuple[str, ...] = tuple(ctx.problem.trainable if names is None else names)
         for name in self.names:
             refuse_unknown(name, ctx.params, "parameter")
-        self.size = count(ctx.params[name] for name in self.names)
+        super().__init__(count(ctx.params[name] for name in self.names), ctx.problem.device, groups)
         self._batch_size = batch_size(ctx)
-        self._kept: list[tuple[int, Any]] = []  # graphs with the numbers of their groups
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(p, p)."""
-        return self.size, self.size
+        self._kept: list[tuple[int, Product]] = []  # of every batch, with the number of its group
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the ranks."""
         return self.ctx.problem.ranks.summed(tensors)
-
-    @property
-    def device(self) -> torch.device:
-        """Where products are computed and returned."""
-        return self.ctx.problem.device
 
     @property
     def layout(self) -> dict[str, slice]:
@@ -109,20 +99,19 @@ class CurvatureOperator(ABC):
             raise InputError("real vectors", str(vectors.dtype), where="product", fix=fix)
         vectors = vectors if vectors.is_floating_point() else vectors.double()
         columns = vectors.reshape(self.size, -1)  # (p, k)
-        total = self._in_memory(lambda: self._sum(columns))
-        self.ctx.count("curvature", self.ctx.problem.n_train * columns.shape[1])
-        (total,) = self.summed([total])
-        return total.div_(self.ctx.problem.n_train).reshape(vectors.shape)
+        (total,) = self.summed([self.by_groups(lambda _: columns, partial(self._added, columns.shape[1]))])
+        return total.reshape(vectors.shape)
+
+    def _added(self, k: int, parts: Parts) -> Tensor:
+        """The groups' products in one, (p, k)."""
+        total = None
+        for _, part in parts:
+            total = part if total is None else total.add_(part)
+        return torch.zeros(self.size, k, dtype=torch.float64, device=self.device) if total is None else total
 
     @own_settings()
     def by_groups(self, vectors: Vectors, gather: Callable[[Parts], T]) -> T:
-        """Products of every group's samples with vectors of its own, each a part of the mean over all samples.
-
-        Args:
-            vectors: (p, k) by the number of the group.
-            gather: what to make of the groups' numbers and products (p, k), which come one by one; only of this rank's
-                samples. It may be called again where the memory did not suffice.
-        """
+        """Products of every group's samples with vectors of its own."""
         return self._in_memory(lambda: gather(self._products(vectors)))
 
     def _in_memory(self, work: Callable[[], T]) -> T:
@@ -143,32 +132,24 @@ class CurvatureOperator(ABC):
         """Drop what is kept between products; the next one computes it again."""
         self._kept.clear()
 
-    def _sum(self, vectors: Tensor) -> Tensor:
-        """Sum over this rank's samples of the products with columns (p, k)."""
-        columns, scales = self._scaled(vectors)
-        total = torch.zeros_like(columns, dtype=torch.float64)
-        for _, graph in self._graphs():
-            self._add(total, graph, columns)
-            del graph  # only one batch's is to be held
-        return total.mul_(scales)
-
     def _products(self, vectors: Vectors) -> Parts:
         """The products of each group of this rank's samples."""
-        n, at = self.ctx.problem.n_train, -1
+        n, group = self.ctx.problem.n_train, -1
         columns = scales = total = torch.zeros(0)
-        for group, graph in self._graphs():
-            if group != at:
-                if at >= 0:
-                    yield at, total.mul_(scales).div_(n)
-                columns, scales = self._scaled(vectors(group))
+        for number, product in self._batch_products():
+            if number != group:
+                if group >= 0:
+                    yield group, total.mul_(scales).div_(n)
+                columns, scales = self._scaled(vectors(number))
                 total = torch.zeros_like(columns, dtype=torch.float64)
-                if at < 0:
+                if group < 0:
                     self.ctx.count("curvature", n * columns.shape[1])
-                at = group
-            self._add(total, graph, columns)
-            del graph
-        if at >= 0:
-            yield at, total.mul_(scales).div_(n)
+                group = number
+            for part in self._blocks(columns.shape[1]):
+                total[:, part] += self._stacked(product(self._unstacked(columns[:, part])))
+            del product  # only one batch's graph is to be held
+        if group >= 0:
+            yield group, total.mul_(scales).div_(n)
 
     def _scaled(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (p, k) of length about one in the network's numbers, and powers of two that give their lengths.
@@ -180,27 +161,23 @@ class CurvatureOperator(ABC):
         scales = torch.exp2(torch.where(lengths > 0, lengths, 1.0).log2().round())
         return (vectors / scales.to(vectors.dtype)).to(self.ctx.problem.dtype), scales
 
-    def _add(self, total: Tensor, graph: Any, columns: Tensor) -> None:
-        for a, b in self._blocks(columns.shape[1]):
-            total[:, a:b] += self._batch_product(graph, columns[:, a:b])
-
-    def _graphs(self) -> Iterator[tuple[int, Any]]:
+    def _batch_products(self) -> Iterator[tuple[int, Product]]:
         """Of all batches of this rank's samples, with the numbers of their groups."""
         if self._kept:
             yield from self._kept
             return
-        kept: list[tuple[int, Any]] | None = [] if self._may_keep() else None
+        kept: list[tuple[int, Product]] | None = [] if self._may_keep() else None
         n, start = self.ctx.problem.n_train, self.ctx.problem.ranks.share(self.ctx.problem.n_train)[0]
         for inputs, targets in self.ctx.share(size=self._batch_size):
             done = 0
             while done < len(targets):
                 group = ((start + done + 1) * self.groups - 1) // n  # begins with sample ⌊group · n / groups⌋
                 stop = min(len(targets), (group + 1) * n // self.groups - start)
-                graph = self._graph((cut(inputs, done, stop), targets[done:stop]))
+                product = self._product_of((cut(inputs, done, stop), targets[done:stop]))
                 if kept is not None:
-                    kept.append((group, graph))
-                yield group, graph
-                del graph  # the next batch's takes its place
+                    kept.append((group, product))
+                yield group, product
+                del product  # the next batch's takes its place
                 done = stop
             start += len(targets)
         self._kept = kept or []  # of some batches it would be of no use
@@ -211,35 +188,33 @@ class CurvatureOperator(ABC):
         start, stop = self.ctx.problem.ranks.share(self.ctx.problem.n_train)
         return 0 < (stop - start) * sample_bytes(self.ctx) <= most
 
-    def to_scipy(self) -> LinearOperator:
-        """The same operator for SciPy's solvers, in float64 on the CPU side."""
-
-        def product(array: np.ndarray) -> np.ndarray:
-            if np.iscomplexobj(array):
-                return product(array.real) + 1j * product(array.imag)
-            return (self @ torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))).cpu().numpy()
-
-        return LinearOperator(self.shape, matvec=product, matmat=product, rmatvec=product, dtype=np.float64)
-
-    def _blocks(self, n_columns: int) -> list[tuple[int, int]]:
-        """Ranges of columns that may be differentiated together: each holds weights and activations once more."""
+    def _blocks(self, n_columns: int) -> list[slice]:
+        """Columns that may be differentiated together: each holds weights and activations once more."""
         item = torch.finfo(self.ctx.problem.dtype).bits // 8
         per_column = 8 * self.size + 3 * item * activations(self.ctx) * self._batch_size
         most = 2 * allowed(self.ctx.effort.limits.block_memory, self.device, self.ctx.effort.memory)
-        width = max(1, min(n_columns, most // max(1, per_column)))
-        return [(start, min(start + width, n_columns)) for start in range(0, n_columns, width)]
+        width = max(1, most // max(1, per_column))
+        return [slice(start, start + width) for start in range(0, n_columns, width)]
 
     @abstractmethod
-    def _graph(self, batch: Batch) -> Any:
-        """All of a batch's product that does not depend on the vector."""
+    def _batch_product(self, outputs: Tensor, params: list[Tensor], loss: BatchLoss) -> Product:
+        """Sum over a batch's samples of the products, as a function of the vectors.
 
-    @abstractmethod
-    def _batch_product(self, graph: Any, columns: Tensor) -> Tensor:
-        """Sum over one batch's samples of the products; (p, k)."""
+        Args:
+            outputs: of the network, with a graph.
+            params: the tensors by which they are differentiated.
+            loss: the batch's loss as a function of the outputs, summed over samples.
+        """
 
-    def _outputs(self, inputs: Inputs, leaves: Params) -> Tensor:
-        with FastConvolutions():
-            return self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+    def _product_of(self, batch: Batch) -> Product:
+        """All of a batch's product that does not depend on the vector, in its graph."""
+        inputs, targets = batch
+        leaves = self.ctx.leaves(self.names)
+        with torch.enable_grad():
+            with FastConvolutions():
+                outputs = self.ctx.forward(inputs, {**self.ctx.params, **leaves})
+            loss = self.ctx.problem.loss
+            return self._batch_product(outputs, list(leaves.values()), lambda found: loss(found, targets).sum())
 
     def _unstacked(self, columns: Tensor) -> list[Tensor]:
         """The columns as one tensor (k, *shape) per parameter."""
@@ -247,25 +222,9 @@ class CurvatureOperator(ABC):
         parts = torch.split(columns, [value.numel() for value in values])
         return [part.T.reshape(-1, *value.shape) for part, value in zip(parts, values, strict=True)]
 
-    def _stacked(self, parts: Sequence[Tensor], k: int) -> Tensor:
+    def _stacked(self, parts: Sequence[Tensor]) -> Tensor:
         """One tensor (k, *shape) per parameter as columns (p, k)."""
-        return torch.cat([part.reshape(k, -1).T for part in parts])
-
-
-class GradientGraph(NamedTuple):
-    """A batch's gradient as a function of the parameters; only the parts of it that depend on them."""
-
-    tensors: list[Tensor]
-    gradients: dict[int, Tensor]
-
-    @classmethod
-    def of(cls, loss: Tensor, tensors: list[Tensor]) -> GradientGraph:
-        """That of a number; none is left where it depends on no parameter."""
-        if not loss.requires_grad:
-            return cls(tensors, {})
-        gradients = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
-        # A gradient that does not depend on the parameters (unused, or used linearly) has no second derivative.
-        return cls(tensors, {i: gradient for i, gradient in enumerate(gradients) if gradient.requires_grad})
+        return torch.cat([part.flatten(1).T if part.ndim > 1 else part[None] for part in parts])
 
 
 class Hessian(CurvatureOperator):
@@ -275,30 +234,8 @@ class Hessian(CurvatureOperator):
         refuse_wrong_second_derivative(ctx)
         super().__init__(ctx, names, groups)
 
-    def _graph(self, batch: Batch) -> GradientGraph:
-        inputs, targets = batch
-        leaves = self.ctx.leaves(self.names)
-        loss = self.ctx.problem.loss(self._outputs(inputs, leaves), targets).sum()
-        return GradientGraph.of(loss, list(leaves.values()))
-
-    def _batch_product(self, graph: GradientGraph, columns: Tensor) -> Tensor:
-        if not graph.gradients:
-            return torch.zeros_like(columns)
-        vectors = self._unstacked(columns)
-        along = [vectors[i] for i in graph.gradients]
-        products = batched_gradient(list(graph.gradients.values()), graph.tensors, along)
-        return self._stacked(products, columns.shape[1])
-
-
-class OutputGraph(NamedTuple):
-    """A batch's outputs f, Jᵀu as a function of u, and the gradient of the loss as a function of the outputs."""
-
-    tensors: list[Tensor]
-    outputs: Tensor
-    direction: Tensor
-    pulled: dict[int, Tensor]
-    leaf: Tensor
-    slope: Tensor
+    def _batch_product(self, outputs: Tensor, params: list[Tensor], loss: BatchLoss) -> Product:
+        return hessian_product(loss(outputs), params)
 
 
 class GaussNewton(CurvatureOperator):
@@ -308,32 +245,17 @@ class GaussNewton(CurvatureOperator):
         refuse_wrong_jacobian_products(ctx)
         super().__init__(ctx, names, groups)
 
-    def _graph(self, batch: Batch) -> OutputGraph | None:
-        inputs, targets = batch
-        leaves = self.ctx.leaves(self.names)
-        tensors = list(leaves.values())
-        outputs = self._outputs(inputs, leaves)
-        if not outputs.requires_grad:
-            return None
-        # J v by the double-backward trick: d/du of (J^T u) along v, at any u; no forward-mode support needed.
-        direction = torch.zeros_like(outputs, requires_grad=True)
-        pulled = torch.autograd.grad(outputs, tensors, direction, create_graph=True, materialize_grads=True)
-        leaf = outputs.detach().requires_grad_()
-        slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf, create_graph=True)[0]
-        if not slope.requires_grad:  # a loss linear in the outputs has no curvature
-            return None
-        alive = {i: part for i, part in enumerate(pulled) if part.requires_grad}
-        return OutputGraph(tensors, outputs, direction, alive, leaf, slope)
+    def _batch_product(self, outputs: Tensor, params: list[Tensor], loss: BatchLoss) -> Product:
+        return gauss_newton_product(outputs, params, loss)
 
-    def _batch_product(self, graph: OutputGraph | None, columns: Tensor) -> Tensor:
-        if graph is None:
-            return torch.zeros_like(columns)
-        vectors = self._unstacked(columns)
-        along = [vectors[i] for i in graph.pulled]
-        pushed = batched_gradient(list(graph.pulled.values()), [graph.direction], along)[0]  # (k, n, C)
-        curved = batched_gradient([graph.slope], [graph.leaf], [pushed.detach()])[0]  # (k, n, C)
-        products = batched_gradient([graph.outputs], graph.tensors, [curved])
-        return self._stacked(products, columns.shape[1])
+
+class BeyondGaussNewton(Hessian):
+    """Σ ∂ℓ/∂f_c ∇²f_c, averaged over samples: the Hessian without its Gauss-Newton part."""
+
+    def _batch_product(self, outputs: Tensor, params: list[Tensor], loss: BatchLoss) -> Product:
+        leaf = outputs.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(leaf), leaf)
+        return hessian_product((outputs * slope).sum(), params)
 
 
 def curvature_operator(ctx: Context, names: Sequence[str] | None, groups: int = 1) -> CurvatureOperator:

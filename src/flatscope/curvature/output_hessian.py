@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flatscope.curvature.vector_jacobian import batched_gradient
+from flatscope.curvature.hessian_products import hessian_product
 from flatscope.limits import STANDARD
 from flatscope.loss import Loss
 
@@ -154,16 +154,12 @@ class _Slope:
     def __init__(self, loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         self.leaf = outputs.clone().requires_grad_()
         with torch.enable_grad():
-            total = loss(self.leaf, targets).sum()
-            self._slope = torch.autograd.grad(total, self.leaf, create_graph=True)[0]
+            self._product = hessian_product(loss(self.leaf, targets).sum(), [self.leaf])
         self.width = self.leaf[0].numel()
 
     def products(self, vectors: Tensor) -> Tensor:
         """Hessian times vectors (k, n, outputs)."""
-        if not self._slope.requires_grad:  # linear in the outputs
-            return torch.zeros_like(vectors)
-        shaped = vectors.reshape(-1, *self.leaf.shape)
-        return batched_gradient([self._slope], [self.leaf], [shaped])[0].reshape(vectors.shape)
+        return self._product([vectors.reshape(-1, *self.leaf.shape)])[0].reshape(vectors.shape)
 
     def units(self, start: int, stop: int) -> Tensor:
         """Unit vectors (k, n, outputs)."""

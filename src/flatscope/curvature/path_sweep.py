@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatscope.context import Context
 from flatscope.curvature.memory import allowed, in_batches
-from flatscope.curvature.operators import GradientGraph, Hessian
+from flatscope.curvature.operators import Hessian
 from flatscope.curvature.per_sample_gradients import (
     Flow,
     along_inputs,
@@ -34,8 +34,8 @@ from flatscope.curvature.per_sample_gradients import (
     squares_and_along,
     vector_gradients,
 )
-from flatscope.curvature.sample_groups import GroupedOperator, Seen
 from flatscope.curvature.sweep import backpropagated, sweep_plan, sweep_shape
+from flatscope.curvature.symmetric_operator import Congruence, SymmetricOperator
 from flatscope.params import Params, add_to, count, unflatten
 from flatscope.samples import Batch
 from flatscope.symmetries.basis_paths import PathCoordinates
@@ -45,7 +45,7 @@ COLUMNS = 8  # products with values at a time: each has a tensor of all weights
 EDGES, VALUES = "", ".values"  # no names of parameters
 
 
-class PathHessian:
+class PathHessian(SymmetricOperator):
     """Hessian of the loss with respect to some of the path values, known by its products: JᵀHJ + Σ g_k ∇²w_k.
 
     Args:
@@ -55,6 +55,7 @@ class PathHessian:
     """
 
     def __init__(self, ctx: Context, paths: PathCoordinates, chosen: Tensor) -> None:
+        super().__init__(len(chosen), chosen.device)
         self._paths, self._chosen = paths, chosen
         self._names = [block.name for block in paths.blocks]
         self._gains = all_gains(paths)
@@ -68,11 +69,6 @@ class PathHessian:
         self._pull = torch.func.vjp(self._weights, at)[1]
         self._push = torch.func.vjp(lambda w: self._pull(w)[0], self._gradient)[1]
         self._bend = torch.func.vjp(self._pulled_gradient, at)[1]  # symmetric, so that its transpose will do
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(values, values)."""
-        return len(self._chosen), len(self._chosen)
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(len(vectors), -1).double().to(self._chosen.device)  # (r, k)
@@ -172,7 +168,7 @@ class ScalingEdges:
             found[name] = moved.reshape(-1, *weight.shape)
         return found
 
-    def matrix(self, over_weights: GroupedOperator) -> Seen:
+    def matrix(self, over_weights: SymmetricOperator) -> Congruence:
         """A matrix over the weights `names` in units of the edges' path values: DᵀAD, D the edges' directions."""
         size, device = len(self), over_weights.device
 
@@ -186,7 +182,7 @@ class ScalingEdges:
                 moved = embed(at)  # linear, so that it may be differentiated anywhere
             return torch.autograd.grad(moved, at, vectors)[0]
 
-        return Seen(over_weights, size, embed, pull)
+        return Congruence(over_weights, size, embed, pull)
 
     def bending(self, gradient: Params) -> Tensor:
         """Σ g ∂²w/∂x_e² of each edge: 2 Σ g w / w_e² over the weights that it divides."""
@@ -352,16 +348,3 @@ def _entries(u: Tensor, s: Tensor, weight: Tensor, kind: str, wanted: Tensor) ->
         group, feature, row = first // rows, second, first % rows
     columns = s.reshape(n, k, groups * rows, -1)[:, :, group * rows + row]  # (n, k, entries, t)
     return (columns * u[:, group, feature][:, None]).sum(-1)
-
-
-class BeyondGaussNewton(Hessian):
-    """Σ ∂ℓ/∂f_c ∇²f_c, averaged over samples: the Hessian without its Gauss-Newton part."""
-
-    def _graph(self, batch: Batch) -> GradientGraph:
-        inputs, targets = batch
-        leaves = self.ctx.leaves(self.names)
-        with torch.enable_grad():
-            outputs = self._outputs(inputs, leaves)
-            leaf = outputs.detach().requires_grad_()
-            slope = torch.autograd.grad(self.ctx.problem.loss(leaf, targets).sum(), leaf)[0]
-        return GradientGraph.of((outputs * slope).sum(), list(leaves.values()))

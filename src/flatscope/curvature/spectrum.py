@@ -17,7 +17,7 @@ from torch import Tensor
 from flatscope.curvature.brackets import ends
 from flatscope.curvature.lanczos import Krylov
 from flatscope.curvature.memory import allowed
-from flatscope.curvature.sample_groups import Operator
+from flatscope.curvature.symmetric_operator import SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning
 from flatscope.limits import STANDARD
 
@@ -272,7 +272,7 @@ def side_by_side(
 
 
 def extreme_eigenpairs(
-    operator: Operator,
+    operator: SymmetricOperator,
     begun: Search | torch.Generator,
     wanted: Wanted,
     *,
@@ -288,8 +288,7 @@ def extreme_eigenpairs(
         most_products: see `side_by_side`.
         expired: the same.
     """
-    device = getattr(operator, "device", "cpu")
-    search = begun if isinstance(begun, Search) else Search(operator.shape[0], begun, wanted, device)
+    search = begun if isinstance(begun, Search) else Search(operator.size, begun, wanted, operator.device)
 
     def multiply(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: operator @ vector for name, vector in vectors.items()}
@@ -297,7 +296,7 @@ def extreme_eigenpairs(
     try:
         return side_by_side({"": search}, wanted, multiply, most_products=most_products, expired=expired)[""]
     finally:
-        release(operator)  # also where a product fails: the search may outlive that
+        operator.release()  # also where a product fails: the search may outlive that
 
 
 def in_full(pair: Eigenpair, product: Tensor) -> Eigenpair:
@@ -324,15 +323,8 @@ def krylov_dtype(size: int, tolerance: float) -> torch.dtype:
     return torch.float32 if size > LARGE and tolerance >= COARSE else torch.float64
 
 
-def release(operator: Operator) -> None:
-    """Let an operator that keeps something between products drop it."""
-    drop = getattr(operator, "release", None)
-    if drop is not None:
-        drop()
-
-
 def lanczos_quadrature(
-    operator: Operator, generator: torch.Generator, *, steps: int = 64, draws: int = 8
+    operator: SymmetricOperator, generator: torch.Generator, *, steps: int = 64, draws: int = 8
 ) -> list[Ritz]:
     """Stochastic Lanczos quadrature: for each random start its own estimate of the spectral density.
 
@@ -349,13 +341,13 @@ def lanczos_quadrature(
     for _ in range(draws):
         values, residuals, vectors = krylov_space(operator, generator, steps).ritz()
         found.append(Ritz(values, vectors[0].square(), residuals))
-    release(operator)
+    operator.release()
     return found
 
 
-def krylov_space(operator: Operator, generator: torch.Generator, steps: int) -> Krylov:
+def krylov_space(operator: SymmetricOperator, generator: torch.Generator, steps: int) -> Krylov:
     """The space of some products from a random start, or of fewer where it is closed before."""
-    start = random_start(operator.shape[0], generator, getattr(operator, "device", "cpu"), COARSE)
+    start = random_start(operator.size, generator, operator.device, COARSE)
     space = Krylov(start, steps, generator)
     while not (space.full or space.closed):
         space.take(checked_finite(operator @ space.newest))

@@ -28,7 +28,7 @@ def probed(ctx: Context, quantity: str, precision: float | None = None, most_pro
     covered = swept(ctx, precision, rows=quantity == "rho_rows")
     operator = LayerDirections(ctx, quantity, covered.not_covered)
     known = {key: (float(mean.value), float(mean.stderr)) for key, mean in covered.means.items() if not key[0]}
-    limits, size = ctx.effort.limits, operator.shape[0]
+    limits, size = ctx.effort.limits, operator.size
     one_by_one = multiplied_out(ctx, covered.not_covered, size, wanted)
     if one_by_one and most_products >= limits.most_products:
         most_products = max(most_products, size)  # a limit that nobody has lowered is one of draws

@@ -30,8 +30,8 @@ from flatscope.curvature.per_sample_gradients import (
 )
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.sample_groups import Parts
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
+from flatscope.curvature.symmetric_operator import Parts
 from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import vectorises
 from flatscope.params import Params, count, on_stacked

@@ -19,9 +19,8 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.columns import column_sweep
 from flatscope.curvature.estimators import Asked, DiagonalSums, diagonal_sums
-from flatscope.curvature.operators import sample_groups
+from flatscope.curvature.operators import BeyondGaussNewton, sample_groups
 from flatscope.curvature.path_sweep import (
-    BeyondGaussNewton,
     PathHessian,
     ScalingEdges,
     path_sweep,
@@ -30,8 +29,8 @@ from flatscope.curvature.path_sweep import (
 )
 from flatscope.curvature.random_signs import Signs
 from flatscope.curvature.route import find_not_covered
-from flatscope.curvature.sample_groups import GroupedOperator, OneGroup, Seen, WholeDiagonal
 from flatscope.curvature.sweep import sweep_shape
+from flatscope.curvature.symmetric_operator import TRACE, SymmetricOperator
 from flatscope.errors import InputError, NotApplicable, NumericalWarning, refuse_unknown
 from flatscope.network.tracing import trace as trace_network
 from flatscope.params import Params
@@ -131,9 +130,9 @@ def _gauss_newton(ctx: Context, edges: ScalingEdges, wanted: float) -> tuple[flo
     return part(None), 0.0, 0
 
 
-def _forms(matrix: Seen, groups: Sequence[Tensor]) -> float:
+def _forms(matrix: SymmetricOperator, groups: Sequence[Tensor]) -> float:
     """Σ zᵀAz over groups, z one at the entries of the group."""
-    z = torch.zeros(matrix.shape[0], len(groups), dtype=torch.float64, device=matrix.device)
+    z = torch.zeros(matrix.size, len(groups), dtype=torch.float64, device=matrix.device)
     for column, group in zip(z.T, groups, strict=True):
         column[group.to(z.device)] = 1
     return float((z * (matrix @ z)).sum())
@@ -146,17 +145,16 @@ def _together(ctx: Context) -> int:
 
 def _drawn(
     ctx: Context,
-    matrix: GroupedOperator,
+    matrix: SymmetricOperator,
     precision: float,
     most_products: int,
     known: tuple[float, float],
     few: int | None = None,
 ) -> tuple[DiagonalSums, float, float]:
     """How the trace of a matrix, which is added to what is known with some error, was found; its value and error."""
-    diagonal = WholeDiagonal(matrix)
-    asked = Asked(precision, most_products, {diagonal.KEY: known}, time_limit(ctx), few)
-    found = diagonal_sums(diagonal, Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
-    value, error = (float(part.get(diagonal.KEY, 0.0)) for part in (found.values, found.stderrs))
+    asked = Asked(precision, most_products, {TRACE: known}, time_limit(ctx), few)
+    found = diagonal_sums(matrix, Signs(ctx.seed, "psi_trace"), asked, ctx.effort.limits)
+    value, error = (float(part.get(TRACE, 0.0)) for part in (found.values, found.stderrs))
     return found, value, error
 
 
@@ -172,7 +170,7 @@ def _trace_by_products(ctx: Context, paths: PathCoordinates, precision: float, m
     together = scaling_values(paths, swept.not_covered)
     known = float(paths.join(per_value(paths, swept.diagonals))[~together].sum())
     chosen = together.nonzero().flatten()
-    matrix = OneGroup(PathHessian(ctx, paths, chosen), chosen.device)
+    matrix = PathHessian(ctx, paths, chosen)
     most = len(chosen) if precision == 0 else most_products
     found, rest, error = _drawn(ctx, matrix, precision, most, (known, 0.0))
     curved = "".join(f": {why}" for why in list(swept.not_covered.values())[:1])
