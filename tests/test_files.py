@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import fuzz
+import fuzz_kinds
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,7 +30,7 @@ from flatscope.tensor_files import read_tensors, tensor_bytes
 from flatscope_training.data.formats import read_npz
 from flatscope_training.weight_files import read_weights, save_weights
 
-KINDS = fuzz.kinds()
+KINDS = fuzz_kinds.kinds()
 
 
 @pytest.mark.filterwarnings("ignore:.* no checksum protects")
@@ -133,7 +134,7 @@ def test_tensors_that_repeat_a_few_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_named_by_its_checksum(tmp_path: Path) -> None:
-    weights = save_weights(fuzz.old_network(0), tmp_path / "w.pt")
+    weights = save_weights(fuzz_kinds.old_network(0), tmp_path / "w.pt")
     np.savez(tmp_path / "data.npz", x_train=np.ones((6, 3), np.float32), y_train=np.arange(6) % 2)
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))\n"

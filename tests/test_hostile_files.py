@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import fuzz
+import fuzz_kinds
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
 from test_cli import Run
 from test_cli import run as run  # a fixture
 
+import flatscope as fs
+from flatscope.decisions.allocation import Allocation
 from flatscope.disk import MOST_TEXT, read_file, whole_file, write_with_sum
 from flatscope.errors import InputError, WeightsError
 from flatscope.files import foreign_parquet, frame_bytes, from_npz_bytes, parquet_metadata
@@ -26,7 +32,7 @@ from flatscope_training.sweeps.configuration import Sweep, read_toml
 from flatscope_training.sweeps.store import DamagedTrial, Store
 from flatscope_training.weight_files import read_weights
 
-KINDS = fuzz.kinds()
+KINDS = fuzz_kinds.kinds()
 PLAN = """
 name = "one"
 work = "trial_work:square"
@@ -49,8 +55,8 @@ def test_no_flipped_bit_is_read_as_something_else(kind: str, tmp_path: Path) -> 
     folder.mkdir()
     KINDS[kind].write(folder)
     before = KINDS[kind].read(folder)
-    for seed in range(40):
-        assert fuzz.flip(KINDS[kind], folder, seed, before) in ("refused", "same")
+    for place in random.Random(0).sample(range(fuzz.bits_of(folder)), 40):
+        assert fuzz.flip(KINDS[kind], folder, place, before) in ("refused", "same")
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -223,13 +229,13 @@ def test_a_pickle_in_the_place_of_arrays_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no array"):
         from_npz_bytes((tmp_path / "directions.npz").read_bytes())
     with pytest.raises(InputError):
-        fuzz._directions(tmp_path)
+        fuzz_kinds._directions(tmp_path)
 
 
 @pytest.mark.parametrize("change", ["a zero byte", "words"])
 def test_a_history_whose_numbers_are_none_is_refused(change: str, tmp_path: Path, run: Run) -> None:
     tmp_path = tmp_path / "run"
-    fuzz._run_folder(tmp_path)
+    fuzz_kinds._run_folder(tmp_path)
     (tmp_path / "history.csv.b2sum").unlink()
     path = tmp_path / "history.csv"
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.2\x00" if change == "a zero byte" else b"low"))
@@ -240,7 +246,7 @@ def test_a_history_whose_numbers_are_none_is_refused(change: str, tmp_path: Path
 
 
 def test_a_state_dict_without_checksums_is_remarked_on(tmp_path: Path) -> None:
-    fuzz._foreign_weights(tmp_path)
+    fuzz_kinds._foreign_weights(tmp_path)
     with pytest.warns(UserWarning, match="no checksum protects"):
         read_weights(tmp_path / "old.pt")
 
@@ -325,7 +331,7 @@ def test_a_complete_store_on_a_disk_that_can_only_be_read_is_shown(
 
 @pytest.mark.filterwarnings("default")
 def test_a_study_without_its_figure_says_so(tmp_path: Path, run: Run) -> None:
-    fuzz._study(tmp_path / "s")
+    fuzz_kinds._study(tmp_path / "s")
     (tmp_path / "s" / "figure.svg").unlink()
     found = run("report", tmp_path / "s", "--out", tmp_path / "page.html")
     assert found.code == 0
@@ -336,3 +342,37 @@ def test_pipes_are_named_as_such(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w.pt")
     with pytest.raises(WeightsError, match="expected a regular file, got a named pipe"):
         read_weights(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("head", ["[" * 100_000, "[]", "{}", '{"order": 5}', "1e999"])
+def test_a_strangers_header_of_a_diagonal_is_refused(head: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(2)}, path, metadata={"flatscope_diagonal": head})
+    with pytest.raises(InputError, match="a diagonal that flatscope saved"):
+        fs.Diagonal.load(path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"layers": {}}', "[" * 100_000, "OTHER", "INF", "null"])
+def test_an_allocation_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    whole = '{"layers": {"fc": {"parameters": 4, "weight": "w", "bits": 4}}, "sum_of_rises": 1, "rounding": "channel", '
+    whole += '"bits": {"fc": 4}}'
+    others = {"OTHER": whole.replace('"bits": {"fc"', '"bits": {"head"'), "INF": whole.replace(": 4}}", ": 1e999}}")}
+    path.write_text(others.get(text, text))
+    with pytest.raises(InputError, match="an allocation that flatscope saved"):
+        Allocation.load(path)
+    path.write_text(whole)
+    assert Allocation.load(path) == {"fc": 4}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".npz"])
+def test_a_result_whose_head_nests_too_deeply_is_refused(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"s{ending}"
+    deep = "[" * 100_000
+    if ending == ".npz":
+        np.savez(path, head=np.array(deep))
+    else:
+        table = pa.table({"layer": ["a"]}).replace_schema_metadata({b"flatscope_sensitivity": deep.encode()})
+        pq.write_table(table, path)
+    with pytest.raises(InputError, match="sensitivity"):
+        fs.Sensitivity.load(path)

@@ -99,7 +99,7 @@ def small(folder: Path) -> list[float]:
 
 
 def on_a_gpu() -> list[float]:
-    """Numbers of layers whose products a GPU rounds coarsely where it may: full, convolutional, recurrent, attending."""
+    """Numbers of layers whose products a GPU rounds coarsely where it may: full, convolutional, recurrent."""
     names = ["gradient_norm", "hessian_trace", "hessian_max_eigenvalue", "margin", "fisher_rao_norm"]
     torch.manual_seed(5)
     images, series = torch.randn(64, 8, 16, 16).cuda(), torch.randn(64, 24, 32).cuda()
@@ -156,7 +156,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return small(tmp_path_factory.mktemp("usual"))
 
 
-QUICK = ["pass", OLDER_NAMES[1], *NEWER_NAMES[:1], *NEWER_NAMES[-3:-2]]  # one of each kind, and one a CPU heeds
+QUICK = ["pass", OLDER_NAMES[1], *(NEWER_NAMES[:1] + NEWER_NAMES[-3:-2] if NEWER else [])]  # and one that a CPU heeds
 
 
 @pytest.mark.parametrize("setting", QUICK)
@@ -209,6 +209,7 @@ HOOKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.skipif(not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch cannot say them")
 @pytest.mark.parametrize("kind", HOOKS)
 def test_hooks_for_saved_tensors_change_no_number_and_stay(kind: str) -> None:
     engine = torch._C._autograd

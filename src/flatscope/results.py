@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _NOTHING_RUNS = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 MOST_LINES = 5  # of a headline
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException)
+_UNREADABLE = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, pa.ArrowException,
+)  # fmt: skip
 
 
 class Result(ABC):

@@ -100,6 +100,8 @@ class Allocation(dict[str, int]):
                 raise InputError("a file that can be read", str(problem), where="load") from problem
             layers = content["layers"]
             rises = content["sum_of_rises"]
+            if layers.keys() != content["bits"].keys():
+                raise ValueError("bits of other layers than it describes")
             return cls(
                 {layer: int(bits) for layer, bits in content["bits"].items()},
                 {layer: int(entry["parameters"]) for layer, entry in layers.items()},

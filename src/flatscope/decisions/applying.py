@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from flatscope.inspection import replica
 from flatscope.network.layers import Layer
 from flatscope.params import Params, named_parameters
 from flatscope.problem import Problem
+from flatscope.tensor_files import tensor_bytes
 
 ALL = ""  # the step of all layers together
 
@@ -100,7 +100,7 @@ class Rounded:
         head = {"flatscope_rounded": json.dumps({"allocation": self.allocation, "rise": list(self.rise)}, default=str)}
         # Names of one tensor each get a copy: the format has no ties.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        write_whole(path, safetensors.torch.save(tensors, metadata=head))
+        write_whole(path, tensor_bytes(tensors, head))
 
 
 def _text(found: Uncertain) -> str:

@@ -20,6 +20,7 @@ from flatscope.formatting import number, numbered
 from flatscope.guards import own_settings
 from flatscope.params import Params
 from flatscope.problem import Problem
+from flatscope.results import reading
 from flatscope.tensor_files import read_tensors, tensor_bytes
 
 MATRICES = ("hessian", "gauss_newton", "empirical_fisher")
@@ -102,15 +103,15 @@ class Diagonal(Mapping[str, Tensor]):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Diagonal:
         """Read what `save` wrote; nothing in the file is run."""
-        try:
+        with reading("a diagonal that flatscope saved", str(path)):
             tensors, found = read_tensors(path)
             head = json.loads(found[HEAD])
             values = {name: tensors[name] for name in head["order"]}
             stderr = {name: tensors.get(STDERR + name, torch.zeros_like(value)) for name, value in values.items()}
+            if wrong := [name for name, error in stderr.items() if error.shape != values[name].shape]:
+                raise ValueError(f"errors of {wrong[0]} of another shape")
             refuse_unknown(head["matrix"], MATRICES, "matrix")
             return cls(values, stderr, head["ways"], head["matrix"], head["meta"])
-        except (ValueError, KeyError, TypeError) as problem:
-            raise InputError("a diagonal that flatscope saved", str(problem), where=str(path)) from problem
 
 
 def _relative(value: Tensor, stderr: Tensor) -> float:
