@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatscope as fs
-from flatscope.decisions import curvature_diagonals
+from flatscope.limits import STANDARD
 
 NAMES = [name for name in NETWORKS if name != "transposed"]
 
@@ -107,6 +107,14 @@ def test_draws_miss_the_exact_entries_by_their_errors() -> None:
     assert float((apart.abs() > 3).double().mean()) < 0.05
 
 
+def test_all_columns_are_taken_where_draws_would_cost_more() -> None:
+    """Six draws tell that thousands are needed, of 59 columns."""
+    model, x, y = many_classes()
+    found = fs.diagonal(fs.Problem(model, train=(x, y)), "gauss_newton", precision=0.01)
+    assert found.exact
+    assert set(found.ways.values()) == {"exact: all columns"}
+
+
 def test_probes_of_the_hessian_miss_by_their_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -114,7 +122,7 @@ def test_probes_of_the_hessian_miss_by_their_errors(monkeypatch: pytest.MonkeyPa
         x, y = torch.randn(100, 20).double(), torch.randint(3, (100,))
     problem = fs.Problem(model, train=(x, y))
     exact = fs.diagonal(problem, precision=0)
-    monkeypatch.setattr(curvature_diagonals, "FEW_DIRECTIONS", 100)
+    monkeypatch.setitem(vars(STANDARD), "few_entries", 100)
     drawn = fs.diagonal(problem, precision=0.3)
     assert "random vectors" in drawn.ways["0.weight"]
     apart = ((drawn["0.weight"] - exact["0.weight"]) / drawn.stderr["0.weight"]).abs()

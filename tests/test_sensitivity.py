@@ -286,6 +286,15 @@ def test_many_classes_are_sampled_with_an_error_that_holds() -> None:
     assert (drawn["predicted"] != exact["predicted"]).all()
 
 
+def test_all_columns_are_taken_where_draws_would_cost_more() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 60)).double()
+        x, y = torch.randn(40, 6).double(), torch.randint(60, (40,))
+    found = fs.sensitivity(fs.Problem(model, train=(x, y)), bits=(3,), sparsity=(), precision=0.01).to_frame()
+    assert found["way"].str.startswith("exact").all()
+
+
 def test_zero_layers_huge_weights_and_half_precision() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -43,7 +43,8 @@ class Limits:
     least_freedom: int = 15
     # Random columns of the first pass: the fewest that have a spread.
     first_columns: int = 2
-    # Draws of columns before their errors decide on another way: of fewer these are uncertain by a half.
+    # Draws of columns before their errors decide on another way, or end draws of whole tensors: of fewer these are
+    # uncertain by a half.
     settled_draws: int = 6
     # The next look comes after 1.2 times the draws that seem to be needed, but after at least 1.5 and at most 3 times
     # those there are: looks close together stop by luck, and few draws tell little of how many are needed.
@@ -74,6 +75,8 @@ class Limits:
     few_directions: int = 512
     # As many at most where exact values are asked for; each is a pass over the data.
     most_directions: int = 16_384
+    # Entries of a diagonal that are multiplied out: eight times the most draws, which rarely tell a single entry.
+    few_entries: int = 2048
     # Draws that an estimate usually takes where it is not exact; 8 to 128 were seen.
     usual_draws: int = 64
     # What passes cost, in forward passes: one column of the sweep with what is read from it, and one Hessian product.

@@ -25,9 +25,8 @@ from flatscope.decisions.rises import Steps
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
 from flatscope.params import Params
 from flatscope.samples import Batch, cut
+from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
 
-FEW_COLUMNS = 16  # so many are always taken all
-FIRST_DRAWS, MOST_DRAWS = 8, 256
 LEAST_GROUPS = 16  # of samples, from whose spread the error comes where single samples' values are not known
 
 
@@ -58,18 +57,59 @@ def predicted_rises(ctx: Context, steps: Steps, precision: float) -> Predicted:
 
 
 def _by_columns(ctx: Context, steps: Steps, precision: float) -> Predicted:
-    columns = ctx.cached(sweep_shape).columns
-    if precision <= 0 or columns <= FEW_COLUMNS:
-        return Predicted(_swept(ctx, steps, None)[0], dict.fromkeys(steps, "exact: all columns"))
-    rises, error = _swept(ctx, steps, FIRST_DRAWS)
-    draws = FIRST_DRAWS
-    if error > precision:
-        draws = math.ceil(min(MOST_DRAWS, 1.2 * FIRST_DRAWS * (error / precision) ** 2))
-        if draws * ctx.cached(sweep_shape).per_draw >= columns:
-            return Predicted(_swept(ctx, steps, None)[0], dict.fromkeys(steps, "exact: all columns"))
-        rises, error = _swept(ctx, steps, draws)
-    missed = f", {error:.2g} relative" if error > precision else ""
-    return Predicted(rises, dict.fromkeys(steps, f"sampled, {draws} draws{missed}"))
+    draws = QuadraticDraws(ctx, steps)
+    if precision <= 0 or ctx.cached(sweep_shape).columns <= ctx.effort.limits.few_columns:
+        return draws.all_columns()
+    return sample_until(draws, precision)
+
+
+class QuadraticDraws(Sampler[Predicted]):
+    """Random columns by which the rises of steps are predicted; every look takes all of them again.
+
+    Args:
+        ctx: the network.
+        steps: changes of single weights.
+    """
+
+    def __init__(self, ctx: Context, steps: Steps) -> None:
+        self._ctx, self._steps, self._limits = ctx, steps, ctx.effort.limits
+        self.first_look = self._limits.settled_draws
+        self._rises: dict[Hashable, Uncertain] = {}
+        self._error = 0.0
+
+    @property
+    def most(self) -> float:
+        """As many as are ever drawn."""
+        return self._limits.most_draws
+
+    def draw(self, until: int) -> str:
+        """One pass over the data."""
+        self.taken = min(until, self._limits.most_draws)
+        self._rises, self._error = _swept(self._ctx, self._steps, self.taken)
+        return TIME_IS_UP if out_of_time(self._ctx) else ""
+
+    def errors(self, precision: float) -> list[float]:
+        """The largest of the steps'."""
+        del precision
+        return [self._error]
+
+    def exact(self, needed: float) -> Predicted | None:
+        """All columns, where they are no more than those of the draws that are needed."""
+        shape, drawn = self._ctx.cached(sweep_shape), min(self.most, self._limits.look_margin * needed)
+        return self.all_columns() if drawn * shape.per_draw >= shape.columns else None
+
+    def all_columns(self) -> Predicted:
+        """Without draws."""
+        return Predicted(_swept(self._ctx, self._steps, None)[0], dict.fromkeys(self._steps, "exact: all columns"))
+
+    def next_look(self, needed: float) -> int:
+        """Somewhat more draws than seem to be needed: nothing is kept of those before."""
+        return math.ceil(max(self._limits.least_growth * self.taken, self._limits.look_margin * needed))
+
+    def result(self, ended: str) -> Predicted:
+        """The rises, with what is missing from the precision in the words."""
+        missed = f", {self._error:.2g} relative" if ended else ""
+        return Predicted(self._rises, dict.fromkeys(self._steps, f"sampled, {self.taken} draws{missed}"))
 
 
 def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable, Uncertain], float]:

@@ -8,8 +8,9 @@ by sample. What the columns do not give of a Hessian comes from products.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,13 +37,9 @@ from flatscope.errors import NotApplicable
 from flatscope.measures.gradient_noise import vectorises
 from flatscope.params import Params, count, on_stacked
 from flatscope.samples import Batch, Inputs, cut, each_part
-from flatscope.stopping import out_of_time, student
+from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until, student
 
 STREAM, PROBES = "columns of the diagonal", "probes of the diagonal"
-FEW_COLUMNS = 16  # so many are always taken all
-# Multiplied out: always (eight times the most draws, which rarely tell an entry), and where exact values are asked for.
-FEW_DIRECTIONS, MOST_DIRECTIONS = 2048, 16_384
-FIRST_LOOK, MOST_DRAWS = 8, 256
 
 
 @dataclass
@@ -65,16 +62,14 @@ def output_diagonals(ctx: Context, names: Collection[str], matrix: str, precisio
     if matrix == "empirical_fisher":
         return _exact(names, _one_pass(ctx, names, None, fisher=True), "exact: gradients of single samples")
     shape = ctx.cached(sweep_shape)
-    if precision <= 0 or shape.columns <= FEW_COLUMNS:
+
+    def all_columns() -> Diagonals:
         return _exact(names, _one_pass(ctx, names, None), "exact: all columns")
-    spread = DrawSpread()
-    while not _settled(spread, precision, MOST_DRAWS):
-        if spread.draws >= 2 and out_of_time(ctx):
-            break
-        if spread.draws >= FIRST_LOOK and spread.needed(precision) * shape.per_draw >= shape.columns:
-            return _exact(names, _one_pass(ctx, names, None), "exact: all columns")
-        spread.add(_one_pass(ctx, names, spread.draws))
-    return spread.result(names, "sampled, {draws} draws", precision)
+
+    if precision <= 0 or shape.columns <= ctx.effort.limits.few_columns:
+        return all_columns()
+    by_draw, columns = partial(_one_pass, ctx, names), shape.columns / shape.per_draw
+    return sample_until(TensorDraws(ctx, by_draw, "sampled, {} draws", precision, columns, all_columns), precision)
 
 
 def hessian_diagonals(ctx: Context, names: Sequence[str], precision: float) -> Diagonals:
@@ -93,58 +88,78 @@ def _exact(names: Collection[str], values: Params, way: str) -> Diagonals:
     return Diagonals(kept, {name: torch.zeros_like(value) for name, value in kept.items()}, dict.fromkeys(names, way))
 
 
-class DrawSpread:
-    """Mean and spread of draws of several tensors."""
+class TensorDraws(Sampler[Diagonals]):
+    """Independent draws of several tensors.
 
-    def __init__(self) -> None:
-        self.draws = 0
-        self.means: Params = {}
+    Args:
+        ctx: its effort says how many at most, and until when.
+        by_draw: the tensors of a draw, by its number.
+        way: words, with a place for the number of draws.
+        precision: that is asked for, for the words.
+        exact_draws: what the exact tensors cost, in draws.
+        exactly: these.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        by_draw: Callable[[int], Params],
+        way: str,
+        precision: float,
+        exact_draws: float = math.inf,
+        exactly: Callable[[], Diagonals] | None = None,
+    ) -> None:
+        self._ctx, self._by_draw, self._way, self._precision = ctx, by_draw, way, precision
+        self._exact_draws, self._exactly = exact_draws, exactly
+        self.first_look = ctx.effort.limits.settled_draws
+        self._means: Params = {}
         self._squares: Params = {}
 
-    def add(self, draw: Params) -> None:
-        """Let one draw in."""
-        self.draws += 1
-        for name, value in draw.items():
-            before = self.means.get(name, torch.zeros_like(value))
-            mean = before + (value - before) / self.draws
-            square = self._squares.get(name, torch.zeros_like(value)) + (value - before) * (value - mean)
-            self.means[name], self._squares[name] = mean, square
+    @property
+    def most(self) -> float:
+        """As many as are ever drawn."""
+        return self._ctx.effort.limits.most_draws
 
-    def stderrs(self) -> Params:
+    def draw(self, until: int) -> str:
+        """One after the other."""
+        while self.taken < min(until, self.most):
+            if self.taken >= 2 and out_of_time(self._ctx):
+                return TIME_IS_UP
+            self._add(self._by_draw(self.taken))
+        return ""
+
+    def _add(self, draw: Params) -> None:
+        self.taken += 1
+        for name, value in draw.items():
+            before = self._means.get(name, torch.zeros_like(value))
+            mean = before + (value - before) / self.taken
+            square = self._squares.get(name, torch.zeros_like(value)) + (value - before) * (value - mean)
+            self._means[name], self._squares[name] = mean, square
+
+    def _stderrs(self) -> Params:
         """Standard errors of the means, widened as `student` does."""
-        pairs = max(1, self.draws * (self.draws - 1))
+        pairs = max(1, self.taken * (self.taken - 1))
         return {
-            name: student((square / pairs).sqrt(), torch.tensor(max(1.0, self.draws - 1.0)))
+            name: student((square / pairs).sqrt(), torch.tensor(max(1.0, self.taken - 1.0)))
             for name, square in self._squares.items()
         }
 
-    def error(self) -> float:
-        """Largest, over the tensors, of the root of the summed squared errors over that of the squared values."""
-        found = [0.0]
-        for name, stderr in self.stderrs().items():
-            size, noise = float(self.means[name].norm()), float(stderr.norm())
-            found.append(noise / size if size > 0 else math.inf if noise > 0 else 0.0)
-        return max(found)
+    def errors(self, precision: float) -> list[float]:
+        """Of every tensor, the root of its entries' summed squared errors over that of their squares."""
+        del precision
+        lengths = [(float(self._means[name].norm()), float(noise.norm())) for name, noise in self._stderrs().items()]
+        return [noise / size if size > 0 else math.inf if noise > 0 else 0.0 for size, noise in lengths]
 
-    def needed(self, precision: float) -> float:
-        """Draws that the precision takes, by what is known."""
-        return self.draws * (self.error() / precision) ** 2
+    def exact(self, needed: float) -> Diagonals | None:
+        """All columns, where they are no more than those of the draws that are needed."""
+        return self._exactly() if self._exactly is not None and needed >= self._exact_draws else None
 
-    def result(self, names: Collection[str], way: str, precision: float) -> Diagonals:
+    def result(self, ended: str) -> Diagonals:
         """The means, with what is missing from the precision in the words."""
-        error, words = self.error(), way.format(draws=self.draws)
-        if error > precision:
-            words += f"; asked for {precision:.2g} relative, reached {error:.2g}"
-        stderrs = self.stderrs()
-        kept = {name: self.means[name] for name in names}
-        return Diagonals(kept, {name: stderrs[name] for name in names}, dict.fromkeys(names, words))
-
-
-def _settled(spread: DrawSpread, precision: float, most: int) -> bool:
-    if spread.draws < FIRST_LOOK:
-        return False
-    at_a_look = spread.draws & (spread.draws - 1) == 0  # powers of two: looking each time would stop by luck
-    return spread.draws >= most or (at_a_look and spread.error() <= precision)
+        words = self._way.format(self.taken)
+        if ended:
+            words += f"; asked for {self._precision:.2g} relative, reached {max(self.errors(0)):.2g}"
+        return Diagonals(self._means, self._stderrs(), dict.fromkeys(self._means, words))
 
 
 def _one_pass(ctx: Context, names: Collection[str], draw: int | None, fisher: bool = False) -> Params:
@@ -260,28 +275,28 @@ def _one_by_one(ctx: Context, point: Params, inputs: Inputs, values: Tensor) -> 
 
 def _by_products(ctx: Context, names: Sequence[str], precision: float) -> Diagonals:
     """Diagonal of the Hessian from products with unit vectors, or with random signs ζ: the mean of ζ∘Hζ."""
-    operator = Hessian(ctx, names, sample_groups(ctx))
+    operator, limits = Hessian(ctx, names, sample_groups(ctx)), ctx.effort.limits
     size = operator.size
-    if size <= FEW_DIRECTIONS or (precision <= 0 and size <= MOST_DIRECTIONS):
+    if size <= limits.few_entries or (precision <= 0 and size <= limits.most_directions):
         return _multiplied_out(operator, names)
     if precision <= 0:
+        expected = f"at most {limits.most_directions:,} parameters"
         fix = "Ask for a precision above 0, or for the diagonal of gauss_newton"
-        raise NotApplicable(f"at most {MOST_DIRECTIONS:,} parameters", f"{size:,}", "exact diagonal by products", fix)
-    signs, spread = Signs(ctx.seed, PROBES), DrawSpread()
-    while not _settled(spread, precision, MOST_DRAWS):
-        if spread.draws >= 2 and (out_of_time(ctx) or spread.draws >= MOST_DRAWS):
-            break
-        spread.add(operator.unflatten(_probe(operator, signs, spread.draws)))
+        raise NotApplicable(expected, f"{size:,}", "exact diagonal by products", fix)
+    signs = Signs(ctx.seed, PROBES)
+
+    def by_draw(number: int) -> Params:
+        return operator.unflatten(_probe(operator, signs, number))
+
+    diagonals = sample_until(TensorDraws(ctx, by_draw, "products with {} random vectors", precision), precision)
     operator.release()
-    return spread.result(names, "products with {draws} random vectors", precision)
+    return diagonals
 
 
 def _multiplied_out(operator: Hessian, names: Sequence[str]) -> Diagonals:
-    found = []
-    for unit in torch.split(torch.eye(operator.size, dtype=torch.float64, device=operator.device), 32, dim=1):
-        found.append((unit * (operator @ unit)).sum(0))
+    diagonal = torch.cat(list(operator.diagonal(32)))
     operator.release()
-    values = {name: value.cpu() for name, value in operator.unflatten(torch.cat(found)).items()}
+    values = {name: value.cpu() for name, value in operator.unflatten(diagonal).items()}
     return _exact(names, values, f"exact: one product for each of {operator.size:,} parameters")
 
 
