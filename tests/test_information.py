@@ -15,6 +15,7 @@ from torch import nn
 
 import flatscope as fs
 from flatscope.errors import InputError
+from flatscope.limits import STANDARD
 from flatscope.measures import information
 
 
@@ -31,7 +32,7 @@ def of_low_rank() -> Tiny:
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No network is small enough to be written out."""
-    monkeypatch.setattr(information, "WRITTEN_OUT", 0)
+    monkeypatch.setitem(vars(STANDARD), "inverted_matrix", 0)
 
 
 def test_a_linear_model_has_as_many_dimensions_as_its_data_decide() -> None:

@@ -103,6 +103,13 @@ class Limits:
 
     # Matrices of so many rows are written out: all their eigenvalues cost less than a search.
     dense_matrix: int = 256
+    # As many at most where an inverse is wanted, which draws tell with far more noise than one eigenvalue.
+    inverted_matrix: int = 1024
+    # Units of a network with branches, each of whose rescalings takes a product of its own (`psi_trace`).
+    few_units: int = 64
+    # Gradients of so many outputs by the input are taken one by one; of more so many random mixtures for each sample.
+    few_outputs: int = 128
+    output_draws: int = 64
     # A loss of one's own with more outputs is not written out: its Hessian takes outputs² numbers for each sample.
     dense_outputs: int = 64
 

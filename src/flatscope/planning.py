@@ -9,18 +9,17 @@ from dataclasses import dataclass
 import torch
 
 from flatscope.context import Context, Effort, time_text
+from flatscope.limits import STANDARD
 from flatscope.registry import Declaration
 
 # In units of a forward pass over the training data.
-WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": 4.0}
-COLUMN = 2.2  # a backward pass of one column of the sweep, with what is read from it
+WEIGHTS = {"forward": 1.0, "backward": 1.0, "curvature": STANDARD.product_passes}
+COLUMN = STANDARD.column_passes
 # What others have paid for already: the sweep's columns, and the gradient.
 SHARED = {"sweep", "gradient"}
 # Measures that declare neither `passes` nor `typical` take what their kind of cost usually takes.
 BY_COST = {"light": {"forward": 1.0}, "sweep": {"sweep": 1.0}, "long": {"forward": 500.0}}
 TIMED_SAMPLES = 256
-# Columns that a sweep takes by random draws, where it does not take all: 8 to 128 were seen.
-DRAWN_COLUMNS = 64
 LEAST_SHARE = 0.1  # of its usual time without which an estimate or a search is not begun
 
 
@@ -103,8 +102,8 @@ def make_schedule(
     """
     budget = ctx.effort.deadline is not None
     columns, n = max(1, ctx.problem.n_outputs - 1), ctx.problem.n_train
-    if sampled := ctx.effort.precision > 0 and columns > DRAWN_COLUMNS:
-        columns = DRAWN_COLUMNS
+    if sampled := ctx.effort.precision > 0 and columns > ctx.effort.limits.usual_draws:
+        columns = ctx.effort.limits.usual_draws
     ordered = sorted(chosen, key=lambda entry: units(entry, columns, n=n)) if budget else chosen
     seconds = ctx.cached(seconds_of_a_pass) if budget or timed else None
     return Schedule(tuple(ordered), columns, n, sampled, seconds, tuple(left_out))

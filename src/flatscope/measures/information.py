@@ -29,7 +29,6 @@ from flatscope.perturbation import loss_and_gradient
 from flatscope.registry import FUNCTION_SYMMETRIES, Value, measure
 from flatscope.stopping import Draws, draw_until_precise
 
-WRITTEN_OUT = 1024  # parameters
 BELOW = 1e-3  # the node of Radau's rule, in units of −α: what rounding makes of zero eigenvalues lies above it
 OUTSIDE = 1e-8  # share of the gradients' squares that may lie where the matrix is zero
 
@@ -63,7 +62,7 @@ def effective_dimension(ctx: Context, *, alpha: float = 1e-3, steps: int = 100, 
     if not alpha > 0:
         raise InputError("alpha above 0", repr(alpha))
     operator = GaussNewton(ctx)
-    if operator.size <= WRITTEN_OUT:
+    if operator.size <= ctx.effort.limits.inverted_matrix:
         values = ctx.cached(eigensystem, matrix="gauss_newton")[0]
         if float(values[0]) < -max(_rounding(values), BELOW * alpha):
             raise NotApplicable("a loss that is convex in the outputs", f"an eigenvalue of {float(values[0]):.3g}")
@@ -115,12 +114,12 @@ def takeuchi_trace(
     if way == "ratio":
         return _ratio(ctx, matrix, centred)
     p = count(ctx.trainable.values())
-    if p <= WRITTEN_OUT:
+    if p <= ctx.effort.limits.inverted_matrix:
         values, noise = ctx.cached(eigensystem, matrix=matrix), ctx.cached(noise_along, matrix=matrix, centred=centred)
         return Value(_inverse_trace(values[0], noise, damping), exact=True)
     if not damping or matrix == "hessian":
         fix = 'Give damping above 0 (a hundredth of the largest eigenvalue, say), or way="ratio"'
-        expected = f"at most {WRITTEN_OUT:,} parameters without damping, or with the Hessian"
+        expected = f"at most {ctx.effort.limits.inverted_matrix:,} parameters without damping, or with the Hessian"
         raise NotApplicable(expected, f"{p:,}", fix=fix)
     operator, generator = GaussNewton(ctx), ctx.generator("takeuchi_trace")
 

@@ -49,7 +49,7 @@ from flatscope.symmetries.basis_paths import PathCoordinates
 from flatscope.symmetries.path_certificate import ActivationCertificate
 
 LAWS = ("ball", "sphere", "gaussian")
-COLUMNS, FEW_UNITS = 4, 64
+COLUMNS = 4  # products at a time on a GPU
 DRAWS = 2  # random columns of a pass
 POLE = "guaranteed finite only below the smallest |P(u)S(u)|, where a weight becomes infinite"
 
@@ -98,7 +98,7 @@ def _trace(ctx: Context, rule: str, wanted: float, most_products: int) -> Value:
         return Value(known, error, exact=not draws, reason=_remark(paths, "hessian_trace", *parts))
     known += float((edges.bending(ctx.gradient()) * edges.gains.square()).sum())
     groups = edges.groups() if paths.graph.chain else list(torch.arange(n_edges)[:, None])
-    one_by_one = wanted == 0 or len(groups) <= (most_products if paths.graph.chain else FEW_UNITS)
+    one_by_one = wanted == 0 or len(groups) <= (most_products if paths.graph.chain else ctx.effort.limits.few_units)
     beyond = BeyondGaussNewton(ctx, edges.names, 1 if one_by_one else sample_groups(ctx))
     matrix = edges.matrix(beyond)
     if one_by_one:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatscope.context import Context, sample_margins
 from flatscope.curvature.random_signs import Signs
 from flatscope.errors import NotApplicable, refuse_unless_whole
+from flatscope.limits import STANDARD
 from flatscope.network.layers import Call, recorded
 from flatscope.network.stretch_rules import matrix_norm
 from flatscope.noise import wilson
@@ -23,7 +24,6 @@ from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
 
 GAMMAS = (0, 0.05, 0.1, 0.2, 0.5, 1)
 NOISE_NUMBERS = 2**24  # held at once
-MOST_OUTPUTS, DRAWS = 128, 64  # backward passes: of all outputs up to so many, else of so many random mixtures
 PAST = "the input reaches the output past the first layer as well"
 IDENTITY = 1e-3  # agreement, in single precision, of the input gradient with what the first layer's gives
 
@@ -194,8 +194,9 @@ def _noise(ctx: Context, x: Tensor, draws: int, first: int) -> Tensor:
     cost="sweep",
     typical={"forward": 1, "column": 0.5},
     conventions="Jacobian of all outputs, Frobenius norm, training samples in the order of the data; of more than "
-    f"{MOST_OUTPUTS} outputs from {DRAWS} random vectors for each sample, exact with precision=0; high: bound by the "
-    "gradient of a dense first layer, which holds for every such network, whatever its activation patterns",
+    f"{STANDARD.few_outputs} outputs from {STANDARD.output_draws} random vectors for each sample, exact with "
+    "precision=0; high: bound by the gradient of a dense first layer, which holds for every such network, whatever its "
+    "activation patterns",
 )
 def input_sensitivity(ctx: Context) -> Value:
     """How steeply the outputs depend on each input, and its bound by how steeply they depend on the first layer.
@@ -205,7 +206,8 @@ def input_sensitivity(ctx: Context) -> Value:
     """
     norms, errors, bounds, refusal = list[Tensor](), list[Tensor](), list[Tensor](), ""
     size: float | None = None
-    sampled = ctx.effort.precision > 0 and ctx.problem.n_outputs > MOST_OUTPUTS
+    limits = ctx.effort.limits
+    draws, sampled = limits.output_draws, ctx.effort.precision > 0 and ctx.problem.n_outputs > limits.few_outputs
     signs, seen = Signs(ctx.seed, "outputs of input_sensitivity"), ctx.problem.ranks.share(ctx.problem.n_train)[0]
     for inputs, targets in ctx.share():
         x = _numbers(inputs).detach().requires_grad_()
@@ -218,10 +220,10 @@ def input_sensitivity(ctx: Context) -> Value:
         squares = torch.zeros(len(reached), len(targets), dtype=torch.float64)
         if sampled:
             numbers = torch.arange(seen, seen + len(targets), device=outputs.device)
-            drawn = signs.draw(numbers, range(DRAWS), outputs.shape[1], outputs.dtype)
+            drawn = signs.draw(numbers, range(draws), outputs.shape[1], outputs.dtype)
             lengths = torch.stack([_squares_along(outputs, x, z) for z in drawn])  # (draws, n)
             norms.append(lengths.mean(0).sqrt())
-            errors.append(lengths.std(0) / (2 * DRAWS**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
+            errors.append(lengths.std(0) / (2 * draws**0.5 * norms[-1].clamp_min(torch.finfo(torch.float64).tiny)))
             seen += len(targets)
             continue
         for output in outputs.unbind(1):
@@ -235,11 +237,11 @@ def input_sensitivity(ctx: Context) -> Value:
             bounds.append(size * squares[1].sqrt())  # ‖s xᵀ‖_F / ‖x‖ = ‖s‖
     n, ranks = ctx.problem.n_train, ctx.problem.ranks
     ctx.count("forward", n)
-    ctx.count("backward", (DRAWS if sampled else ctx.problem.n_outputs) * n)
+    ctx.count("backward", (draws if sampled else ctx.problem.n_outputs) * n)
     value = ranks.joined(torch.cat(norms))
     if sampled:
         error = ranks.joined(torch.cat(errors))
-        return Value(value, error, exact=False, reason=f"sampled, {DRAWS} draws of {ctx.problem.n_outputs} outputs")
+        return Value(value, error, exact=False, reason=f"sampled, {draws} draws of {ctx.problem.n_outputs} outputs")
     if ranks.anywhere(bool(refusal)):
         return Value(value, reason=f"no bound: {refusal or PAST}")
     return Value(value, high=ranks.joined(torch.cat(bounds)))
