@@ -27,8 +27,16 @@ from typing import Any, NamedTuple
 import torch
 
 import flatscope as fs
-from benchmarks import gpu_peers
-from benchmarks.gpu_models import Case, gpt2_case, lenet_case, resnet18_case, resnet50_case, vit_case
+from benchmarks import gpu_decisions, gpu_peers
+from benchmarks.gpu_models import (
+    Case,
+    gpt2_case,
+    lenet_case,
+    resnet18_case,
+    resnet50_case,
+    timm_resnet50_case,
+    vit_case,
+)
 from benchmarks.timing import machine
 
 TABLE = ["layer_trace", "kappa_trace", "rho", "relative_flatness", "hessian_trace"]
@@ -239,6 +247,15 @@ def landscape(settings: Settings) -> Iterator[Stage]:
         yield tried("a loop of forwards", lambda: looped_plane(case.model, case.x, case.y) and {}, stage["seconds"])
 
 
+def sensitivity(settings: Settings) -> Iterator[Stage]:
+    """Four bits for each layer of ResNet-50, beside products layer by layer."""
+    case = _case(timm_resnet50_case, 1024)(settings)
+    one = one_pass(case, 64)
+    name = type(case.model).__module__
+    yield {"stage": "one pass", "model": name, "parameters": case.parameters, "samples": len(case.x), **_named(one)}
+    yield from gpu_decisions.sensitivity_stages(case, timed, 64, settings.limit / 4)
+
+
 def agreement(settings: Settings) -> Iterator[Stage]:
     """The device's numbers against float64 on the CPU, with TF32 switched on by the user, which must not be used."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -314,6 +331,7 @@ ROWS: dict[str, Row] = {
         memory="30GiB",
     ),
     "resnet50-exact": _measuring(_case(resnet50_case, 64), TABLE, "finishes", precision=0, peers=()),
+    "resnet50-sensitivity": sensitivity,
     "vit-gauss-newton": _measuring(
         _case(vit_case, 256), TABLE, "≤ 60 s, 2 %; ≥ 10× the peers", precision=0.02, curvature="gauss_newton"
     ),

@@ -92,6 +92,21 @@ def resnet50_case(n: int, device: str, tiny: bool) -> Case:
     return _images(Logits(model), min(n, 8) if tiny else n, 32 if tiny else 224, 20 if tiny else 1000, device)
 
 
+def timm_resnet50_case(n: int, device: str, tiny: bool) -> Case:
+    """ResNet-50 as timm builds it, or torchvision where timm is not there: the same network under other names."""
+    classes, size = (20, 32) if tiny else (1000, 224)
+    try:
+        import timm
+
+        shape = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16), "stem_width": 8} if tiny else {}
+        model = timm.create_model("resnet50", num_classes=classes, zero_init_last=False, **shape)
+    except ImportError:
+        from torchvision.models.resnet import Bottleneck, ResNet
+
+        model = ResNet(Bottleneck, [1, 1, 1, 1] if tiny else [3, 4, 6, 3], num_classes=classes)
+    return _images(model, min(n, 16) if tiny else n, size, classes, device)
+
+
 def resnet18_case(n: int, device: str, tiny: bool, classes: int = 10, width: int = 64, stem: str = "cifar") -> Case:
     """ResNet-18 on images of 32 px."""
     model = resnet18(min(classes, 20) if tiny else classes, 4 if tiny else width, stem)

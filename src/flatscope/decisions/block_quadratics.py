@@ -17,12 +17,11 @@ from torch import Tensor
 from flatscope.context import Context
 from flatscope.curvature.memory import in_batches
 from flatscope.curvature.operators import batch_size
-from flatscope.curvature.per_sample_gradients import Flow, matrices
 from flatscope.curvature.route import find_not_covered
 from flatscope.curvature.second_derivative import refuse_wrong_second_derivative
 from flatscope.curvature.sweep import backpropagated, gradient_flows, sweep_plan, sweep_shape
-from flatscope.decisions.rises import Steps
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
+from flatscope.decisions.slopes import Steps, along_steps, by_weight
 from flatscope.params import Params
 from flatscope.samples import Batch, cut
 from flatscope.stopping import TIME_IS_UP, Sampler, out_of_time, sample_until
@@ -114,9 +113,7 @@ class QuadraticDraws(Sampler[Predicted]):
 
 def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable, Uncertain], float]:
     """Predicted rises from all columns or from draws, and the largest relative error that the draws leave."""
-    of_weight: dict[str, list[Hashable]] = {}
-    for key, step in steps.items():
-        of_weight.setdefault(next(iter(step)), []).append(key)
+    of_weight = by_weight(steps)
     others = dict.fromkeys(ctx.params.keys() - of_weight.keys(), "")
     shape = ctx.cached(sweep_shape)
     columns = shape.columns if draws is None else draws * shape.per_draw
@@ -126,13 +123,13 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable
         n = len(batch[1])
         parts = {key: torch.zeros(3, n, dtype=torch.float64, device=numbers.device) for key in steps}
         for flow in gradient_flows(ctx, batch, others):
-            for key, along in _along(ctx, flow, of_weight, steps):
+            for key, along in along_steps(ctx, flow, of_weight, steps):
                 parts[key][0] += along[:, 0]
         drawn = None if draws is None else range(draws)
         block = width if draws is None else max(width // shape.per_draw, 1) * shape.per_draw
         for flows in backpropagated(ctx, batch, numbers, others, block, drawn):
             for flow in flows:
-                for key, along in _along(ctx, flow, of_weight, steps):
+                for key, along in along_steps(ctx, flow, of_weight, steps):
                     squares = along.square() if flow.signs is None else along.square() * flow.signs
                     if draws is not None:
                         squares = squares.reshape(n, -1, shape.per_draw).sum(2)
@@ -162,24 +159,6 @@ def _swept(ctx: Context, steps: Steps, draws: int | None) -> tuple[dict[Hashable
             error = math.sqrt(noise[key].value / n)
             errors.append(error / abs(mean.value) if mean.value else 0.0)
     return rises, max(errors)
-
-
-def _along(
-    ctx: Context, flow: Flow, of_weight: dict[str, list[Hashable]], steps: Steps
-) -> Iterator[tuple[Hashable, Tensor]]:
-    """⟨G, Δ⟩ of every sample and column, (n, k) in float64, for each change of a flow's weight."""
-    if flow.weight not in of_weight or flow.kind == "batchnorm":
-        return
-    weight = ctx.params[flow.weight]
-    u, s = matrices(flow, weight)  # (n, g, features, t), (n, k, g, rows, t)
-    groups, features = u.shape[1:3]
-    for key in of_weight[flow.weight]:
-        delta = steps[key][flow.weight].to(u)
-        if flow.kind == "transposed":  # the weight is stored (in, out · taps)
-            moved = delta.reshape(groups, features, -1).mT @ u
-        else:
-            moved = delta.reshape(groups, -1, features) @ u
-        yield key, torch.einsum("nkgrt,ngrt->nk", s, moved).double()
 
 
 def _by_products(ctx: Context, steps: Steps) -> dict[Hashable, Uncertain]:

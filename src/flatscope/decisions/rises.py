@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as untyped_forward_ad
 
 from flatscope.context import Context, sample_margins
 from flatscope.decisions.sample_means import SampleMeans, Uncertain
+from flatscope.decisions.slopes import Steps, slopes_along, slopes_here
 from flatscope.params import Params
 from flatscope.samples import Batch, Inputs
 
-forward_ad: Any = untyped_forward_ad
-Steps = Mapping[Any, Params]  # by a name of the step: Δ of every parameter that moves
 Rises = Mapping[Any, Uncertain]  # "rise", "error" and "trapezoid" of every step
 
 
@@ -32,21 +30,24 @@ def measured_rises(
         ctx: the point w.
         steps: the changes.
         part: "train" or "test" samples.
-        trapezoid: whether it is asked for; it costs two derivatives along each step.
+        trapezoid: whether it is asked for; it costs a derivative along each step, and one gradient for all of them.
         buffers: by the name of a step those that take other values with it; slopes are without them.
     """
     sums = SampleMeans()
     for batch in ctx.share(part):
         _add_batch(ctx, sums, batch, steps, trapezoid, buffers or {})
-    n, derivatives = ctx.problem.part(part).n, 2 * len(steps) if trapezoid else 0
+    n = ctx.problem.part(part).n
     ctx.count("forward", n * (1 + len(steps)))
-    ctx.count("tangent", n * derivatives)
+    if trapezoid:
+        ctx.count("tangent", n * len(steps))
+        ctx.count("backward", n)
     return sums.estimates(ctx.problem.ranks)
 
 
 def _add_batch(ctx: Context, sums: SampleMeans, batch: Batch, steps: Steps, trapezoid: bool, buffers: Steps) -> None:
     inputs, targets = batch
     before, wrong_before = _losses(ctx, inputs, targets, ctx.params)
+    here = slopes_here(ctx, batch, steps) if trapezoid else {}
     for key, step in steps.items():
         moved = {**ctx.params, **moved_by(ctx.params, step)}
         after, wrong_after = _losses(ctx, inputs, targets, moved, buffers.get(key))
@@ -54,8 +55,7 @@ def _add_batch(ctx: Context, sums: SampleMeans, batch: Batch, steps: Steps, trap
         if wrong_before is not None and wrong_after is not None:
             sums.add((key, "error"), wrong_after - wrong_before)
         if trapezoid:
-            ends = [slopes_along(ctx, batch, params, step) for params in (ctx.params, moved)]
-            sums.add((key, "trapezoid"), 0.5 * (ends[0] + ends[1]))
+            sums.add((key, "trapezoid"), 0.5 * (here[key] + slopes_along(ctx, batch, moved, step)))
 
 
 def moved_by(params: Params, step: Params) -> Params:
@@ -73,40 +73,3 @@ def _losses(
         if not ctx.problem.classification:
             return losses, None
         return losses, (~(sample_margins(outputs, targets) > 0)).double()  # NaN is no margin
-
-
-def slopes_along(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    """g_i·Δ of every sample: in forward mode, or by two backward passes where an operation has none."""
-    try:
-        return _by_tangents(ctx, batch, params, step)
-    except (NotImplementedError, RuntimeError) as problem:
-        if "forward" not in str(problem) and "jvp" not in str(problem):
-            raise
-    return _by_two_backward_passes(ctx, batch, params, step)
-
-
-def _by_tangents(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    inputs, targets = batch
-    with torch.no_grad(), forward_ad.dual_level():
-        dual: dict[str, Any] = {
-            name: forward_ad.make_dual(params[name].detach(), delta.to(params[name])) for name, delta in step.items()
-        }
-        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **dual}), targets)
-        tangent = forward_ad.unpack_dual(losses).tangent
-    return torch.zeros_like(losses, dtype=torch.float64) if tangent is None else tangent.double()
-
-
-def _by_two_backward_passes(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
-    inputs, targets = batch
-    with torch.enable_grad():
-        leaves = {name: params[name].detach().requires_grad_() for name in step}
-        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **leaves}), targets)
-        shares = torch.ones_like(losses, requires_grad=True)
-        gradients = torch.autograd.grad(
-            losses, list(leaves.values()), shares, create_graph=True, materialize_grads=True
-        )
-        total = sum((g * d.to(g)).sum() for g, d in zip(gradients, step.values(), strict=True))
-        if not isinstance(total, Tensor) or not total.requires_grad:
-            return torch.zeros_like(losses, dtype=torch.float64)
-        (slopes,) = torch.autograd.grad(total, shares, materialize_grads=True)
-    return slopes.double()

@@ -1,0 +1,134 @@
+"""Slopes of the loss along changes of weights, sample by sample: at these weights, and where a change ends."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad as untyped_forward_ad
+
+from flatscope.context import Context
+from flatscope.curvature.coverage import find_unseen
+from flatscope.curvature.memory import fitted
+from flatscope.curvature.per_sample_gradients import Flow, matrices
+from flatscope.curvature.sweep import gradient_flows, sweep_plan
+from flatscope.errors import NotApplicable
+from flatscope.params import Params
+from flatscope.samples import Batch, cut
+
+forward_ad: Any = untyped_forward_ad
+Steps = Mapping[Any, Params]  # by a name of the step: Δ of every parameter that moves
+
+
+def along_steps(
+    ctx: Context, flow: Flow, of_weight: Mapping[str, list[Hashable]], steps: Steps
+) -> Iterator[tuple[Hashable, Tensor]]:
+    """⟨G, Δ⟩ of every sample and column, (n, k) in float64, for each change of a flow's weight.
+
+    Args:
+        ctx: the network.
+        flow: what columns send through a layer.
+        of_weight: names of the changes of each weight.
+        steps: the changes, of one weight each.
+    """
+    if flow.weight not in of_weight or flow.kind == "batchnorm":
+        return
+    weight = ctx.params[flow.weight]
+    u, s = matrices(flow, weight)  # (n, g, features, t), (n, k, g, rows, t)
+    groups, features = u.shape[1:3]
+    for key in of_weight[flow.weight]:
+        delta = steps[key][flow.weight].to(u)
+        if flow.kind == "transposed":  # the weight is stored (in, out · taps)
+            moved = delta.reshape(groups, features, -1).mT @ u
+        else:
+            moved = delta.reshape(groups, -1, features) @ u
+        yield key, torch.einsum("nkgrt,ngrt->nk", s, moved).double()
+
+
+def by_weight(steps: Steps) -> dict[str, list[Hashable]]:
+    """Names of the changes of each weight; these move one weight each."""
+    found: dict[str, list[Hashable]] = {}
+    for key, step in steps.items():
+        found.setdefault(next(iter(step)), []).append(key)
+    return found
+
+
+def slopes_here(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
+    """g_i·Δ of every sample at the context's weights, by step.
+
+    One backward pass serves all steps that move one weight of a layer each; others take a derivative along them.
+    """
+    unseen = ctx.cached(find_unseen)
+    trainable = set(ctx.problem.trainable) - set(unseen)
+    seen = {key: step for key, step in steps.items() if len(step) == 1 and trainable >= step.keys()}
+    try:
+        found = _by_one_gradient(ctx, batch, seen) if seen else {}
+    except NotApplicable:  # values of the samples decide how a layer is used
+        found = {}
+    return {key: found[key] if key in found else slopes_along(ctx, batch, ctx.params, steps[key]) for key in steps}
+
+
+def _by_one_gradient(ctx: Context, batch: Batch, steps: Steps) -> dict[Any, Tensor]:
+    """Slopes from the gradients of single samples, which the layers' inputs and outputs give."""
+    (inputs, targets), of_weight = batch, by_weight(steps)
+    others, size = dict.fromkeys(ctx.params.keys() - of_weight.keys(), ""), sweep_plan(ctx, 1).samples
+
+    def slopes(start: int, stop: int) -> dict[Any, Tensor]:
+        some = cut(inputs, start, stop), targets[start:stop]
+        found = {key: torch.zeros(stop - start, dtype=torch.float64, device=targets.device) for key in steps}
+        for flow in gradient_flows(ctx, some, others):
+            for key, along in along_steps(ctx, flow, of_weight, steps):
+                found[key] += along[:, 0]
+        return found
+
+    parts, start = [], 0
+    while start < len(targets):
+        stop = min(start + size, len(targets))
+        part = fitted(lambda: slopes(start, stop))  # noqa: B023  called at once
+        if part is None and size == 1:
+            raise torch.OutOfMemoryError("the memory does not suffice for the gradient of one sample")
+        if part is None:
+            size = max(1, size // 2)
+            continue
+        parts.append(part)
+        start = stop
+    return {key: torch.cat([part[key] for part in parts]) for key in steps}
+
+
+def slopes_along(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
+    """g_i·Δ of every sample: in forward mode, or by two backward passes where an operation has none."""
+    try:
+        return _by_tangents(ctx, batch, params, step)
+    except (NotImplementedError, RuntimeError) as problem:
+        if "forward" not in str(problem) and "jvp" not in str(problem):
+            raise
+    return _by_two_backward_passes(ctx, batch, params, step)
+
+
+def _by_tangents(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
+    inputs, targets = batch
+    with torch.no_grad(), forward_ad.dual_level():
+        dual: dict[str, Any] = {
+            name: forward_ad.make_dual(params[name].detach(), delta.to(params[name])) for name, delta in step.items()
+        }
+        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **dual}), targets)
+        tangent = forward_ad.unpack_dual(losses).tangent
+    return torch.zeros_like(losses, dtype=torch.float64) if tangent is None else tangent.double()
+
+
+def _by_two_backward_passes(ctx: Context, batch: Batch, params: Params, step: Params) -> Tensor:
+    inputs, targets = batch
+    with torch.enable_grad():
+        leaves = {name: params[name].detach().requires_grad_() for name in step}
+        losses = ctx.problem.loss(ctx.forward(inputs, {**params, **leaves}), targets)
+        shares = torch.ones_like(losses, requires_grad=True)
+        gradients = torch.autograd.grad(
+            losses, list(leaves.values()), shares, create_graph=True, materialize_grads=True
+        )
+        total = sum((g * d.to(g)).sum() for g, d in zip(gradients, step.values(), strict=True))
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            return torch.zeros_like(losses, dtype=torch.float64)
+        (slopes,) = torch.autograd.grad(total, shares, materialize_grads=True)
+    return slopes.double()
