@@ -116,7 +116,7 @@ def _transposed_by_alpha(tiny: Tiny) -> None:
     torch.testing.assert_close(found, hessian.diagonal(), rtol=1e-9, atol=1e-12)
     alone = _by_products_alone(problem)
     by_hessian = LayerDirections(alone, "relative_flatness", find_not_covered(alone))
-    found = by_hessian.read(torch.cat(list(by_hessian.entries(16)))[:, None])
+    found = by_hessian.read(torch.cat(list(by_hessian.diagonal(16)))[:, None])
     for layer, value in fs.measure(problem, "relative_flatness").layer("relative_flatness").items():
         assert value == pytest.approx(float(found[f"{layer}.weight", "relative_flatness"]), rel=1e-9)
 
